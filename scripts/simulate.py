@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 # Violations of a seed that are printed.
 MOST_SHOWN = 5
-SIZES = ("--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes", "--hosts", "--tiers")
+SIZES = (
+    "--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes", "--hosts", "--tiers",
+    "--prefill-ranks", "--decode-ranks",
+)  # fmt: skip
 
 
 def arguments() -> argparse.Namespace:
@@ -48,6 +51,10 @@ def arguments() -> argparse.Namespace:
     return given
 
 
+def name_of(flag: str) -> str:
+    return flag[2:].replace("-", "_")
+
+
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
@@ -65,7 +72,7 @@ def with_past(given: argparse.Namespace, seeds: range) -> int:
     sys.path.insert(0, str(ROOT / "tests/world"))
     import past_faults
 
-    sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, flag[2:])) is not None]
+    sizes = [f"{flag}={size}" for flag in SIZES if (size := getattr(given, name_of(flag))) is not None]
     more = [*sizes, f"--jobs={given.jobs}", *([f"--kinds={given.kinds}"] if given.kinds else [])]
     with tempfile.TemporaryDirectory(prefix="pontil-past-") as folder:
         try:
@@ -94,7 +101,7 @@ def main() -> int:
 
         # Has every module do what it does once: no seed pays for it.
         run_seed(0, SitePlan(1, 1, 0, 1, requests=4, faults=0, changes=0), model)
-        names = [flag[2:] for flag in SIZES]
+        names = [name_of(flag) for flag in SIZES]
         sizes: dict[str, Any] = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
         if given.kinds:
             sizes["kinds"] = tuple(given.kinds.split(","))

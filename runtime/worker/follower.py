@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 from types import FrameType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -20,11 +20,13 @@ from pontil.runtime.config import WorkerConfig
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.plan_tables import PlanReader
+from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.engine.tile_runner import TileRunner
 from pontil.runtime.errors import RankLost, TransferError
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.keys import Keys
@@ -39,7 +41,7 @@ from pontil.runtime.wire.messages import (
 )
 from pontil.runtime.wire.sockets import PeerClient, Poller, open_context
 from pontil.runtime.worker.connectors import open_connector
-from pontil.runtime.worker.loading import load, memory_errors
+from pontil.runtime.worker.loading import ModelPart, load, memory_errors
 from pontil.runtime.worker.prefault import Prefault
 from pontil.runtime.worker.step_reporter import StepReporter
 
@@ -51,6 +53,15 @@ LOOK = 1.0
 START_WITHIN = 1800.0
 
 M = TypeVar("M", RankWelcome, RankPool)
+
+
+class FollowedTiles(Protocol):
+    """Computes the driver's tiles in a follower's part of the KV memory."""
+
+    storage: KVStorage
+
+    def follow(self, plan: TilePlan) -> None:
+        """Compute a tile together with the other ranks."""
 
 
 class Follower:
@@ -81,7 +92,7 @@ class Follower:
     def run(self) -> None:
         """Load, say so, and follow plans until the driver or the supervisor ends it."""
         with memory_errors(self.config.device):
-            loaded = load(self.config, self.report, self.join)
+            loaded = self.load_part()
             layout = loaded.layout
             self.socket.send(
                 RankLoaded(
@@ -96,7 +107,7 @@ class Follower:
             )
             told = self.wait_for(RankPool)
             storage = loaded.open_storage(told.num_blocks, told.first_epoch)
-        tiles = TileRunner(loaded.model, storage)
+        tiles = self.open_tiles(loaded, storage)
         records = None if loaded.kept is None else loaded.kept.follower_records(storage)
         transfers = self.transfers = self.open_transfers(storage, records)
         prefault = Prefault(storage, BlockPool(storage.num_blocks))
@@ -105,6 +116,15 @@ class Follower:
         self.report.ready(device=self.config.device, rank=self.config.rank)
         while not self.stopping:
             self.turn(tiles, transfers, prefault)
+
+    def load_part(self) -> ModelPart:
+        return load(self.config, self.report, self.join)
+
+    def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
+        return TileRunner(loaded.model, storage)
+
+    def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
+        return open_connector(self.config, storage, self.poller.wake, guard, self.failures)
 
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         self.socket.send(RankHello(self.incarnation, "", self.config.rank, self.config.ranks, os.getpid()))
@@ -126,12 +146,12 @@ class Follower:
     def open_transfers(self, storage: KVStorage, records: FollowerRecords | None) -> FollowerTransfers:
         keys = None if self.config.keys is None else Keys.of(self.config.keys)
         guard = None if keys is None else TransferSecurity(keys.transfer)
-        own = open_connector(self.config, storage, self.poller.wake, guard, self.failures)
+        own = self.open_connector(storage, guard)
         grants = None if guard is None else guard.grants
         publisher = publisher_for(storage, self.poller.wake, self.failures)
         return FollowerTransfers(storage, RankedConnector(own, storage), grants, publisher, records)
 
-    def turn(self, tiles: TileRunner, transfers: FollowerTransfers, prefault: Prefault) -> None:
+    def turn(self, tiles: FollowedTiles, transfers: FollowerTransfers, prefault: Prefault) -> None:
         """Follow the plans that have arrived, and report what has ended."""
         self.poller.wait(0.0 if prefault.is_due else LOOK)
         plans = [one for one in self.socket.receive_all() if isinstance(one, RankPlan) and one.sender == self.driver]
@@ -143,7 +163,7 @@ class Follower:
         elif prefault.is_due:
             prefault.advance()
 
-    def follow(self, plan: RankPlan, tiles: TileRunner, transfers: FollowerTransfers) -> None:
+    def follow(self, plan: RankPlan, tiles: FollowedTiles, transfers: FollowerTransfers) -> None:
         """Carry out one plan. Plans come in order, each once: the socket's queue keeps them so, or breaks."""
         if plan.number != self.done + 1:
             raise TransferError(f"plan {plan.number} came after plan {self.done}: this worker's ranks have parted")

@@ -15,6 +15,7 @@ from clients import ClientTry, ClientWish
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
 from operators import all_work_in_their_roles_again, every_change_ends
+from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.proxy.siblings import UNBORN
@@ -266,6 +267,8 @@ CHECKS: tuple[Check, ...] = (
     the_audit_is_equal,
     nobody_waits_past_a_deadline,
     nothing_is_left_two_seconds_after_the_last_fault,
+    every_plan_is_carried_out_and_answered,
+    every_rank_holds_what_the_prefix_cache_names,
     the_service_is_whole_again,
     proxies_know_the_room,
     peers_that_live_are_not_lost,

@@ -27,6 +27,8 @@ PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6
 SLOW_SHARES, SLOW_SECONDS = (0.02, 0.1, 0.4), 0.3
 # Seconds until a copier sees that its pull is no longer wanted, at least and at most: it finishes its piece.
 NOTICES_WITHIN = 1e-3, 20e-3
+# No pull has this epoch.
+UNKNOWN_EPOCH = -1
 
 
 class SeenMemory(PeerMemory):
@@ -79,7 +81,7 @@ class EventConnector(ShmConnector):
         # Pulls take so many times as long.
         self.slowness = 1.0
         # By pull: the transfer for which it was started with the lives of the blocks that it writes, and what ends it.
-        self.wanted: dict[int, tuple[ReceiveTransfer, list[int]]] = {}
+        self.wanted: dict[int, tuple[ReceiveTransfer | None, list[int]]] = {}
         self.ends: dict[int, Callable[[], None]] = {}
 
     def register(self) -> dict[str, Any]:
@@ -90,15 +92,20 @@ class EventConnector(ShmConnector):
         self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
     ) -> int:
         ticket = super().pull(peer, pairs, slot, shown, heads)
-        assert self.ghosts.pulling is not None
         identity = self.storage.identity.hex()
-        self.wanted[ticket] = self.ghosts.pulling, self.ghosts.lives_of(identity, [ours for _, ours in pairs])
+        self.wanted[ticket] = self.transfer, self.ghosts.lives_of(identity, [ours for _, ours in pairs])
         return ticket
+
+    @property
+    def transfer(self) -> ReceiveTransfer | None:
+        """The transfer of a pull that is being started, where that is known."""
+        assert self.ghosts.pulling is not None
+        return self.ghosts.pulling
 
     def carry_out(self, job: CopyJob[PeerPool]) -> None:
         """Start a pull: it reads the bytes at some moment before its end."""
         world, (transfer, lives) = self.process.world, self.wanted.pop(job.ticket)
-        epoch = transfer.epoch
+        epoch = UNKNOWN_EPOCH if transfer is None else transfer.epoch
         begins = max(world.now(), self.free_at, self.stuck_until)
         seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
         if self.chance.random() < self.slow_share:
@@ -133,15 +140,16 @@ class EventConnector(ShmConnector):
         self.process.job(reads, read)
         self.process.job(self.free_at, end)
 
-    def result_of(self, job: CopyJob[PeerPool], transfer: ReceiveTransfer, state: dict[str, Any]) -> PullResult:
+    def result_of(self, job: CopyJob[PeerPool], transfer: ReceiveTransfer | None, state: dict[str, Any]) -> PullResult:
         """Return the end of a pull: the epoch is read now, after the data."""
         if "result" not in state or self.must_end(job):
             return cancelled(job.ticket, self.process.world.now())
         shown = epoch_after_data(job.peer.epochs, job.slot)
         blocks = [theirs for theirs, _ in job.pairs]
-        self.ghosts.check_read(identity_of(job.peer), job.slot, transfer.epoch, shown, blocks, state["lives"])
-        if shown != transfer.epoch:
-            self.ghosts.moved.add(transfer)
+        if transfer is not None:
+            self.ghosts.check_read(identity_of(job.peer), job.slot, transfer.epoch, shown, blocks, state["lives"])
+            if shown != transfer.epoch:
+                self.ghosts.moved.add(transfer)
         done: PullResult = replace(state["result"], epoch=shown)
         return done
 

@@ -36,13 +36,19 @@ TIER_BLOCK = 0.1e-3
 STEP, PROMPT_ROW, DECODE_ROW = 4e-3, 60e-6, 0.3e-3
 
 
+def step_seconds(prompt_rows: int, decode_rows: int) -> float:
+    return STEP + prompt_rows * PROMPT_ROW + decode_rows * DECODE_ROW
+
+
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """The model that every worker of a world shares with its predecessors: read once, before the first seed."""
+    """The model that every worker of a world shares with its predecessors: read once, before the first seed. Its KV has
+    so many heads."""
 
     config: ModelConfig
     tokenizer: Tokenizer
     grammars: GrammarCompiler
+    kv_heads: int = 1
 
 
 class HashWorker(Worker):
@@ -67,17 +73,7 @@ class EngineProcess(WorldProcess):
         """Make the worker, as `runtime/worker/process.py` does, and take the first turn."""
         self.report = report
         with self.inside():
-            machine = resources(config, model, blocks, report, self.cost)
-            worker = self.worker = HashWorker(
-                config, machine, report, CommandPipe(commands, logging.getLogger("pontil.worker"))
-            )
-            pool = machine.pool
-            assert isinstance(pool, GhostPool)
-            self.ghosts.add(machine.storage, pool, self)
-            self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
-            self.ghosts.watch_receiver(worker.decode.kv_receiver)
-            # The memory that the machine has left is none of the seed.
-            worker.idle_work.prefault.possible = False
+            worker = self.make(config, resources(config, model, blocks, report, self.cost), report, commands)
             if worker.commands is not None:
                 worker.commands.obey(worker.now)
             worker.tick(worker.now)
@@ -87,7 +83,26 @@ class EngineProcess(WorldProcess):
         """Return the seconds of a step. Raises MemoryError."""
         if prompt_rows + decode_rows > self.most_rows:
             raise MemoryError
-        return self.slowness * (STEP + prompt_rows * PROMPT_ROW + decode_rows * DECODE_ROW)
+        return self.slowness * step_seconds(prompt_rows, decode_rows)
+
+    def make(self, config: WorkerConfig, machine: WorkerResources, report: Reporter, commands: int) -> Worker:
+        worker = self.worker = HashWorker(
+            config, machine, report, CommandPipe(commands, logging.getLogger("pontil.worker"))
+        )
+        pool = machine.pool
+        assert isinstance(pool, GhostPool)
+        self.ghosts.add(machine.storage, pool, self)
+        self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
+        self.ghosts.watch_receiver(worker.decode.kv_receiver)
+        # The memory that the machine has left is none of the seed.
+        worker.idle_work.prefault.possible = False
+        return worker
+
+    @property
+    def copier(self) -> EventConnector | None:
+        """The thread that carries out its pulls, once it has one."""
+        made = None if self.worker is None else self.worker.transport
+        return made if isinstance(made, EventConnector) else None
 
     def hear(self) -> None:
         """Take a turn if the supervisor has sent a command."""
@@ -139,7 +154,7 @@ def resources(
     config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, cost: StepCost
 ) -> WorkerResources:  # fmt: skip
     """Put a worker's engine together, as `runtime/worker/assembly.py` does around a model that it loaded."""
-    layout = layout_of(config.block_size)
+    layout = layout_of(config.block_size, model.kv_heads)
     storage = KVStorage(layout, blocks, torch.device("cpu"))
     pool = GhostPool(blocks, storage.epochs.numpy())
     engine = equip(config, HashRunner(storage, model.config.vocab_size, cost), storage, pool)

@@ -10,8 +10,10 @@ from typing import Any
 
 from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
 from engine_process import EngineProcess
+from network import WireLink
 from operators import LOOK, Operators
 from processes import WorldProcess
+from rank_process import DriverProcess, FollowerProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
@@ -113,7 +115,8 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return [HOST]
     if kind == "tear":
         return plan.proxy_names
-    return plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop", "oom") else [])
+    names = plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop", "oom") else [])
+    return names + (plan.follower_names if kind in ("kill", "stop", "stick") else [])
 
 
 class FaultMaker:
@@ -191,13 +194,13 @@ class FaultMaker:
 
     def cut(self, fault: SeedFault, process: WorldProcess) -> None:
         """Break one connection of a process, with or without what is on its way."""
-        if links := self.world.network.links_of(process):
+        if links := breakable_links(process):
             links[int(fault.draw * len(links))].cut(survives=fault.draw * 1000 % 1 < 0.3)
 
     def silence(self, fault: SeedFault, process: WorldProcess) -> None:
         """Let nothing through one direction of a connection. Beyond the link's timeout both ends take it for cut, and
         can connect again when it is mended."""
-        links = self.world.network.links_of(process)
+        links = breakable_links(process)
         if not links:
             return
         link, way = links[int(fault.draw * len(links))], int(fault.draw * 1000 % 1 < 0.5)
@@ -213,10 +216,10 @@ class FaultMaker:
         self.world.after(fault.seconds, mend)
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
-        """Have the pulls of a worker hang, whatever it asks of them."""
-        worker = getattr(process, "worker", None)
-        if worker is not None:
-            worker.transport.stuck_until = self.world.now() + fault.seconds
+        """Have the pulls of a process hang, whatever it asks of them."""
+        copier = process.copier if isinstance(process, (EngineProcess, FollowerProcess)) else None
+        if copier is not None:
+            copier.stuck_until = self.world.now() + fault.seconds
 
     def lose_host(self, fault: SeedFault) -> None:
         """Have the second host die; after a while another machine has its address, and starts the same."""
@@ -267,6 +270,12 @@ class FaultMaker:
 
     def take_memory(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have a worker find no memory for large steps."""
-        if isinstance(process, EngineProcess):
+        if isinstance(process, EngineProcess) and not isinstance(process, DriverProcess):
             process.most_rows = FEW_ROWS
             self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))
+
+
+def breakable_links(process: WorldProcess) -> list[WireLink]:
+    """Return the links of a process that can break: those of a worker's ranks are sockets of one host."""
+    links = process.world.network.links_of(process)
+    return [link for link in links if not any(isinstance(end.process, FollowerProcess) for end in link.ends)]

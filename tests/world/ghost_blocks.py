@@ -43,6 +43,24 @@ class GhostPool(BlockPool):
         super().rest(block)
 
 
+class FollowerGuards:
+    """The numbers under which a driver announced the blocks that its followers have, too: before one of them writes a
+    block anew, its own cell of each of them must show another."""
+
+    def __init__(self) -> None:
+        self.by_block: dict[int, set[tuple[int, int]]] = {}
+
+    def announced(self, block: int, slot: int, epoch: int) -> None:
+        self.by_block.setdefault(block, set()).add((slot, epoch))
+
+    def check_begin(self, follower: object, storage: KVStorage, block: int) -> None:
+        for slot, epoch in self.by_block.get(block, ()):
+            if int(storage.epochs[slot]) == epoch:
+                HERE.world.violate(
+                    f"no_wrong_block_is_read: {follower} writes block {block} anew, and slot {slot} shows epoch {epoch}"
+                )
+
+
 class WatchedSender:
     """The callbacks of a KV sender, which also note the lives of the blocks that it announces."""
 
@@ -50,9 +68,12 @@ class WatchedSender:
         self.records, self.identity, self.pool, self.callbacks = records, identity, pool, callbacks
 
     def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        guards = self.records.guards.get(self.identity)
         for block in message.block_ids:
             key = self.identity, message.slot, message.epoch, block
             self.records.announced[key] = self.pool.announced(block, message.slot, message.epoch)
+            if guards is not None:
+                guards.announced(block, message.slot, message.epoch)
         self.callbacks.announce_blocks(message)
 
     def free_blocks(self, sent: SendTransfer) -> None:
@@ -70,12 +91,16 @@ class GhostRecords:
     def __init__(self, world: SeededWorld) -> None:
         self.world = world
         world.ghosts = self
-        self.pools: dict[str, tuple[KVStorage, GhostPool, Any]] = {}
+        self.pools: dict[str, tuple[KVStorage, GhostPool | None, Any]] = {}
         self.announced: dict[tuple[str, int, int, int], int] = {}
+        # By the identity of a driver's pool.
+        self.guards: dict[str, FollowerGuards] = {}
         self.pulling: ReceiveTransfer | None = None
         self.moved: set[ReceiveTransfer] = set()
 
-    def add(self, storage: KVStorage, pool: GhostPool, process: Any) -> None:
+    def add(self, storage: KVStorage, pool: GhostPool | None, process: Any) -> None:
+        """Note a pool. A follower has none of its own: its driver's blocks end their lives before its cells do. So what
+        is read of its memory has no life to compare, and `FollowerGuards` look when it is written anew."""
         self.pools[storage.identity.hex()] = storage, pool, process
 
     def watch_sender(self, storage: KVStorage, pool: GhostPool, sender: KVSender) -> None:
@@ -102,21 +127,21 @@ class GhostRecords:
 
     def check_written(self, identity: str, blocks: list[int], lives: list[int]) -> None:
         """Check that a pull writes to blocks that are in the life in which they were when it was started."""
-        _, pool, _ = self.pools[identity]
-        for block, life in zip(blocks, lives, strict=True):
-            if pool.lives[block] != life:
+        for block, before, now in zip(blocks, lives, self.lives_of(identity, blocks), strict=False):
+            if before != now:
                 self.world.violate(f"no_wrong_block_is_read: a pull writes to block {block}, which returned meanwhile")
 
     def lives_of(self, identity: str, blocks: list[int]) -> list[int]:
+        """Return the lives of blocks, of which those of followers have none."""
         _, pool, _ = self.pools[identity]
-        return [pool.lives[block] for block in blocks]
+        return [] if pool is None else [pool.lives[block] for block in blocks]
 
     def check_read(
         self, identity: str, slot: int, epoch: int, shown: int | None, blocks: list[int], lives: list[int]
     ) -> None:
         """Check a pull that has ended: it wanted blocks of this epoch, had them when they had these lives, and was
         shown an epoch afterwards. If that is the wanted one, nobody else may have owned the blocks."""
-        if shown != epoch:
+        if shown != epoch or self.pools[identity][1] is None:
             return
         for block, life in zip(blocks, lives, strict=True):
             announced = self.announced.get((identity, slot, epoch, block))

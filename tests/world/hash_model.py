@@ -2,9 +2,10 @@
 """The model's arithmetic: the next token is a hash of all tokens before it, the seed and the choice, so that every
 schedule and every topology has one right answer.
 
-Each KV cell holds the running hash of the tokens up to its own, in the two planes of a layout of one layer and one
-head. A step reads the cells of the whole prefix, as attention does: a block that does not hold what it should is
-noticed when it is read, and the token is another one then.
+Each KV cell holds the running hash of the tokens up to its own, in the two planes of a layout of one layer. A step
+reads the cells of the whole prefix, as attention does: a block that does not hold what it should is noticed when it is
+read, and the token is another one then. Of several heads each holds the hash in another form, so that none can stand
+for another.
 """
 
 from array import array
@@ -29,10 +30,22 @@ MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
+# The heads of a pool that holds the hashes as they are.
+ONE_HEAD = range(1)
 
 
-def layout_of(block_size: int) -> KVLayout:
-    return KVLayout(block_size, 1, 1, 1, "float32")
+def layout_of(block_size: int, heads: int = 1, rank: int = 0, ranks: int = 1) -> KVLayout:
+    return KVLayout(block_size, 1, heads, 1, "float32", rank=rank, ranks=ranks)
+
+
+def form_of(head: int) -> int:
+    """Return the bits in which a head's cells differ from those of head 0."""
+    return head * 0x2545F491 & LOW
+
+
+def cells_of(storage: KVStorage) -> NDArray[np.int32]:
+    """View a pool as cells [block, plane, slot] of its own planes."""
+    return storage.bytes.view(np.int32).reshape(storage.num_blocks, -1, storage.layout.block_size)
 
 
 @cache
@@ -62,7 +75,7 @@ def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: 
 
 class PrefixHashes:
     """The running hashes of one sequence: the last, and the `cells` of all positions, by block and in it by plane, as
-    they lie in the pool."""
+    they lie in a pool of head 0 alone."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -83,6 +96,14 @@ class PrefixHashes:
             cells[place], cells[place + size] = running & LOW, running >> HALF
         self.running, self.count = running, max(start, end)
 
+    def cells_of(self, heads: range, blocks: int) -> NDArray[np.int32]:
+        """Return the cells of the first blocks as they lie in a pool of some heads."""
+        cells = np.frombuffer(self.cells, np.int32, blocks * 2 * self.size)
+        if heads == ONE_HEAD:
+            return cells
+        forms = np.array([form_of(head) for head in heads], np.int32).reshape(-1, 1)
+        return (cells.reshape(blocks, 2, 1, self.size) ^ forms).ravel()
+
 
 class HashRunner:
     """A Runner (runtime/engine/runner.py) without a model. A step of so many prompt rows and others takes `cost`
@@ -92,8 +113,15 @@ class HashRunner:
 
     def __init__(self, storage: KVStorage, vocab: int, cost: StepCost) -> None:
         self.storage, self.vocab, self.cost = storage, vocab, cost
-        self.size = storage.layout.block_size
-        self.cells: NDArray[np.int32] = storage.bytes.view(np.int32).reshape(storage.num_blocks, 2 * self.size)
+        self.size, self.heads = storage.layout.block_size, storage.layout.kv_heads
+        self.cells = cells_of(storage).reshape(storage.num_blocks, -1)
+        # Of each plane of the pool: its first cell in a block, that of the plane of head 0 of which it is another form,
+        # and the form.
+        self.places = [
+            ((plane * len(self.heads) + place) * self.size, plane * self.size, form_of(head))
+            for plane in (0, 1)
+            for place, head in enumerate(self.heads)
+        ]
         self.hashes: dict[EngineSequence, PrefixHashes] = {}
         self.steps = self.rows = 0
 
@@ -109,35 +137,40 @@ class HashRunner:
         return sampled + dropped
 
     def compute(self, batch: Batch) -> list[Sampled]:
-        counts = [span.count for span in batch.spans]
-        decode_rows = counts.count(1)
-        prompt_rows = sum(counts) - decode_rows
-        seconds = self.cost(prompt_rows, decode_rows)
+        seconds = self.seconds_of(batch.spans)
         self.storage.copy(list(batch.copies))
-        for span in batch.spans:
+        return self.compute_spans(batch.spans, seconds)
+
+    def seconds_of(self, spans: Sequence[Span]) -> float:
+        """Return the seconds of a step of these spans. Raises MemoryError."""
+        counts = [span.count for span in spans]
+        return self.cost(sum(counts) - counts.count(1), counts.count(1))
+
+    def compute_spans(self, spans: Sequence[Span], seconds: float) -> list[Sampled]:
+        """Write the cells of these spans' positions within so many seconds, read their prefixes, and sample."""
+        for span in spans:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
                 hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
             hashes.extend(span)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
+        if HERE.world.current is not None:
+            HERE.world.spend(seconds)
         sampled = list[Sampled]()
-        for span in batch.spans:
-            hashes, end = self.hashes[span.sequence], span.start + span.count
-            right = self.is_as_it_should(span.sequence, hashes, end)
+        for span, is_right in zip(spans, self.read(spans), strict=True):
+            running = self.hashes[span.sequence].running
             hash_logits.record_prompt(span, self.vocab)
             if span.samples and hash_logits.asks_for_logits(span.sequence.params):
-                sampled += hash_logits.draw(span.sequence, hashes.running, self.vocab)
+                sampled += hash_logits.draw(span.sequence, running, self.vocab)
             elif span.samples:
                 seed = span.sequence.params.seed
                 assert seed is not None, "the proxy gives each request a seed"
-                running = hashes.running if right else mixed(hashes.running, 0x5EED)
+                running = running if is_right else mixed(running, 0x5EED)
                 for choice in span.sequence.choices:
                     token = token_after(running, seed, choice, self.vocab)
                     sampled.append(Sampled(span.sequence, choice, [token], 1, []))
         self.steps += 1
-        self.rows += prompt_rows + decode_rows
-        if HERE.world.current is not None:
-            HERE.world.spend(seconds)
+        self.rows += sum(span.count for span in spans)
         if self.steps % 64 == 0:
             self.forget()
         return sampled
@@ -148,18 +181,25 @@ class HashRunner:
         for index in range(start // size, -(-end // size)):
             first, after, base = max(start - index * size, 0), min(end - index * size, size), 2 * index * size
             cells = self.cells[blocks[index]]
-            for plane in (0, size):
-                cells[plane + first : plane + after] = hashes.cells[base + plane + first : base + plane + after]
+            for place, plane, form in self.places:
+                part = hashes.cells[base + plane + first : base + plane + after]
+                cells[place + first : place + after] = [cell ^ form for cell in part] if form else part
+
+    def read(self, spans: Sequence[Span]) -> list[bool]:
+        """Read the prefixes of spans. Return of each whether it holds what it should."""
+        return [
+            self.is_as_it_should(span.sequence, self.hashes[span.sequence], span.start + span.count) for span in spans
+        ]
 
     def is_as_it_should(self, sequence: EngineSequence, hashes: PrefixHashes, end: int) -> bool:
         """Read the whole prefix of a sequence. Return whether it holds what it should."""
         blocks, unread = sequence.blocks[: -(-end // self.size)], end % self.size
         read = self.cells.take(blocks, axis=0)
-        right = np.frombuffer(hashes.cells, np.int32, read.size)
+        right = hashes.cells_of(self.heads, len(blocks))
         if unread:
             # The cells behind the end are not read.
-            last = read[-1].reshape(2, self.size)
-            last[:, unread:] = right[-2 * self.size :].reshape(2, self.size)[:, unread:]
+            last = read[-1].reshape(-1, self.size)
+            last[:, unread:] = right[-last.size :].reshape(last.shape)[:, unread:]
         if read.tobytes() == right.tobytes():
             return True
         wrong = [index for index, differs in enumerate((read != right.reshape(read.shape)).any(axis=1)) if differs]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
+from fibres import FibreProcess
 from processes import WorldProcess
 from virtual_time import HERE, SeededWorld
 
@@ -161,6 +162,7 @@ class WireNetwork:
         return self.links
 
     def links_of(self, process: WorldProcess) -> list[WireLink]:
+        """Return all links of a process that are open."""
         return [link for link in self.open_links() if process in (link.ends[0].process, link.ends[1].process)]
 
     def vanish(self, process: WorldProcess) -> None:
@@ -184,7 +186,7 @@ class WireNetwork:
 
 
 class WirePoller:
-    """Stands for zmq.Poller. It never waits: a process takes its next turn when something has come."""
+    """Stands for zmq.Poller. Only a fibre waits in it: other processes take their next turn when something has come."""
 
     def __init__(self) -> None:
         self.sockets: list[WireSocket] = []
@@ -204,6 +206,12 @@ class WirePoller:
         return self.wakeups if source in HERE.world.wakeups else self.pipes
 
     def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
+        if isinstance(process := HERE.world.current, FibreProcess):
+            process.poll(self.ready, timeout)
+        return self.ready()
+
+    def ready(self) -> list[tuple[Any, int]]:
+        """Return what has come."""
         counts = HERE.world.wakeups
         ready: list[tuple[Any, int]] = [(one, READABLE) for one in self.sockets if one.inbox]
         ready += [(one, READABLE) for one in self.wakeups if counts[one]]

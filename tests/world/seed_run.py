@@ -64,7 +64,7 @@ class SeedRun:
         most_faults: int | None,
     ) -> None:  # fmt: skip
         world = self.world = SeededWorld(seed, trace)
-        plan, shape = shaped(plan, world.random("shape"))
+        plan, shape = shaped(plan.of_seed(seed), world.random("shape"))
         plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)
         world.network.jitter = shape.jitter

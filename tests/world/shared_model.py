@@ -10,6 +10,7 @@ import bounded_answers
 import copying
 import engine_process
 import install
+import rank_meetings
 import served_proxy
 import thread_events
 import torch
@@ -27,6 +28,7 @@ def read(folder: Path) -> TinyModel:
     torch.set_num_threads(1)
     thread_events.use_events_for_threads()
     copying.map_peers_of_the_world()
+    rank_meetings.meet_in_the_world()
     install.show_failures()
     bounded_answers.answer_in_this_process()
     served_proxy.adapt_protocol_once()

@@ -9,11 +9,15 @@ from typing import Any
 
 from disks import KV
 
-from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
+from pontil.launcher.host.devices import Placement
 
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
+# Of so many seeds these have workers of several ranks: those of each prefill and each decode worker.
+RANKED_SEEDS = 24
+RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
 # A resume window that is so short is waited for.
 SHORT_WINDOW = 5.0
 # Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
@@ -42,6 +46,9 @@ class SitePlan:
     far: str = ""
     # Tiers of workers: 0 for none, 1 for memory, 2 for memory and a disk. Less: some seeds have them.
     tiers: int = -1
+    # Processes of each worker; None: most seeds have one, some have several, and then one host and no tiers.
+    prefill_ranks: int | None = None
+    decode_ranks: int | None = None
     # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
     resume_window: float = 60.0
     worker_start: tuple[float, float] = (1.0, 3.0)
@@ -54,6 +61,8 @@ class SitePlan:
         """Return the plan of one seed, with what is left open drawn."""
         hosts, far = 1 + (chance.random() < SECOND_HOST), chance.choice(("prefill", "decode"))
         tiers = chance.choice((1, 2, 2)) if chance.random() < TIERS else 0
+        if self.kv_heads > 1:
+            return replace(self, hosts=1, tiers=0)
         split = self.prefill > 0 and self.decode > 0
         made = replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
         made = replace(made, tiers=tiers if self.tiers < 0 else self.tiers)
@@ -61,6 +70,24 @@ class SitePlan:
 
     def host_of(self, name: str) -> int:
         return int(self.hosts > 1 and name.startswith(self.far))
+
+    def of_seed(self, seed: int) -> "SitePlan":
+        """Return the plan of a seed, in which no count of processes is left open."""
+        drawn = RANKS.get(seed % RANKED_SEEDS, (1, 1))
+        asked = self.prefill_ranks, self.decode_ranks
+        prefill, decode = (of or by for of, by in zip(asked, drawn, strict=True))
+        return replace(self, prefill_ranks=prefill, decode_ranks=decode)
+
+    def ranks_of(self, worker: str) -> int:
+        return (self.prefill_ranks if worker.startswith("prefill") else self.decode_ranks) or 1
+
+    @property
+    def kv_heads(self) -> int:
+        return max(map(self.ranks_of, self.worker_names))
+
+    @property
+    def follower_names(self) -> list[str]:
+        return [rank_name(name, rank) for name in self.worker_names for rank in range(1, self.ranks_of(name))]
 
     @property
     def proxy_names(self) -> list[str]:
@@ -89,12 +116,16 @@ class SitePlan:
         if self.tiers > 1:
             tiers |= {"kv_tier_disk": str(folder / KV), "kv_tier_disk_size": TIER_DISK}
         workers = [
-            ChildPlan(name, name.split(":")[0], "cpu", (0,), {
-                "name": name, "role": name.split(":")[0], "device": "cpu", "cores": [0], "model": "tiny",
-                "served_model_name": "tiny", "control": controls[0], "more_controls": controls[1:],
-                "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
-                "max_num_batched_tokens": self.batched_tokens, "version": VERSION, **tiers,
-            })
+            plan_ranks(
+                name, name.split(":")[0], [Placement("cpu", (0,))] * self.ranks_of(name),
+                {
+                    "model": "tiny", "served_model_name": "tiny", "control": controls[0],
+                    "more_controls": controls[1:], "peer_endpoint": f"ipc:///world/{name}",
+                    "max_num_seqs": self.seats, "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
+                    **tiers,
+                },
+                rank_endpoint("/world", name),
+            )
             for name in self.worker_names
         ]  # fmt: skip
         return [*proxies, *workers]

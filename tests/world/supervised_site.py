@@ -6,12 +6,14 @@ import json
 import os
 import selectors
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
 from processes import WorldProcess
+from rank_process import DriverProcess, FollowerProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import SeededWorld
@@ -118,8 +120,12 @@ class HostLaunch:
             made = proxy = ProxyProcess(self.world, name)
             self.pipes[proxy] = LinePipe(self.kept(made, given["--commands-fd"]))
             begin = self.begin_proxy(proxy, told["config"])
+        elif told["config"]["rank"]:
+            made = follower = FollowerProcess(self.world, name, self.site.ghosts)
+            begin = self.begin_follower(follower, told["config"])
         else:
-            made = worker = EngineProcess(self.world, name, self.site.ghosts)
+            kind = DriverProcess if told["config"]["ranks"] > 1 else EngineProcess
+            made = worker = kind(self.world, name, self.site.ghosts)
             begin = self.begin_worker(worker, told["config"], self.kept(made, given["--commands-fd"]))
         reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
@@ -139,6 +145,9 @@ class HostLaunch:
             worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands
         )
 
+    def begin_follower(self, process: FollowerProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
+        return lambda reporter: process.begin(worker_config(config), self.site.model, self.site.plan.blocks, reporter)
+
     def kept(self, process: WorldProcess, descriptor: int) -> int:
         """Return a process's own descriptor of a file that it inherits."""
         made = os.dup(descriptor)
@@ -150,7 +159,8 @@ class SupervisedSite:
     """The launches of all hosts."""
 
     def __init__(self, world: SeededWorld, plan: SitePlan, model: TinyModel, folder: Path) -> None:
-        self.world, self.plan, self.model, self.folder = world, plan, model, folder
+        self.world, self.plan, self.folder = world, plan, folder
+        self.model = replace(model, kv_heads=plan.kv_heads)
         self.ghosts = GhostRecords(world)
         # The kernel's count of processes that it killed for want of memory, and of how many the supervisor said so.
         self.oom_said = 0
@@ -204,7 +214,7 @@ class SupervisedSite:
     @property
     def processes(self) -> list[WorldProcess]:
         """The processes that have not been reaped, in the order of the plan."""
-        running = [child.running.process for child in self.children if child.running is not None]
+        running = [one.process for child in self.children for one in child.processes]
         return [one for one in running if isinstance(one, WorldProcess)]
 
     @property

@@ -37,9 +37,26 @@ def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
     [("prefix-key-without-its-parent", 4), ("cancels-are-dropped", 5), ("epoch-stays-when-blocks-are-freed", 4)],
 )
 def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
-    code, said = simulated("--seeds", str(seed), "--changes", "0", "--past", name)
+    ranks = ("--prefill-ranks", "1", "--decode-ranks", "1")
+    code, said = simulated("--seeds", str(seed), *ranks, "--changes", "0", "--past", name)
     assert code == 1 and re.match(rf"seed {seed} step \d+: \w+: ", said[0]), said
     assert any(re.fullmatch(rf"  seed {seed}: \d of its 4 faults show it:", line) for line in said)
+
+
+def test_workers_of_several_ranks_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
+    ranks = ("--prefill-ranks", "2", "--decode-ranks", "2")
+    code, said = simulated("--seeds", "2-3", *ranks)
+    assert code == 0, "\n".join(said)
+    assert (found := LAST_LINE.fullmatch(said[-1])), said
+    code, again = simulated("--seeds", "2-3", *ranks, "--jobs", "1", hash_seed=7)
+    assert code == 0 and (same := LAST_LINE.fullmatch(again[-1])), again
+    assert found[1] == same[1]
+
+
+def test_a_past_fault_of_ranks_is_found() -> None:
+    ranks = ("--prefill-ranks", "1", "--decode-ranks", "2")
+    code, said = simulated("--seeds", "1", *ranks, "--past", "plans-without-news-are-not-answered")
+    assert code == 1 and "every_plan_is_carried_out_and_answered" in said[0], said
 
 
 @pytest.mark.parametrize("name", past_faults.names())

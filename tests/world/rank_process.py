@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a worker of several ranks: the real driver with its worker, and real followers. Each runs as
+`runtime/worker/process.py` has it, and waits where that does."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from copying import EventConnector
+from engine_process import EngineProcess, TinyModel, step_seconds
+from fibres import FibreProcess
+from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
+from hash_model import layout_of
+from hash_ranks import DividedRunner, HashTiles
+from processes import FAILED
+from rank_meetings import MeetingCommunicator
+from virtual_time import SeededWorld
+
+from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.launcher.host.device_list import JOIN
+from pontil.launcher.roles import EXIT_CODES
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config import WorkerConfig
+from pontil.runtime.disaggregation.receiver import ReceiveTransfer
+from pontil.runtime.errors import PontilError, RankLost
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.worker.assembly import WorkerResources, equip, warm_up
+from pontil.runtime.worker.follower import FollowedTiles, Follower
+from pontil.runtime.worker.loading import ModelPart
+from pontil.runtime.worker.ranks.driver import Driver
+
+CPU = torch.device("cpu")
+
+
+class RankProcess(FibreProcess):
+    """A rank from its start to its end."""
+
+    def live(self, report: Reporter, work: Callable[[], None]) -> None:
+        """Do the work of the process, and exit as `launcher/roles.py` does."""
+
+        def lived() -> None:
+            code = self.exit_code(report, work)
+            self.acts(self.world.now(), lambda: self.kill(code))
+
+        self.begin_fibre(lived)
+
+    def exit_code(self, report: Reporter, work: Callable[[], None]) -> int:
+        try:
+            try:
+                work()
+            except CollectiveError as error:
+                raise RankLost(f"{self.name} lost a rank: {error}") from error
+        except PontilError as error:
+            self.world.note("exit", self, error)
+            report.failed(str(error))
+            return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
+        return 0
+
+
+class DriverProcess(RankProcess, EngineProcess):
+    """The process of rank 0."""
+
+    def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
+        def work() -> None:
+            machine = divided_resources(config, model, blocks, report)
+            worker = self.make(config, machine, report, commands)
+            self.ghosts.guards[machine.storage.identity.hex()] = guards_of(machine.driver.communicator)
+            try:
+                worker.run()
+            finally:
+                worker.close()
+
+        self.live(report, work)
+
+    def signal(self, number: signal.Signals) -> None:
+        if number != signal.SIGTERM or self.worker is None:
+            self.kill(-number)
+        else:
+            self.worker.stop()
+
+
+def guards_of(communicator: object) -> FollowerGuards:
+    assert isinstance(communicator, MeetingCommunicator), "the ranks of the world meet in it"
+    return communicator.meetings.guards
+
+
+def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
+    """Put a driver's engine together, as `runtime/worker/assembly.py` does."""
+    driver = Driver(config, report)
+    communicator = driver.join(model.config, None, CPU)
+    layout = layout_of(config.block_size, model.kv_heads, 0, config.ranks)
+    blocks = driver.agree("hash", layout.fingerprint(), "hash", blocks)
+    storage = KVStorage(layout, blocks, CPU)
+    driver.wait_for_pools()
+    pool = GhostPool(blocks, storage.epochs.numpy())
+    runner = DividedRunner(storage, model.config.vocab_size, step_seconds, driver, communicator)
+    engine = equip(config, runner, storage, pool)
+    warm_up(engine)
+    return WorkerResources(
+        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, driver, "float32", "hash"
+    )
+
+
+class FollowerConnector(EventConnector):
+    """The connector of a follower."""
+
+    @property
+    def transfer(self) -> ReceiveTransfer | None:
+        """None: a follower does not know for which transfer its driver ordered a pull."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerMachine:
+    """A follower's process and what it computes with."""
+
+    process: "FollowerProcess"
+    ghosts: GhostRecords
+    model: TinyModel
+    blocks: int
+
+
+class HashFollower(Follower):
+    """The real follower; only its part of the model is another."""
+
+    def __init__(self, config: WorkerConfig, report: Reporter, machine: FollowerMachine) -> None:
+        super().__init__(config, report)
+        self.machine = machine
+
+    def load_part(self) -> ModelPart:
+        machine, config = self.machine, self.config
+        self.join(machine.model.config, None, CPU)
+        layout = layout_of(config.block_size, machine.model.kv_heads, config.rank, config.ranks)
+        held = cast(Any, SimpleNamespace(device=CPU))
+        return ModelPart(machine.model.config, "hash", held, layout, machine.blocks, "float32", "hash", None)
+
+    def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
+        assert self.communicator is not None
+        check = partial(guards_of(self.communicator).check_begin, self.machine.process, storage)
+        return HashTiles(storage, step_seconds, self.communicator, check)
+
+    def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
+        process = self.machine.process
+        self.machine.ghosts.add(storage, None, process)
+        made = process.copier = FollowerConnector(storage, self.poller.wake, self.failures)
+        return made
+
+
+class FollowerProcess(RankProcess):
+    """The process of another rank."""
+
+    def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
+        super().__init__(world, name)
+        self.ghosts = ghosts
+        self.follower: Follower | None = None
+        self.copier: EventConnector | None = None
+        self.rank = int(name.partition(JOIN)[2])
+
+    @property
+    def storage(self) -> KVStorage | None:
+        return None if self.copier is None else self.copier.storage
+
+    def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
+        def work() -> None:
+            follower = self.follower = HashFollower(config, report, FollowerMachine(self, self.ghosts, model, blocks))
+            try:
+                follower.run()
+            finally:
+                follower.close()
+
+        self.live(report, work)
+
+    def signal(self, number: signal.Signals) -> None:
+        if number != signal.SIGTERM or self.follower is None:
+            self.kill(-number)
+        else:
+            self.follower.stop()
