@@ -19,17 +19,23 @@ def books(tmp_path: Path) -> Iterator[Bookkeeper]:
     made.end()
 
 
+@pytest.fixture
+def posted(books: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> list[list[object]]:
+    """The groups of rows that are posted to the log, in place of it."""
+    groups = list[list[object]]()
+    assert books.log is not None
+    monkeypatch.setattr(books.log, "post", lambda rows: groups.append(list(rows)))
+    return groups
+
+
 def workers_of(groups: list[list[object]]) -> list[list[str]]:
     """Return the workers whose rows were posted, by group."""
     return [[row.worker for row in group if isinstance(row, WorkerRow)] for group in groups]
 
 
 def test_a_checkpoint_writes_the_workers_whose_counts_have_changed(
-    books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+    books: Bookkeeper, posted: list[list[object]]
 ) -> None:
-    posted = list[list[object]]()
-    assert books.log is not None
-    monkeypatch.setattr(books.log, "post", lambda rows: posted.append(list(rows)))
     for worker in ("w1", "w2"):
         books.ledger.registered(worker, f"decode:{worker}")
     books.checkpoint()
@@ -41,11 +47,9 @@ def test_a_checkpoint_writes_the_workers_whose_counts_have_changed(
 
 
 def test_all_are_written_anew_while_the_log_may_have_given_some_up(
-    books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+    books: Bookkeeper, posted: list[list[object]]
 ) -> None:
-    posted = list[list[object]]()
     assert books.log is not None
-    monkeypatch.setattr(books.log, "post", lambda rows: posted.append(list(rows)))
     books.ledger.registered("w1", "decode:0")
     books.checkpoint()
     books.log.failing = True

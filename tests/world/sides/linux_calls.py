@@ -159,6 +159,7 @@ class LinuxCalls:
         return len(moments)
 
     def pause(self) -> None:
+        """Rest between two looks of a caller that waits for a fact, and gives up after a bound."""
         time.sleep(1e-3)
 
     # Reports to a supervisor.

@@ -93,7 +93,7 @@ def serve(link: socket.socket) -> None:
             call, given, named = json.loads(line)
             try:
                 told = {"result": getattr(calls, call)(*given, **named)}
-            except Exception:
+            except Exception:  # whatever it is, the parent raises it where it made the call
                 told = {"error": traceback.format_exc()}
             lines.write(json.dumps(told).encode() + b"\n")
             lines.flush()
@@ -133,6 +133,7 @@ class RealSide(Side):
         return made
 
     def rest(self, seconds: float) -> None:
+        """Let real time go by, where the fact of a scenario is that nothing happens in it."""
         time.sleep(seconds)
 
     def now(self) -> float:
