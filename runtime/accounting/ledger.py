@@ -18,10 +18,10 @@ from pontil.runtime.accounting.book import Book, Folded, stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 
 # Reasons why a generated id was not delivered.
-AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED = "after_end", "beyond_budget", "broken", "repeated"
+AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, UNREAD = "after_end", "beyond_budget", "broken", "repeated", "unread"
 # These ids belong to no client's request, and are booked by worker only.
 LATE, SELF_TEST = "late", "self_test"
-DISCARDS = (AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, LATE, SELF_TEST)
+DISCARDS = (AFTER_END, BEYOND_BUDGET, BROKEN, REPEATED, UNREAD, LATE, SELF_TEST)
 # Closed requests that are remembered, so that late frames are booked right.
 REMEMBERED = 1024
 # Workers that are gone but keep a book of their own, so that their late frames are booked.
@@ -180,6 +180,12 @@ class LedgerEntry:
         self.delivered += delivered
         if generated > delivered:
             self.discarded[reason] = self.discarded.get(reason, 0) + generated - delivered
+
+    def take_back(self) -> None:
+        """Book as discarded what was accepted into a response that its reader is not given."""
+        if self.delivered:
+            self.discarded[UNREAD] = self.discarded.get(UNREAD, 0) + self.delivered
+            self.delivered = 0
 
     def take_over(
         self, attempt: int, worker: str, phase: str, booked: int, cached: int, computed: int | None, proxy: str

@@ -4,6 +4,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from pontil.runtime.accounting.counts import Usage
@@ -24,6 +25,8 @@ from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.tracing.open_tracer import open_tracer
+
+FAILED = "error"
 
 
 class InFlight:
@@ -105,7 +108,7 @@ class InFlight:
         self.end(request, Unavailable("the request was cancelled"), "cancelled")
 
     def fail(self, request: Request, error: PontilError) -> None:
-        self.end(request, error, "error")
+        self.end(request, error, FAILED)
 
     def end(self, request: Request, error: PontilError, label: str) -> None:
         """End a request with its answer incomplete, and cancel it at its workers. Does nothing for one that has
@@ -149,6 +152,10 @@ class InFlight:
         if not is_joined(request):
             self.admissions.of(request).leave(request)
         billed = request.billed
+        if label == FAILED and request.mailbox.is_whole:
+            # Its tokens are offered to nobody.
+            request.entry.take_back()
+            billed = replace(billed, completion_tokens=0, audio_tokens=0)
         if request.journal is not None:
             request.journal.close(billed, request.finish or label)
         self.books.close(request, billed, request.finish or label)

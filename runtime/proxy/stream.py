@@ -85,11 +85,11 @@ class Mailbox:
     Events that the reader has not taken are merged into one Delta per choice, so a slow reader holds at most one
     answer, and the writer never blocks. After `close` the rest is still delivered, then the end. Nothing is delivered
     while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise. It is
-    `untaken` while the reader takes nothing at all.
+    `untaken` while the reader takes nothing at all, and `is_whole` if the reader takes the whole answer or an error.
     """
 
     def __init__(self, held: bool = False) -> None:
-        self.held, self.untaken = held, False
+        self.held, self.untaken, self.is_whole = held, False, False
         self.deltas: dict[int, Delta] = {}
         self.ended: dict[int, Ended] = {}
         self.end: Finished | PontilError | None = None
@@ -216,6 +216,7 @@ class Stream:
         request that failed."""
         wakeup = Wakeup()
         for request in self.requests:
+            request.mailbox.is_whole = True
             request.mailbox.listener = partial(wake_at_end, request.mailbox, wakeup)
         while self.end is None:
             await wakeup.wait()

@@ -132,11 +132,7 @@ def a_row_is_there_before_its_reply_ends(run: "SeedRun", name: str) -> None:
 
 
 def who_was_refused_is_not_billed(run: "SeedRun") -> Iterator[str]:
-    """A try that got no answer, but a refusal, has no row with tokens: nobody was offered them. Not looked at where an
-    answer can fail in its middle for want of room or memory: seed 70 shows one that is billed then, a fault that is
-    open."""
-    if any(fault.kind in ("full", "no memory") for fault in run.faults):
-        return
+    """A try that got no answer, but a refusal, has no row with tokens: nobody was offered them."""
     with closing(sqlite3.connect(run.folder / "usage")) as database:
         billed = dict(database.execute("SELECT name, completion_tokens FROM requests WHERE completion_tokens > 0"))
     for _, one in tries(run):

@@ -75,6 +75,27 @@ def test_a_worker_that_goes_silent_is_an_error_not_a_hang(play: Callable[..., No
     play(scene, max_attempts=1)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_tokens_of_an_answer_that_fails_are_billed_where_the_reader_has_them(
+    play: Callable[..., None], whole: bool
+) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        worker, ledger = await live_proxy.worker("mixed:0", script=silent), live_proxy.proxy.ledger
+        stream = live_proxy.proxy.submit([5], PARAMS)
+        submit = await submitted(worker)
+        reading = asyncio.ensure_future(stream.all() if whole else collect(stream))
+        worker.say(worker.tokens(submit, 0, [10]))
+        await until(lambda: stream.request.begun)
+        await asyncio.to_thread(worker.fall_silent, live_proxy.proxy.registry)
+        with pytest.raises(Unavailable, match="mixed:0 went silent"):
+            await reading
+        sums = ledger.totals
+        assert (sums.prompt_tokens, sums.completion_tokens, sums.delivered) == ((0, 0, 0) if whole else (1, 1, 1))
+        assert (sums.generated, sums.discarded["unread"], ledger.imbalance) == (1, int(whole), 0)
+
+    play(scene, max_attempts=1)
+
+
 def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         await live_proxy.worker("mixed:0", script=silent)
