@@ -4,10 +4,11 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from copying import EventConnector
@@ -34,26 +35,41 @@ from pontil.runtime.worker.assembly import WorkerResources, equip, warm_up
 from pontil.runtime.worker.follower import FollowedTiles, Follower
 from pontil.runtime.worker.loading import ModelPart
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.worker import Worker
 
 CPU = torch.device("cpu")
 
 
-class RankProcess(FibreProcess):
-    """A rank from its start to its end."""
+class RankMember(Protocol):
+    """A driver's worker, or a follower."""
 
-    def live(self, report: Reporter, work: Callable[[], None]) -> None:
-        """Do the work of the process, and exit as `launcher/roles.py` does."""
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class RankProcess(FibreProcess):
+    """A rank from its start to its end. SIGTERM has its `member` stop, as in the product; one that loads dies."""
+
+    member: RankMember | None = None
+
+    def live(self, report: Reporter, make: Callable[[], RankMember]) -> None:
+        """Make the member and have it run, and exit as `launcher/roles.py` does."""
 
         def lived() -> None:
-            code = self.exit_code(report, work)
+            code = self.exit_code(report, make)
             self.acts(self.world.now(), lambda: self.kill(code))
 
         self.begin_fibre(lived)
 
-    def exit_code(self, report: Reporter, work: Callable[[], None]) -> int:
+    def exit_code(self, report: Reporter, make: Callable[[], RankMember]) -> int:
         try:
             try:
-                work()
+                self.member = make()
+                with closing(self.member):
+                    self.member.run()
             except CollectiveError as error:
                 raise RankLost(f"{self.name} lost a rank: {error}") from error
         except PontilError as error:
@@ -62,27 +78,24 @@ class RankProcess(FibreProcess):
             return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), FAILED)
         return 0
 
+    def signal(self, number: signal.Signals) -> None:
+        if number != signal.SIGTERM or self.member is None:
+            self.kill(-number)
+        else:
+            self.member.stop()
+
 
 class DriverProcess(RankProcess, EngineProcess):
     """The process of rank 0."""
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
-        def work() -> None:
+        def made() -> Worker:
             machine = divided_resources(config, model, blocks, report)
             worker = self.make(config, machine, report, commands)
             self.ghosts.guards[machine.storage.identity.hex()] = guards_of(machine.driver.communicator)
-            try:
-                worker.run()
-            finally:
-                worker.close()
+            return worker
 
-        self.live(report, work)
-
-    def signal(self, number: signal.Signals) -> None:
-        if number != signal.SIGTERM or self.worker is None:
-            self.kill(-number)
-        else:
-            self.worker.stop()
+        self.live(report, made)
 
 
 def guards_of(communicator: object) -> FollowerGuards:
@@ -167,17 +180,8 @@ class FollowerProcess(RankProcess):
         return None if self.copier is None else self.copier.storage
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
-        def work() -> None:
-            follower = self.follower = HashFollower(config, report, FollowerMachine(self, self.ghosts, model, blocks))
-            try:
-                follower.run()
-            finally:
-                follower.close()
+        def made() -> Follower:
+            self.follower = HashFollower(config, report, FollowerMachine(self, self.ghosts, model, blocks))
+            return self.follower
 
-        self.live(report, work)
-
-    def signal(self, number: signal.Signals) -> None:
-        if number != signal.SIGTERM or self.follower is None:
-            self.kill(-number)
-        else:
-            self.follower.stop()
+        self.live(report, made)
