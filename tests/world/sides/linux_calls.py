@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import zmq
+from side import BOUND
 
 from pontil.launcher.child.reporter import PipeReporter
 from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
@@ -120,8 +121,10 @@ class LinuxCalls:
         self.pool.set_epoch(SLOT, epoch)
 
     def compute(self, until: str) -> None:
-        """Compute until a file is there."""
+        """Compute until a file is there, which its maker must have made within the bound."""
+        end = time.monotonic() + BOUND
         while not Path(until).exists():
+            assert time.monotonic() < end, f"{until} was not made"
             self.pause()
 
     def map_peer(self, descriptor: dict[str, Any]) -> str:
@@ -159,7 +162,7 @@ class LinuxCalls:
         return len(moments)
 
     def pause(self) -> None:
-        """Rest between two looks of a caller that waits for a fact, and gives up after a bound."""
+        """Let a moment pass, which a clock tells from the next."""
         time.sleep(1e-3)
 
     # Reports to a supervisor.
