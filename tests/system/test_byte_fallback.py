@@ -6,10 +6,9 @@ Gemma 3 writes rare scripts as single bytes; its file has no chat template, so c
 several tokens too.
 """
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from effort import examples
 from sentencepiece_file import add_sentencepiece, pieces
-from served import Served, launched
+from served import Served, cores, launched
 from tiny_gguf import write_tiny_gguf
 
 from pontil.runtime.loaders.builtin import resolve_model
@@ -93,17 +92,6 @@ def said(pieces: list[dict[str, Any]], usage: dict[str, int]) -> Said:
     assert not any("\ufffd" in text for text in shown[:-1]), "an incomplete character is shown at the end only"
     ids = [token for piece in pieces for token in piece.get("token_ids") or []]
     return Said(ids, "".join(texts), pieces[-1]["finish_reason"], usage["completion_tokens"])
-
-
-@contextmanager
-def cores(count: int) -> Iterator[None]:
-    """Limit processes started inside to this many cores, if there are as many."""
-    ours = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(ours)[-count:])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, ours)
 
 
 @pytest.fixture(scope="module")

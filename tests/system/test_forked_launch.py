@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches that other tests fork are like those that exec makes, as far as the system can tell."""
 
+import os
 import re
 from pathlib import Path
 
 import psutil
 import pytest
-from forked_launch import ForkedLaunch
-from served import Served, launched, wait_for
+from forked_launch import ForkedLaunch, forked_launch
+from served import Served, cores, launched, wait_for
+
+from pontil.runtime.foundation.number_ranges import spell
 
 # Kinds of open files of which there are more or fewer as clients come and go; files with names are ports' and logs'.
 OF_CONNECTIONS = ("/", "socket:", "anon_inode:[eventfd]")
@@ -42,3 +45,14 @@ def test_processes_are_those_that_exec_makes(tmp_path: Path, model: str) -> None
             wait_for(lambda: len(served.tree()) == 4, 30, "the end of other processes")  # noqa: B023
             told.append({name: seen(one) for name, one in processes(served).items()})
     assert told[0] == told[1]
+
+
+def test_a_launch_has_the_cores_of_who_asks_for_it(tmp_path: Path) -> None:
+    """Whatever the warm process was started with: a test that limits its launch may be the first or a later one."""
+    ours = sorted(os.sched_getaffinity(0))
+    for count in sorted({1, len(ours)}):
+        output = tmp_path / str(count)
+        with cores(count), output.open("wb") as file:
+            arguments = ["launch", "--role", "mixed", "--dry-run", "--model", "synthetic"]
+            assert forked_launch(arguments, tmp_path, file).wait(60) == 0, output.read_text()
+        assert re.search(rf"mixed:0 +cpu +cores {spell(ours[-count:])}\n", output.read_text())

@@ -53,10 +53,12 @@ class ForkedLaunch:
 
 
 def forked_launch(words: list[str], folder: Path, output: "IO[bytes]") -> ForkedLaunch:
-    """Start `app.py` with these words in a folder."""
+    """Start `app.py` with these words in a folder, on the cores of this process, which are not those of the warm one if
+    either was limited meanwhile."""
+    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     directory = os.open(folder, os.O_DIRECTORY)
     try:
-        asked = ProcessStart([str(directory), *words], 1, [directory], output.fileno())
+        asked = ProcessStart([str(directory), cores, *words], 1, [directory], output.fileno())
         leader = warm_process().fork(asked)
     finally:
         os.close(directory)

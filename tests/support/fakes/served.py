@@ -3,6 +3,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -163,6 +164,17 @@ class Reply:
             if line.startswith(b"data: "):
                 yield line[6:].decode().rstrip("\n")
         self.connection.close()
+
+
+@contextmanager
+def cores(count: int) -> Iterator[None]:
+    """Limit processes started inside to this many cores, if there are as many."""
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(ours)[-count:])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
 
 
 @contextmanager

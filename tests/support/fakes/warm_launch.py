@@ -36,7 +36,8 @@ STANDARD = (0, 1, 2)
 
 
 def main() -> None:
-    """Fork a launch for each request, whose first word is the number of a descriptor of its working directory."""
+    """Fork a launch for each request, whose first words are the number of a descriptor of its working directory and the
+    cores that it may run on, as a list with commas."""
     parent, requests = (int(word.partition("=")[2]) for word in sys.argv[1:3])
     import_for_workers()
     gc.freeze()
@@ -44,9 +45,10 @@ def main() -> None:
     words = serve_forks(parent, requests)
     if words is None:
         return
-    folder, *rest = words
+    folder, cores, *rest = words
     os.fchdir(int(folder))
     os.close(int(folder))
+    os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     run(rest)
 
 
