@@ -78,6 +78,7 @@ def check_it_serves(served: Served, leftovers: Leftovers) -> None:
     if served.process.poll() is None:
         reply = served.request("POST", "/v1/completions", {"model": "tiny", "prompt": "on the", "max_tokens": 3})
         assert reply.status == 200 and reply.json()["usage"]["completion_tokens"] <= 3
+        assert served.metric("pontil_worker_malformed_frames_total") == 0
         leftovers.note()
         seen = {one.split()[0] for one in leftovers.left(served.port)}
         assert seen >= {"process", "Port", "socket", "memory"}

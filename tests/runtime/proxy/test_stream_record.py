@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of streams: claimed by one at a time, by anybody once the owner is gone, and whole whenever it went."""
 
+import asyncio
 import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy import stream_record
+from pontil.runtime.proxy.resumable import taken
 from pontil.runtime.proxy.siblings import Siblings
 from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords, json_line
 
@@ -319,6 +322,26 @@ def test_orphans_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     os.utime(made[1].lease.path, (-1e9, -1e9))
     made[2].lease.path.unlink()
     assert {record.name for record in records.unowned(set(), 60.0, orphans)} == {made[0].name, made[1].name}
+
+
+def test_the_event_loop_reads_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record is read whole when its stream goes on: megabytes, which other requests would wait for."""
+    owner, records = StreamRecords(tmp_path), StreamRecords(tmp_path)
+    made = owner.begin(HEAD)
+    made.append({"number": 0})
+    made.release()
+    readers = list[int]()
+    read_lines = stream_record.read_lines
+
+    def read(descriptor: int) -> tuple[list[dict[str, Any]], int]:
+        readers.append(threading.get_ident())
+        return read_lines(descriptor)
+
+    monkeypatch.setattr(stream_record, "read_lines", read)
+    claimed = asyncio.run(taken(records, made.name))
+    assert claimed is not None and claimed.last == {"number": 0}
+    claimed.release()
+    assert readers and threading.get_ident() not in readers
 
 
 def test_one_caller_does_not_fill_the_room_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

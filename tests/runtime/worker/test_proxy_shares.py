@@ -12,6 +12,8 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Submit
+from pontil.runtime.worker import load_gauge
+from pontil.runtime.worker.load_gauge import LoadGauge
 from pontil.runtime.worker.output_processor import OutputProcessor
 from pontil.runtime.worker.proxy_shares import LOOKS, GivenWork, ProxyShares
 from pontil.runtime.worker.request_table import RequestTable
@@ -71,6 +73,24 @@ def test_a_heartbeat_looks_at_few_and_each_has_its_turn() -> None:
     seen = [list(shares.next_few()) for _ in range(4)]
     assert [len(some) for some in seen] == [LOOKS] * 4
     assert [*seen[0], *seen[1], *seen[2]] == made and seen[3] == made[:LOOKS]
+
+
+def test_what_a_heartbeat_costs_does_not_grow_with_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent to each proxy; each look walks through the blocks of a prompt."""
+    links: Any = SimpleNamespace(of=lambda proxy: None, only=None, proxies=2)
+    table = RequestTable("w", links)
+    made = [table.add(request(number, "ab"[number % 2])) for number in range(20 * LOOKS)]
+    looked = list[WorkerRequest]()
+    monkeypatch.setattr(load_gauge, "uncomputed", lambda one, prefixes: looked.append(one) or 40)
+    running = [one.sequence for one in made[-3:]]
+    machine: Any = SimpleNamespace(scheduler=SimpleNamespace(running=running, prefix=None))
+    nothing: Any = None
+    gauge = LoadGauge(machine, nothing, nothing, nothing, nothing, nothing, (), nothing, links, table)
+    for beats in range(1, 21):
+        told = gauge.others(cast(Any, SimpleNamespace(proxy="a")))
+        assert told is not None and told["in_flight"] == 10 * LOOKS
+        assert len(looked) <= beats * (LOOKS + len(running))
+    assert {one.key for one in looked} == {one.key for one in made}, "each has its turn"
 
 
 def test_a_choice_that_has_ended_takes_no_seat_of_other_proxies() -> None:
