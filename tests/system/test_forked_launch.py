@@ -48,7 +48,7 @@ def test_processes_are_those_that_exec_makes(tmp_path: Path, model: str) -> None
 
 
 def test_a_launch_has_the_cores_of_who_asks_for_it(tmp_path: Path) -> None:
-    """Whatever the warm process was started with: a test that limits its launch may be the first or a later one."""
+    """A test that limits its launch may be the first or a later one: the warm process has other cores."""
     ours = sorted(os.sched_getaffinity(0))
     for count in sorted({1, len(ours)}):
         output = tmp_path / str(count)
