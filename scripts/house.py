@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a checkout's product code, read from its syntax: size, functions, fields, parameters, rooms, circles of
+imports, names. A report to compare two checkouts with: `python scripts/house.py`, `python scripts/house.py ../other`.
+
+Tests and scripts are not counted. Nothing here is a limit; those that are enforced are in tests/test_layout.py.
+"""
+
+import argparse
+import ast
+import io
+import re
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent.parent
+ROOMS = ("launcher", "runtime", "http", "gpu_ops")
+# Paths that few run: models of several stages, and the tools that measure and disturb a launch.
+NEXT_DOOR = re.compile(
+    r"runtime/(stages|graph|streams|nodes|models/qwen3_omni|worker/stages)/|launcher/(tools|bench|chaos|conformance)/"
+    r"|runtime/(proxy|worker)/(\w*stage\w*|node_\w+|conductor|sound_route|run|run_entry|run_stream|run_metrics"
+    r"|open_task|speech_loading)\.py|runtime/wire/graph_messages\.py|runtime/loaders/omni_\w+\.py"
+    r"|launcher/config/(stage_\w+|graph_choice)\.py|launcher/commands/(graph|stage_lines)\.py"
+)
+# Kernels take each stride as a parameter of its own.
+KERNELS = "gpu_ops/triton/"
+SHORT_FUNCTION, MANY_PARAMETERS, SMALL_MODULE = 20, 8, 60
+IRREGULAR = re.compile(
+    "told|made|wanted|said|kept|own|given|found|seen|known|taken|held|left|sent|shown|written|read|drawn|built|begun"
+    "|gone|done|lent|chosen|spoken|heard|met|put|cut|set|spent|bound"
+)
+PRONOUNS = frozenset({"one", "each", "other", "others", "rest", "more", "all", "both", "these", "those", "what", "who"})
+PARTICIPLE = re.compile(r"[a-z]{2,}ed")
+# Words that end like a participle and are none.
+NO_PARTICIPLES = frozenset({"seed", "speed", "need", "feed", "shed", "embed", "bed", "deed", "weed", "reed", "greed"})
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModule:
+    """One file of the product: its path in the checkout, text and syntax."""
+
+    path: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """The module's name below the package."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
+    def room(self) -> str:
+        return self.path.rpartition("/")[0] or "."
+
+    @property
+    def is_initial(self) -> bool:
+        return self.path.endswith("__init__.py")
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+
+@dataclass(slots=True)
+class ClassFigures:
+    """The name of a class, its fields and methods."""
+
+    name: str
+    fields: set[str] = field(default_factory=set)
+    methods: int = 0
+
+
+def modules_of(root: Path) -> list[SourceModule]:
+    paths = [root / "app.py", *(path for room in ROOMS for path in (root / room).rglob("*.py"))]
+    found = sorted(path for path in paths if path.is_file())
+    return [
+        SourceModule(str(path.relative_to(root)), text := path.read_text(), ast.parse(text, str(path)))
+        for path in found
+    ]
+
+
+def nodes(modules: Sequence[SourceModule]) -> Iterator[tuple[SourceModule, ast.AST]]:
+    for module in modules:
+        for node in ast.walk(module.tree):
+            yield module, node
+
+
+def code_lines(module: SourceModule) -> int:
+    """Return the number of lines that hold more than a comment or a docstring."""
+    found: set[int] = set()
+    ignored = (
+        tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+        tokenize.ENDMARKER,
+    )  # fmt: skip
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type not in ignored:
+            found.update(range(token.start[0], token.end[0] + 1))
+    return len(found - docstring_lines(module.tree))
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | FunctionNode) and ast.get_docstring(node, clean=False):
+            found.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return found
+
+
+def function_lengths(modules: Sequence[SourceModule]) -> list[int]:
+    return [(node.end_lineno or 0) - node.lineno + 1 for _, node in nodes(modules) if isinstance(node, FunctionNode)]
+
+
+def parameters_of(node: FunctionNode) -> list[str]:
+    """Return a function's parameters without `self` and `cls`."""
+    declared = node.args
+    listed = [*declared.posonlyargs, *declared.args, *declared.kwonlyargs, declared.vararg, declared.kwarg]
+    names = [each.arg for each in listed if each is not None]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def long_signatures(modules: Sequence[SourceModule]) -> list[tuple[int, str]]:
+    """Return the functions with many parameters, those with the most first."""
+    found = [
+        (len(parameters), f"{module.path}:{node.lineno} {node.name}")
+        for module, node in nodes(modules)
+        if isinstance(node, FunctionNode) and len(parameters := parameters_of(node)) >= MANY_PARAMETERS
+    ]
+    return sorted(found, reverse=True)
+
+
+def classes_of(modules: Sequence[SourceModule]) -> list[ClassFigures]:
+    return [class_figures(module, node) for module, node in nodes(modules) if isinstance(node, ast.ClassDef)]
+
+
+def class_figures(module: SourceModule, node: ast.ClassDef) -> ClassFigures:
+    """Count what the class declares and what its methods assign to `self`; inherited fields belong to the parent."""
+    found = ClassFigures(f"{node.name} ({module.path})")
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not of_class(item.annotation):
+            found.fields.add(item.target.id)
+        if isinstance(item, FunctionNode):
+            found.methods += 1
+            found.fields.update(assigned_to_self(item))
+    return found
+
+
+def of_class(annotation: ast.expr) -> bool:
+    return "ClassVar" in ast.unparse(annotation)
+
+
+def assigned_to_self(method: FunctionNode) -> Iterator[str]:
+    for node in ast.walk(method):
+        is_bound = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if is_bound and isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.attr
+
+
+def imports_of(modules: Sequence[SourceModule]) -> dict[str, set[str]]:
+    """Return the modules that each imports, in functions and for annotations too, by their names."""
+    known = {module.name for module in modules}
+    return {
+        module.name: {
+            target for node in ast.walk(module.tree) for name in imported(node) if (target := nearest(name, known))
+        } - {module.name}
+        for module in modules
+    }  # fmt: skip
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def nearest(name: str, known: set[str]) -> str | None:
+    """Return the module of the product behind an imported name, None for others."""
+    parts = name.split(".")
+    if parts[0] != "pontil":
+        return None
+    while parts and ".".join(parts[1:]) not in known:
+        parts.pop()
+    return ".".join(parts[1:]) or None
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that reach each other, the largest first."""
+    reached = {start: reachable(graph, start) for start in graph}
+    groups = {
+        frozenset(other for other in ahead if start in reached.get(other, ())) for start, ahead in reached.items()
+    }
+    return sorted((sorted(group) for group in groups if len(group) > 1), key=lambda group: (-len(group), group))
+
+
+def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    seen, ahead = set[str](), [start]
+    while ahead:
+        for target in graph.get(ahead.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                ahead.append(target)
+    return seen
+
+
+def between_rooms(graph: Mapping[str, set[str]], rooms: Mapping[str, str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {room: set() for room in rooms.values()}
+    for name, targets in graph.items():
+        found[rooms[name]] |= {rooms[target] for target in targets} - {rooms[name]}
+    return found
+
+
+def small_with_one_importer(modules: Sequence[SourceModule], graph: Mapping[str, set[str]]) -> list[str]:
+    importers: dict[str, list[str]] = defaultdict(list)
+    for name, targets in graph.items():
+        for target in targets:
+            importers[target].append(name)
+    return [
+        module.path
+        for module in modules
+        if module.lines < SMALL_MODULE and not module.is_initial and len(importers[module.name]) == 1
+    ]
+
+
+def bindings(modules: Sequence[SourceModule]) -> Counter[str]:
+    """Return how often each local name is bound: parameters and names that are assigned."""
+    found: Counter[str] = Counter()
+    for _, node in nodes(modules):
+        if isinstance(node, ast.arg) and node.arg not in ("self", "cls"):
+            found[node.arg] += 1
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found[node.id] += 1
+    return found
+
+
+def says_little(name: str) -> bool:
+    """Return whether a name is a bare participle or pronoun, which leaves out what it is of."""
+    participle = PARTICIPLE.fullmatch(name) is not None and name not in NO_PARTICIPLES
+    return participle or IRREGULAR.fullmatch(name) is not None or name in PRONOUNS
+
+
+def rooms_by_files(modules: Sequence[SourceModule]) -> Counter[str]:
+    """Return the files of each room, without the empty ones that make a folder a package."""
+    return Counter(module.room for module in modules if not module.is_initial)
+
+
+def report(root: Path, shown: int) -> Iterator[str]:
+    """Yield the lines of the report; lists have so many rows."""
+    modules = modules_of(root)
+    yield from sizes(modules)
+    yield from shapes(modules, shown)
+    yield from wiring(modules, shown)
+    names = bindings(modules)
+    little = Counter({name: count for name, count in names.items() if says_little(name)})
+    yield (
+        f"bindings {names.total()}, of which bare participles and pronouns {little.total()} "
+        f"({little.total() / max(1, names.total()):.1%}): {listed(little, shown)}"
+    )
+
+
+def sizes(modules: Sequence[SourceModule]) -> Iterator[str]:
+    core = [module for module in modules if not NEXT_DOOR.match(module.path)]
+    for name, part in (("product", modules), ("without stages and tools", core)):
+        yield (
+            f"{name}: {sum(module.lines for module in part)} lines in {len(part)} files, "
+            f"{sum(map(code_lines, part))} of code"
+        )
+    lengths = function_lengths(modules)
+    short = sum(length <= SHORT_FUNCTION for length in lengths) / max(1, len(lengths))
+    yield (
+        f"functions {len(lengths)}, mean length {sum(lengths) / max(1, len(lengths)):.1f}, "
+        f"at most {SHORT_FUNCTION} lines {short:.1%}"
+    )
+    yield f"fmt: skip {sum(module.text.count('# fmt: skip') for module in modules)}"
+
+
+def shapes(modules: Sequence[SourceModule], shown: int) -> Iterator[str]:
+    classes = classes_of(modules)
+    fields = Counter({each.name: len(each.fields) for each in classes})
+    methods = Counter({each.name: each.methods for each in classes})
+    signatures = long_signatures([module for module in modules if not module.path.startswith(KERNELS)])
+    yield f"classes {len(classes)}, with more than 20 fields {sum(count > 20 for count in fields.values())}"
+    yield f"most fields: {listed(fields, shown)}"
+    yield f"most methods: {listed(methods, shown)}"
+    yield f"signatures with {MANY_PARAMETERS} parameters or more, without kernels, {len(signatures)}"
+    yield from (f"  {count} {where}" for count, where in signatures[:shown])
+
+
+def wiring(modules: Sequence[SourceModule], shown: int) -> Iterator[str]:
+    graph, rooms = imports_of(modules), {module.name: module.room for module in modules}
+    files = rooms_by_files(modules)
+    yield f"rooms {len(files)}, with more than 16 files {sum(count > 16 for count in files.values())}"
+    yield f"fullest rooms: {listed(files, shown)}"
+    small = small_with_one_importer(modules, graph)
+    yield f"modules under {SMALL_MODULE} lines with one importer {len(small)}"
+    for name, found in (("files", circles(graph)), ("rooms", circles(between_rooms(graph, rooms)))):
+        yield f"circles of {name} {len(found)}, the largest of {max(map(len, found), default=0)}"
+        yield from (f"  {' '.join(circle)}" for circle in found[:shown])
+
+
+def listed(counts: "Counter[str]", shown: int) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common(shown))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print figures of a checkout's product code.")
+    parser.add_argument("path", type=Path, nargs="?", default=HERE, help="the checkout; default: this one")
+    parser.add_argument("--rows", type=int, default=10, metavar="N", help="rows of each list")
+    given = parser.parse_args()
+    for line in report(given.path, given.rows):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()
