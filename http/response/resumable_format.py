@@ -77,6 +77,11 @@ class ResumedChoice:
         if said.ids or said.text:
             yield said
 
+    @property
+    def is_split(self) -> bool:
+        """True until its reader has the rest of the events of which it has the first ones."""
+        return self.group is not None
+
     def advance(self, said: Delta | Ended) -> ChoicePlace:
         """Go to the place after this part."""
         place = self.place
@@ -106,13 +111,18 @@ class ResumedChoice:
 
 class ResumableFormat:
     """The events of `form`, of a stream of these parameters, after the point `since`. Raises NoSuchEvent for one that
-    the stream turns out not to have."""
+    the stream turns out not to have.
+
+    An id says all that its reader has. So `places` begin where the reader is, however little of a choice was told again
+    by then; and since an id can name the first events of one choice's next place only, the other choices' parts are
+    `waiting` until those are complete."""
 
     def __init__(self, form: ReplyFormat, since: ResumePoint, params: SamplingParams) -> None:
         since.check(params.n, params.max_tokens)
         self.form, self.since = form, since
         self.choices = [ResumedChoice(index, since.place(index), since.group_of(index)) for index in range(params.n)]
-        self.places = [ChoicePlace()] * params.n
+        self.places = [choice.has for choice in self.choices]
+        self.waiting: list[ChoiceEvent] = []
 
     @property
     def streamed(self) -> bool:
@@ -136,15 +146,24 @@ class ResumableFormat:
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
         """Return the events of these parts that the reader does not have."""
-        return b"".join(
-            [self.told(stream, index, part) for index, one in said for part in self.choices[index].parts(one)]
-        )
+        shown, split = list[bytes](), None if self.since.group is None else self.choices[self.since.group.choice]
+        for index, one in said:
+            choice = self.choices[index]
+            if split is not None and split.is_split and choice is not split:
+                self.waiting.append((index, one))
+                continue
+            shown += [self.told(stream, index, part) for part in choice.parts(one)]
+            if self.waiting and split is not None and not split.is_split:
+                waiting, self.waiting = self.waiting, []
+                shown.append(self.events(stream, waiting))
+        return b"".join(shown)
 
     def told(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
         """Return the events of one part with their ids, but for those that the reader has."""
         data = parts(self.form.events(stream, [(index, said)]))
         before, choice = tuple(self.places) if len(data) > 1 else (), self.choices[index]
-        place = self.places[index] = choice.advance(said)
+        place = choice.advance(said)
+        self.places[index] = choice.has if choice.has.has(place) else place
         shown = []
         for number, event in enumerate(data[(skip := choice.skipped(len(data))) :], skip + 1):
             last = number == len(data)

@@ -259,6 +259,22 @@ def test_after_every_event_the_rest_of_the_answer_follows(tokenizer: Tokenizer) 
                 assert read([*whole[: number + 1], *rest]).all == read(whole).all, event
 
 
+@pytest.mark.parametrize("seed", range(examples(2, 60)))
+def test_an_answer_that_breaks_off_again_and_again_is_told_once(seed: int, tokenizer: Tokenizer) -> None:
+    """Also where one choice goes on before what the reader has of another one was told again."""
+    for scene, dice in scenes(tokenizer, 1000 + seed):
+        whole, had, event = scene.told(NAME, 0), list[tuple[str | None, str]](), NAME
+        for _ in range(5):
+            rest = scene.told(event, dice.choice([0, dice.randrange(40)]))
+            marks = [number for number, (mark, _) in enumerate(rest) if mark is not None]
+            if not marks:
+                break
+            had += rest[: (last := dice.choice(marks)) + 1]
+            event = str(rest[last][0])
+        rest = scene.told(event, 0)
+        assert read([*had, *rest]).all == read(whole).all, event
+
+
 @pytest.mark.parametrize("seed", range(examples(2, 200)))
 def test_an_id_of_any_kind_goes_on_exactly_or_is_refused(seed: int, tokenizer: Tokenizer) -> None:
     taken = refused = 0
