@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scripted launches: a supervisor in a process of its own, whose children follow a script."""
 
-import fcntl
 import json
 import os
 import re
 import select
-import subprocess
-import sys
-import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from forked_program import fork_program
 from process_state import has_ended
 
 from pontil.runtime.foundation.line_pipe import LinePipe
@@ -25,8 +22,8 @@ DEADLINE = 60.0
 
 
 class ScriptedLaunch:
-    """One scripted launch. `environment` is the launcher's, by default this process's; `terminal` is the slave end of a
-    terminal for its output."""
+    """One scripted launch. `environment` is the launcher's, by default this process's; `terminal` is the slave end of
+    the terminal that it belongs to."""
 
     def __init__(
         self, folder: Path, children: dict[str, list[str]], terminal: int | None = None,
@@ -36,14 +33,13 @@ class ScriptedLaunch:
         orders = {
             "prepare": ["ready", "end"], "policy": {"first_delay": 0.01}, "limits": {}, "drain_timeout": 10,
             "children": children, "trace": str(self.trace), "base": str(self.base),
+            "terminal": None if terminal is None else os.ttyname(terminal),
         } | told  # fmt: skip
-        script = Path(__file__).parent / "scripted_launch.py"
+        line = [str(Path(__file__).parent / "scripted_launch.py"), json.dumps(orders)]
         reading, writing = os.pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(orders)], stdout=writing, stderr=writing,
-            env=environment, start_new_session=terminal is not None,
-            preexec_fn=None if terminal is None else lambda: fcntl.ioctl(terminal, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        with open(os.devnull) as nothing:
+            files = [nothing.fileno(), writing, writing]
+            self.process = fork_program(line, Path.cwd(), files, os.environ if environment is None else environment)
         os.close(writing)
         self.pipe = LinePipe(reading)
         self.unseen: list[str] = []

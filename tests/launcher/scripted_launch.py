@@ -48,6 +48,9 @@ def main() -> int:
     told = json.loads(sys.argv[1])
     # The test runner's parent may ignore SIGHUP, which is inherited.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if told["terminal"]:
+        # It becomes that of the first leader of a session that opens it.
+        os.close(os.open(told["terminal"], os.O_RDWR))
     if "control group" in told:
         Path(told["control group"], "cgroup.procs").write_text(str(os.getpid()))
     plans = [planned(name, script, told) for name, script in {"prepare": told["prepare"], **told["children"]}.items()]

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ import disturbed
 import psutil
 import pytest
 from effort import is_long
+from forked_program import fork_program, run_program
 from process_state import status_of
 from relay import Relay
 from served import APP, Served, launched, wait_for
@@ -52,13 +52,8 @@ def keys_of(folder: Path) -> Path:
     return folder / "api.keys"
 
 
-def command(site: Served, *words: str) -> list[str]:
-    return [sys.executable, str(APP), "chaos", "--pid", str(site.process.pid), *words]
-
-
 def run(site: Served, *words: str) -> "subprocess.CompletedProcess[str]":
-    around = os.environ | ADMIN
-    return subprocess.run(command(site, *words), capture_output=True, text=True, timeout=60 * WITHIN, env=around)
+    return run_program([str(APP), "chaos", "--pid", str(site.process.pid), *words], ADMIN, timeout=60 * WITHIN)
 
 
 def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -123,20 +118,19 @@ def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
     assert done.stdout.splitlines()[-1].startswith("broke: ")
 
 
-def test_ctrl_c_undoes_everything(site: Served) -> None:
+def test_ctrl_c_undoes_everything(site: Served, tmp_path: Path) -> None:
     """A fault comes only after the undisturbed answers, which take seconds."""
     said = site.output.read_text().count(" slow for ")
-    process = subprocess.Popen(
-        command(site, "--faults", "slow", "--seed", "2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | ADMIN,
-    )  # fmt: skip
-    try:
-        wait_for(lambda: site.output.read_text().count(" slow for ") > said, WITHIN, "a fault")
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130 and b"Traceback" not in output, output
+    line = [str(APP), "chaos", "--pid", str(site.process.pid), "--faults", "slow", "--seed", "2"]
+    with (tmp_path / "output").open("w+b") as output:
+        process = fork_program(line, tmp_path, [output.fileno()] * 3, os.environ | ADMIN)
+        try:
+            wait_for(lambda: site.output.read_text().count(" slow for ") > said, WITHIN, "a fault")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    assert "Traceback" not in (tmp_path / "output").read_text()
     family = psutil.Process(site.process.pid).children()
     wait_for(lambda: not any(status_of(one) == psutil.STATUS_STOPPED for one in family), 60, "everybody runs")
     assert site.complete("The capital of France is", max_tokens=5)["usage"]["completion_tokens"] == 5

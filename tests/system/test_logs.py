@@ -3,17 +3,15 @@
 
 import hashlib
 import json
-import os
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import ROOT, START_TIMEOUT, Served, launched, wait_for
+from command_line import app
+from served import Served, launched, wait_for
 
 SECRET, ADMIN, PROMPT = "sk-very-secret-9876", "sk-more-secret-5432", "the glazier whispered quietly"
 KEY, ADMIN_KEY = {"authorization": f"Bearer {SECRET}"}, {"authorization": f"Bearer {ADMIN}"}
@@ -91,11 +89,10 @@ def test_no_secret_is_in_lists_of_processes_or_metrics(served: Served) -> None: 
 
 def test_new_keys_are_taken_over_while_it_serves(served: Served) -> None:  # F5
     """Requests from the server's own machine need the admin key too, for the admin routes."""
-    status = [sys.executable, str(ROOT / "app.py"), "status", "--url", f"http://127.0.0.1:{served.port}"]
-    keyless = subprocess.run(status, capture_output=True, text=True)
+    status = ("status", "--url", f"http://127.0.0.1:{served.port}")
+    keyless = app(*status)
     assert keyless.returncode == 1 and "the admin key is needed" in keyless.stderr
-    with_key = os.environ | {"PONTIL_ADMIN_KEY": ADMIN}
-    assert "decode:0" in subprocess.run(status, capture_output=True, text=True, check=True, env=with_key).stdout
+    assert "decode:0" in app(*status, PONTIL_ADMIN_KEY=ADMIN).stdout
     assert served.request("GET", "/v1/models").status == 401
     keys = served.output.parent / "keys"
     keys.write_text(f"alice={SECRET}\nbob=sk-of-bob-0123456789\n")
@@ -130,9 +127,8 @@ def test_what_a_killed_worker_had_said_is_there(served: Served) -> None:
 
 
 def test_a_launch_that_fails_says_why_as_it_says_everything(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "app.py"), "launch", "--port", "0", "--model", "no/such/model.gguf"]
-    flags = ["--log-format", "json", "--log-dir", str(tmp_path / "logs")]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=START_TIMEOUT)
+    flags = ("--log-format", "json", "--log-dir", str(tmp_path / "logs"))
+    done = app("launch", "--port", "0", "--model", "no/such/model.gguf", *flags)
     (said,) = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 1 and (said["level"], said["process"]) == ("error", "launcher")
     assert "no/such/model.gguf" in said["message"] and entries(tmp_path / "logs" / "launcher.log") == [said]
@@ -140,9 +136,6 @@ def test_a_launch_that_fails_says_why_as_it_says_everything(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_written_to_ends_the_launch_before_it_starts(tmp_path: Path, model: str) -> None:
     (tmp_path / "file").touch()
-    command = [sys.executable, str(ROOT / "app.py"), "launch", "--port", "0", "--model", model, "--log-dir"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "file" / "x")], capture_output=True, text=True, timeout=START_TIMEOUT
-    )
+    done = app("launch", "--port", "0", "--model", model, "--log-dir", str(tmp_path / "file" / "x"))
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("Error: Logs cannot be written to") and "--log-dir" in done.stderr

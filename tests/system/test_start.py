@@ -2,7 +2,6 @@
 """Output and self-test of a start, with real processes and a tiny model."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
-from served import ROOT, START_TIMEOUT, Served, launched, wait_for
+from forked_program import run_program
+from served import ROOT, Served, launched, wait_for
 
 from pontil.gpu_ops.kernels.lent_cores import IDLE, STRIDE
 from pontil.launcher.roles import audit_usage, read_usage
@@ -119,14 +119,10 @@ def test_the_launcher_stays_light_while_it_serves(served: Served) -> None:
     assert launcher.memory_info().rss < min(psutil.Process(child.pid).memory_info().rss for child in children)
 
 
-def run(*command: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=START_TIMEOUT)
-    return done.returncode, done.stdout + done.stderr
-
-
 def test_a_launch_of_which_no_bytes_move_fails(model: str) -> None:  # G2
-    code, shown = run(str(HOSTILE), "launch", "--port", "0", *SMALL, model)
-    assert code == 1 and "ready on" not in shown and "Traceback" not in shown
+    done = run_program([str(HOSTILE), "launch", "--port", "0", *SMALL, model])
+    shown = done.stdout + done.stderr
+    assert done.returncode == 1 and "ready on" not in shown and "Traceback" not in shown
     assert re.search(
         r"^Error: The self-test failed: no KV block moved from prefill:0 to decode:0 "
         r"\(the blocks that arrived are not the ones that were sent\)\. Mend that, or start with --no-self-test\.$",

@@ -5,8 +5,6 @@ import json
 import os
 import pty
 import select
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[3]
-
+from command_line import APP, app
+from forked_program import fork_program
 
 CACHED = {"cached_tokens": 4}
 
@@ -74,11 +71,6 @@ def url(asked: list[dict[str, Any]]) -> Iterator[str]:
         server.shutdown()
 
 
-def app(*words: str, typed: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    command, around = [sys.executable, str(ROOT / "app.py"), *words], {**os.environ, **variables}
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, env=around)
-
-
 def test_a_conversation_keeps_its_turns(url: str, asked: list[dict[str, Any]]) -> None:
     done = app("chat", "--url", url, "--max-tokens", "7", typed="one\n\nrefuse\ntwo\n")
     assert done.returncode == 0 and done.stderr == "\nerror: no worker is ready\n"
@@ -124,8 +116,7 @@ def test_commands_change_what_is_sent(url: str, asked: list[dict[str, Any]], tmp
 def test_turns_of_several_lines_and_a_history(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     around = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
-    command = [sys.executable, str(ROOT / "app.py"), "chat", "--url", url]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=around)
+    process = fork_program([str(APP), "chat", "--url", url], tmp_path, [theirs] * 3, around)
     try:
         os.close(theirs)
         seen = ReadTerminal(ours)
@@ -141,7 +132,6 @@ def test_turns_of_several_lines_and_a_history(url: str, asked: list[dict[str, An
         assert process.wait(60) == 0
     finally:
         process.kill()
-        process.wait()
     os.close(ours)
     assert [one["messages"][-1]["content"] for one in asked] == ["one\ntwo", "onethree\ntwo"]
     history = tmp_path / "pontil" / "chat_history"
@@ -173,10 +163,10 @@ def test_one_question_has_one_answer(url: str) -> None:
 def test_a_key_is_shown_and_never_told(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:  # F5
     (tmp_path / "keys").write_text("# mine\nme=sk-of-the-file-0123456\nsk-another-0123456789\n")
     (tmp_path / "keys").chmod(0o600)
-    given = {"PONTIL_API_KEYS": "you=sk-of-the-environment,sk-another-0123456789"}
+    given = "you=sk-of-the-environment,sk-another-0123456789"
     assert app("chat", "--url", url, "hello").returncode == 0
-    assert app("chat", "--url", url, "hello", **given).returncode == 0
-    assert app("chat", "--url", url, "--key", str(tmp_path / "keys"), "hello", **given).returncode == 0
+    assert app("chat", "--url", url, "hello", PONTIL_API_KEYS=given).returncode == 0
+    assert app("chat", "--url", url, "--key", str(tmp_path / "keys"), "hello", PONTIL_API_KEYS=given).returncode == 0
     shown = [None, "Bearer sk-of-the-environment", "Bearer sk-of-the-file-0123456"]
     assert [one["key"] for one in asked] == shown
     wrong = app("chat", "--url", url, "hello", PONTIL_API_KEYS="hunter2")

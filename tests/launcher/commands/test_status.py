@@ -10,7 +10,6 @@ import select
 import signal
 import struct
 import subprocess
-import sys
 import termios
 import threading
 import time
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import APP, app
+from forked_program import fork_program
 
-ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 60.0
 PROXY = {"name": "proxy", "role": "proxy", "pid": 1, "state": "READY", "device": "cpu", "uptime_seconds": 1}
 
@@ -61,19 +61,15 @@ class StatusHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[StatusServer]:
     with StatusServer() as made:
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread = threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield made
         made.shutdown()
         thread.join(DEADLINE)
 
 
-def command(server: StatusServer, *words: str) -> list[str]:
-    return [sys.executable, str(ROOT / "app.py"), "status", "--url", server.url, *words]
-
-
 def run(server: StatusServer, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command(server, *words), capture_output=True, text=True, timeout=DEADLINE)
+    return app("status", "--url", server.url, *words)
 
 
 def test_once(server: StatusServer) -> None:
@@ -118,10 +114,8 @@ class Watching:
     def __init__(self, server: StatusServer, reading: int, writing: int, *words: str, **variables: str) -> None:
         self.reading, self.seen = reading, ""
         around = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-        self.process = subprocess.Popen(
-            command(server, "--watch", *words), stdout=writing, stderr=writing, start_new_session=True,
-            env=around | variables,
-        )  # fmt: skip
+        line = [str(APP), "status", "--url", server.url, "--watch", *words]
+        self.process = fork_program(line, Path.cwd(), [writing] * 3, around | variables)
         os.close(writing)
 
     def until(self, text: str, times: int = 1) -> None:

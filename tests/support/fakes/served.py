@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import psutil
 from books import requests_that_differ
-from forked_launch import ForkedLaunch, forked_launch, launch_environment
+from forked_program import ForkedProgram, fork_program, launch_environment
 from process_state import has_ended
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -45,7 +45,7 @@ class Served:
     has one; `get` and `complete` show its admin key, if it has one."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes] | ForkedLaunch, port: int, output: Path, usage_log: Path,
+        self, process: subprocess.Popen[bytes] | ForkedProgram, port: int, output: Path, usage_log: Path,
         admin_key: str | None = None,
     ) -> None:  # fmt: skip
         self.process, self.port, self.output, self.usage_log = process, port, output, usage_log
@@ -185,24 +185,24 @@ def launched(
     """Run `app.py launch` with these arguments on a free port, and stop and reap it at the end. Whatever a test does,
     every ended request must be accounted for (A11).
 
-    It is forked from a process that has imported everything, which saves most of a start, unless it has `variables` of
-    its own in its environment or another program than `app.py`, or a test is about the start itself: `by_exec`."""
+    It is forked from a process that has imported everything, which saves most of a start, unless a test is about the
+    start itself or about other code than this checkout's: `by_exec`. `variables` are added to its environment."""
     port, output = free_port(), folder / "output"
-    command = ["launch", "--port", str(port), *arguments]
+    command = [str(app), "launch", "--port", str(port), *arguments]
     usage_log = folder / f"usage-{port}.db"
     if "--usage-log" in arguments:
         usage_log = Path(arguments[arguments.index("--usage-log") + 1])
     elif "--join" not in arguments:
         command += ["--usage-log", str(usage_log)]
-    process: subprocess.Popen[bytes] | ForkedLaunch
-    with output.open("wb") as file:
-        if by_exec or variables is not None or app != APP:
-            around = {**launch_environment(), **(variables or {})}
+    around = {**launch_environment(), **(variables or {})}
+    process: subprocess.Popen[bytes] | ForkedProgram
+    with output.open("wb") as file, open(os.devnull) as nothing:
+        if by_exec:
             process = subprocess.Popen(
-                [sys.executable, str(app), *command], cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=around
+                [sys.executable, *command], cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=around
             )
         else:
-            process = forked_launch(command, folder, file)
+            process = fork_program(command, folder, [nothing.fileno(), file.fileno(), file.fileno()], around)
     served = Served(process, port, output, usage_log, (variables or {}).get("PONTIL_ADMIN_KEY"))
     try:
         if ready:

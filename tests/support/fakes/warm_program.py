@@ -1,28 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`app.py launch` without its imports, for tests: a fork of a process that has done them all, and so are the processes
-that the launch starts. They are processes like those that exec makes, with the same files, signals and environment."""
+"""A Python program without its imports, for tests: a fork of a process that has done most of what pontil's programs
+import, and so are the processes that a launch starts. They are like those that exec makes, with the same files, signals
+and environment."""
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(ROOT)
 import app  # noqa: E402, F401
 
 # isort: split
+import ctypes  # noqa: E402
 import gc  # noqa: E402
+import json  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
+import runpy  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
 import traceback  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
+from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from itertools import pairwise  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
 from pontil.http.app import service  # noqa: E402, F401
-from pontil.launcher import cli  # noqa: E402
+from pontil.launcher import cli  # noqa: E402, F401
 from pontil.launcher.child.forked import serve_forks, show_as  # noqa: E402
 from pontil.launcher.child.parent_death import parent_death_signal  # noqa: E402
 from pontil.launcher.child.starter import ExecStarter, ProcessStart  # noqa: E402
@@ -33,23 +37,33 @@ from pontil.runtime.loaders import builtin  # noqa: E402, F401
 from pontil.runtime.probe import footprint  # noqa: E402, F401
 
 STANDARD = (0, 1, 2)
+# Fields of /proc/self/stat after the name: the addresses where the environment begins and ends.
+ENVIRONMENT = (47, 48)
 
 
 def main() -> None:
-    """Fork a launch for each request, whose first words are the number of a descriptor of its working directory and the
-    cores that it may run on, as a list with commas."""
-    parent, requests = (int(word.partition("=")[2]) for word in sys.argv[1:3])
+    """Fork a program for each request, whose words are the numbers of descriptors: of its working directory, of a file
+    that says what it is, of its input, and of where its errors go."""
+    parent, requests = (int(word.partition("=")[2]) for word in sys.argv[-3:-1])
     import_for_workers()
     gc.freeze()
     setattr(ExecStarter, ExecStarter.start.__name__, start_by_fork)
     words = serve_forks(parent, requests)
     if words is None:
         return
-    folder, cores, *rest = words
-    os.fchdir(int(folder))
-    os.close(int(folder))
-    os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
-    run(rest)
+    folder, told, given, errors = map(int, words)
+    with open(told) as file:
+        asked = json.load(file)
+    os.fchdir(folder)
+    os.close(folder)
+    for one, number in ((given, STANDARD[0]), (errors, STANDARD[2])):
+        os.dup2(one, number)
+    for one in {given, errors}:
+        os.close(one)
+    os.sched_setaffinity(0, asked["cores"])
+    show_as([sys.executable, *asked["line"]])
+    take_environment(asked["environment"])
+    run(asked["line"])
 
 
 def start_by_fork(starter: ExecStarter, asked: ProcessStart) -> SystemProcess:
@@ -71,9 +85,20 @@ def become(starter: ExecStarter, asked: ProcessStart) -> None:
     show_as([*starter.command, *asked.words])
     environment = starter.environment(asked.threads)
     take_files(asked)
+    take_environment(environment)
+    run([*starter.command[1:], *asked.words])
+
+
+def take_environment(environment: Mapping[str, str]) -> None:
+    """Have this environment, and show it: the kernel shows the memory that exec filled. Nothing reads that any more
+    once every variable was set anew."""
     os.environ.clear()
     os.environ.update(environment)
-    run([starter.command[-1], *asked.words])
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = (int(fields[number]) for number in ENVIRONMENT)
+    shown = "".join(f"{name}={value}\0" for name, value in environment.items()).encode()
+    assert len(shown) <= end - begin, "the warm process has too little room for what its forks show"
+    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
 
 
 def forget_the_launcher() -> None:
@@ -102,13 +127,14 @@ def take_files(asked: ProcessStart) -> None:
         os.closerange(one + 1, other)
 
 
-def run(words: Sequence[str]) -> NoReturn:
-    """Be `app.py` with these words, and end without the second that freeing torch would take."""
-    sys.argv = [str(ROOT / "app.py"), *words]
-    os._exit(exit_code(cli.main))
+def run(line: Sequence[str]) -> NoReturn:
+    """Be the program of this file with these words, and end without the second that freeing torch would take."""
+    sys.argv = list(line)
+    sys.path[0] = str(Path(line[0]).parent)
+    os._exit(exit_code(lambda: runpy.run_path(line[0], run_name="__main__")))
 
 
-def exit_code(program: Callable[[], None]) -> int:
+def exit_code(program: Callable[[], object]) -> int:
     """Run a program to its end, whichever that is: nothing may come back to the code that forked."""
     try:
         program()
