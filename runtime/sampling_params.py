@@ -4,30 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields
 from typing import Any, cast
 
 from pontil.runtime.errors import MalformedFrame, RequestError
 
-# Name -> the lowest and the highest value. Both are allowed, except for the lowest of those in ABOVE.
-RANGES: dict[str, tuple[float, float]] = {
-    "n": (1, 128),
-    "temperature": (0.0, 2.0),
-    "top_p": (0.0, 1.0),
-    "top_k": (0, 1 << 31),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (0.0, 10.0),
-    "logprobs": (0, 20),
-    "prompt_logprobs": (0, 20),
-}
-# Fields whose lowest value is not allowed itself.
-ABOVE = frozenset({"top_p", "repetition_penalty"})
 MAX_BIAS = 100.0
 # Below this temperature the likeliest token is taken, as in vLLM: others could be drawn only where their logits differ
 # in the last bits.
 GREEDY_BELOW = 1e-5
+
+
+def declared(
+    default: Any, says: str, low: float | None = None, high: float | None = None, *, above: bool = False,
+    also: int | None = None,
+) -> Any:  # fmt: skip
+    """Declare a parameter by what it does and by the values that it may have, from `low` to `high`; `above` excludes
+    `low`, which clients may write as `also`. What the API reads and describes, and what is checked, follows this."""
+    return field(default=default, metadata={"says": says, "low": low, "high": high, "above": above, "also": also})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +38,34 @@ class SamplingParams:
 
     max_tokens: int
     seed: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    _: KW_ONLY
+    temperature: float = declared(1.0, "how evenly tokens are drawn; 0 takes the likeliest", 0.0, 2.0)
+    top_p: float = declared(1.0, "draw from the likeliest tokens that have this mass together", 0.0, 1.0, above=True)
+    top_k: int = declared(0, "draw from so many of the likeliest; 0, -1: from all", 0, 1 << 31, also=-1)
+    min_p: float = declared(0.0, "draw from tokens at least this likely, compared with the likeliest", 0.0, 1.0)
+    presence_penalty: float = declared(0.0, "taken from the logits of tokens that the answer has", -2.0, 2.0)
+    frequency_penalty: float = declared(0.0, "the same, for each time that it has them", -2.0, 2.0)
+    repetition_penalty: float = declared(
+        1.0, "divides the logits of tokens that prompt or answer have", 0.0, 10.0, above=True
+    )
+    n: int = declared(1, "how many answers to each prompt", 1, 128)
+    min_tokens: int = declared(0, "nothing ends the answer before it has so many tokens", 0)
+    logprobs: int | None = declared(
+        None, "show the logprobs of the answer's tokens and of so many of the likeliest", 0, 20
+    )
+    prompt_logprobs: int | None = declared(
+        None, "show the logprobs of the prompt's tokens and of so many of the likeliest", 0, 20
+    )
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    ignore_eos: bool = False
-    n: int = 1
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
     bad_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
-    grammar: str | None = None
     logprob_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    include_stop_str_in_output: bool = declared(False, "show what ended the answer")
+    skip_special_tokens: bool = declared(True, "do not show special tokens")
+    ignore_eos: bool = declared(False, "go on after the model's own end")
+    grammar: str | None = None
 
     @property
     def greedy(self) -> bool:
@@ -80,20 +81,20 @@ class SamplingParams:
         """Build the settings from a message. Raise MalformedFrame for a missing field or a wrong type; ignore unknown
         fields."""
         values: dict[str, Any] = {}
-        for field in fields(cls):
-            if field.name in data:
-                values[field.name] = checked(field.name, data[field.name], cast("str", field.type))
-            elif field.default is MISSING:
-                raise MalformedFrame(f"the sampling parameters lack {field.name}")
+        for one in fields(cls):
+            if one.name in data:
+                values[one.name] = checked(one.name, data[one.name], cast("str", one.type))
+            elif one.default is MISSING:
+                raise MalformedFrame(f"the sampling parameters lack {one.name}")
         return cls(**values)
 
     def check(self, vocab_size: int) -> None:
-        """Raise RequestError for a value that no sampler can obey: numbers out of range (RANGES) or not finite, and ids
+        """Raise RequestError for a value that no sampler can obey: numbers out of their range or not finite, and ids
         outside the vocabulary. Costs a few microseconds where the lists are empty."""
-        for name, (low, high) in RANGES.items():
+        for name, low, high, above in RANGES:
             value = getattr(self, name)
-            if value is not None and (not low <= value <= high or (value == low and name in ABOVE)):
-                bound = "above" if name in ABOVE else "at least"
+            if value is not None and (not low <= value <= high or (value == low and above)):
+                bound = "above" if above else "at least"
                 raise RequestError(f"{name} must be {bound} {low:g} and at most {high:g}", param=name)
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError("min_tokens must be at least 0 and at most max_tokens", param="min_tokens")
@@ -102,6 +103,15 @@ class SamplingParams:
         check_ids("logit_bias", [token for token, _ in self.logit_bias], vocab_size)
         if not all(abs(bias) <= MAX_BIAS for _, bias in self.logit_bias):
             raise RequestError(f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}", param="logit_bias")
+
+
+DECLARED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.metadata}
+# Name, lowest value, highest value, and whether the lowest one is not allowed itself.
+RANGES: tuple[tuple[str, float, float, bool], ...] = tuple(
+    (one.name, one.metadata["low"], one.metadata["high"], one.metadata["above"])
+    for one in DECLARED.values()
+    if one.metadata["high"] is not None
+)
 
 
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

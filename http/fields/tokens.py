@@ -2,7 +2,6 @@
 """Parameters about single tokens: stop tokens, allowed and banned tokens, and biases."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pontil.http.fields.parameter import Parameter, Schema
@@ -16,23 +15,14 @@ MAX_IDS = 4096
 MAX_BIASES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class TokenFields:
-    """Token ids within the vocabulary; an empty `allowed` allows all of it. The logprobs of those `named` are shown."""
-
-    stop: tuple[int, ...]
-    bad: tuple[int, ...]
-    allowed: tuple[int, ...]
-    bias: tuple[tuple[int, float], ...]
-    named: tuple[int, ...]
-
-
-def token_fields(fields: Fields, values: Mapping[str, Any]) -> TokenFields:
-    bad, allowed = values["bad_token_ids"], values["allowed_token_ids"]
-    if allowed and set(allowed) <= set(bad):
+def token_fields(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the lists of token ids, which lie in the vocabulary, by their names; an empty `allowed_token_ids` allows
+    all of it."""
+    found = {one.name: values[one.name] for one in TOKENS}
+    allowed = found["allowed_token_ids"]
+    if allowed and set(allowed) <= set(found["bad_token_ids"]):
         raise fields.wrong("allowed_token_ids", "allows only tokens that bad_token_ids forbids")
-    named = tuple(dict.fromkeys(values["logprob_token_ids"]))
-    return TokenFields(values["stop_token_ids"], bad, allowed, values["logit_bias"], named)
+    return found | {"logprob_token_ids": tuple(dict.fromkeys(found["logprob_token_ids"]))}
 
 
 def read_bias(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:

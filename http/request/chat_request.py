@@ -14,10 +14,9 @@ from pontil.http.fields.parameter import Parameter, ParameterTable
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, TextType
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, sampling_fields
+from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
 from pontil.http.request.chat_prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
 from pontil.http.request.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
-from pontil.runtime.sampling_params import RANGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ CHAT = (
     ),
     Parameter("max_tokens", IntegerType(1), "the older name of max_completion_tokens"),
     Parameter("logprobs", FlagType(), "show the logprobs of the answer's tokens", False),
-    Parameter("top_logprobs", IntegerType(*map(int, RANGES["logprobs"])), "and of so many of the likeliest"),
+    parameter("logprobs", "top_logprobs", "and of so many of the likeliest"),
     *SAMPLING,
     *DELIVERY,
     special_tokens(False),

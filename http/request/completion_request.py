@@ -13,7 +13,7 @@ from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
 from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, ShapedType, TextType, ids_schema
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, counted, sampling_fields
+from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
 
 MAX_PROMPTS = 64
 DEFAULT_TOKENS = 16
@@ -123,7 +123,7 @@ COMPLETION = (
     Parameter("prompt", ShapedType(read_prompts, prompts_schema), "text or token ids", required=True),
     Parameter("max_tokens", IntegerType(0), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
     Parameter("echo", FlagType(), "show the prompt before the answer", False),
-    counted("logprobs", "show the logprobs of the answer's tokens and of so many of the likeliest"),
+    parameter("logprobs"),
     *SAMPLING,
     *DELIVERY,
     special_tokens(True),

@@ -22,14 +22,13 @@ from pontil.http.fields.parameter_types import (
 )
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.reader import Fields
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, sampling_fields
+from pontil.http.fields.sampling import SAMPLING, LogprobFields, parameter, sampling_fields
 from pontil.http.request.chat_prompt import CHAT_PROMPT, MAX_OPTION, chat_prompt
 from pontil.http.request.chat_request import ChatRequest
 from pontil.http.request.responses_input import Item, characters_of, input_schema, read_input
 from pontil.http.request.responses_messages import messages_of
 from pontil.http.request.responses_tools import FUNCTIONS
 from pontil.runtime.errors import RequestError
-from pontil.runtime.sampling_params import RANGES
 
 CHATS = "leave it out, or use /v1/chat/completions"
 MAX_METADATA = 16
@@ -247,7 +246,7 @@ DECLARED = (
     Parameter("max_output_tokens", IntegerType(1), "the most tokens of the response; absent: the rest of the context"),
     *FUNCTIONS,
     Parameter("include", ShapedType(read_include, include_schema), "what is shown beside the rest", ()),
-    Parameter("top_logprobs", IntegerType(*map(int, RANGES["logprobs"])), "show logprobs, and those of so many others"),
+    parameter("logprobs", "top_logprobs", "show logprobs, and those of so many others"),
     Parameter("metadata", ShapedType(read_metadata, metadata_schema), "kept and shown with the response", {}),
     *OF_CHATS,
     Parameter("truncation", ShapedType(read_truncation, truncation_schema), "an input that is too long is refused"),

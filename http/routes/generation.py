@@ -92,7 +92,7 @@ class GenerationRoutes:
         snapshot = self.snapshot_for(wanted, request)
         remote = remote_kv(self.proxy, wanted, request.ctx.request_id, len(wanted.prompts))
         # Checked before any grammar is compiled or prompt tokenized.
-        check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.n)
+        check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.params.n)
         check_limits(self.proxy, request, len(wanted.prompts))
         if wanted.sampling.structure is not None:
             wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
@@ -257,9 +257,10 @@ class GenerationRoutes:
         self, sampling: SamplingFields, echo: bool = False, added: tuple[int, ...] = (), continued: str = ""
     ) -> ShownText:
         """Return what the reply shows. Logprobs of an echoed prompt are shown with the answer's, not apart."""
-        apart = sampling.prompt_logprobs is not None and not (echo and sampling.logprobs is not None)
+        params = sampling.params
+        apart = params.prompt_logprobs is not None and not (echo and params.logprobs is not None)
         return ShownText(
-            self.proxy.tokenizer, sampling.skip_special_tokens, sampling.logprobs is not None, apart, echo, added,
+            self.proxy.tokenizer, params.skip_special_tokens, params.logprobs is not None, apart, echo, added,
             continued,
         )  # fmt: skip
 
@@ -272,7 +273,7 @@ class GenerationRoutes:
         prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
-        return Admitted(prompt, sampling.params(budget), handling.cache_salt, handling.priority)
+        return Admitted(prompt, sampling.fitted(budget), handling.cache_salt, handling.priority)
 
     def submit(
         self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot,

@@ -32,7 +32,7 @@ def remote_kv(proxy: Proxy, wanted: CompletionRequest | ChatRequest, name: str, 
             limit = wanted.sampling.max_tokens_name
             raise RequestError(f"{NAME} with do_remote_decode is for one token: set {limit} to 1", param=NAME)
         return KeepPrompt(proxy.kv_transfers)
-    if wanted.sampling.prompt_logprobs is not None:
+    if wanted.sampling.params.prompt_logprobs is not None:
         # They are known only where the whole prompt is computed.
         return None
     try:

@@ -12,8 +12,11 @@ from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.sampling_params import ITEMS, PAIRS, PLAIN, SamplingParams
 
 PARAMS = SamplingParams(
-    5, 2**63, 0.5, 0.9, 40, ("a", "b"), (0, 7), True, False, True, 3, 0.1, 0.5, -0.5, 1.2, ((3, -1.5), (0, 100.0)), 2,
-    5, 0, (4, 9), (1, 2), "start: /a/", (5,),
+    max_tokens=5, seed=2**63, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, presence_penalty=0.5,
+    frequency_penalty=-0.5, repetition_penalty=1.2, n=3, min_tokens=2, logprobs=5, prompt_logprobs=0, stop=("a", "b"),
+    stop_token_ids=(0, 7), bad_token_ids=(4, 9), allowed_token_ids=(1, 2), logprob_token_ids=(5,),
+    logit_bias=((3, -1.5), (0, 100.0)), include_stop_str_in_output=True, skip_special_tokens=False, ignore_eos=True,
+    grammar="start: /a/",
 )  # fmt: skip
 
 

@@ -22,26 +22,29 @@ BOTH: dict[str, Any] = {
     "allowed_token_ids": [1, 2], "structured_outputs": {"choice": ["a", "b"]}, "logprob_token_ids": [8],
 }  # fmt: skip
 EXPECTED = SamplingParams(
-    9, 5, 0.5, 0.9, 40, ("a",), (7,), True, False, True, 3, 0.1, 0.5, -0.5, 1.2, ((3, -100.0), (0, 1.5)), 2, 0, 1, (4,),
-    (1, 2), grammar_of_choices(["a", "b"]), (8,),
+    max_tokens=9, seed=5, temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, presence_penalty=0.5, frequency_penalty=-0.5,
+    repetition_penalty=1.2, n=3, min_tokens=2, logprobs=0, prompt_logprobs=1, stop=("a",), stop_token_ids=(7,),
+    bad_token_ids=(4,), allowed_token_ids=(1, 2), logprob_token_ids=(8,), logit_bias=((3, -100.0), (0, 1.5)),
+    include_stop_str_in_output=True, skip_special_tokens=False, ignore_eos=True,
+    grammar=grammar_of_choices(["a", "b"]),
 )  # fmt: skip
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def completion(**data: Any) -> SamplingParams:
-    return read_completion({"prompt": "hi"} | data, VOCABULARY).sampling.params(20)
+    return read_completion({"prompt": "hi"} | data, VOCABULARY).sampling.fitted(20)
 
 
 def chat(**data: Any) -> SamplingParams:
-    return read_chat({"messages": MESSAGES} | data, VOCABULARY).sampling.params(20)
+    return read_chat({"messages": MESSAGES} | data, VOCABULARY).sampling.fitted(20)
 
 
 def test_every_option_arrives() -> None:
     assert all(getattr(EXPECTED, field.name) != field.default for field in fields(EXPECTED))
     read = read_completion({"prompt": "hi", "logprobs": 4} | BOTH, VOCABULARY).sampling
-    assert read.params(read.max_tokens or 0) == EXPECTED
+    assert read.fitted(read.max_tokens or 0) == EXPECTED
     read = read_chat({"messages": MESSAGES, "logprobs": True, "top_logprobs": 4} | BOTH, VOCABULARY).sampling
-    assert read.params(read.max_tokens or 0) == EXPECTED
+    assert read.fitted(read.max_tokens or 0) == EXPECTED
     EXPECTED.check(VOCABULARY)
 
 

@@ -50,7 +50,7 @@ def test_it_is_the_same_chat() -> None:
     for part in ("model", "prompt", "delivery", "handling"):
         assert getattr(made, part) == getattr(chat, part), part
     assert made.sampling.max_tokens_name == "max_output_tokens"
-    assert made.sampling.params(5) == chat.sampling.params(5)
+    assert made.sampling.fitted(5) == chat.sampling.fitted(5)
 
 
 def test_a_schema_becomes_the_same_grammar() -> None:

@@ -120,7 +120,7 @@ def test_ends_by_stop_token_before_budget(alone: Rig) -> None:
     tokens = drain(alone.engine)["a"]
     stop = tokens[5]
     for budget in (12, 6):  # A6: a stop exactly at the budget is a stop
-        ended = Sequence("b", prompt(9), SamplingParams(budget, 1, 0.0), frozenset({stop}))
+        ended = Sequence("b", prompt(9), SamplingParams(budget, 1, temperature=0.0), frozenset({stop}))
         alone.engine.add(ended)
         drain(alone.engine)
         assert ended.finish is FinishReason.STOP

@@ -15,7 +15,7 @@ from pontil.http.request.completion_request import read_completion
 from pontil.runtime.config import WorkerConfig
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-from pontil.runtime.sampling_params import RANGES, SamplingParams
+from pontil.runtime.sampling_params import DECLARED, SamplingParams
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Submit
 from pontil.runtime.worker.assembly import WorkerResources, assemble
@@ -47,7 +47,7 @@ OPTIONS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
                    lambda bias: tuple((int(token), value) for token, value in bias.items())),
     "min_tokens": (st.integers(0, 20), int),
     "logprobs": (st.integers(0, 5), int),
-    "prompt_logprobs": (st.integers(0, int(RANGES["prompt_logprobs"][1])), int),
+    "prompt_logprobs": (st.integers(0, DECLARED["prompt_logprobs"].metadata["high"]), int),
     "bad_token_ids": (IDS, tuple),
     "allowed_token_ids": (OTHERS, tuple),
     "grammar": (st.lists(st.text(min_size=1), min_size=1, unique=True).map(lambda some: {"choice": some}),
@@ -72,7 +72,7 @@ def arrived(params: SamplingParams, machine: WorkerResources) -> SamplingParams:
 
 
 def test_every_option_of_the_engine_is_in_the_table() -> None:
-    assert list(OPTIONS) == [field.name for field in fields(SamplingParams)]
+    assert OPTIONS.keys() == {field.name for field in fields(SamplingParams)}
 
 
 @settings(deadline=None)
@@ -91,7 +91,7 @@ def test_what_a_client_says_is_what_the_engine_has(machine: WorkerResources, dat
     whole = read_completion({"prompt": "x"} | said, vocabulary).sampling
     chat = read_chat({"messages": [{"role": "user", "content": "x"}]} | in_a_chat(said), vocabulary).sampling
     for read in (whole, chat):
-        params = arrived(read.params(read.max_tokens or 40), machine)
+        params = arrived(read.fitted(read.max_tokens or 40), machine)
         there = {name: getattr(params, name) for name in OPTIONS}
         if "seed" not in asked:
             assert 0 <= there.pop("seed") <= SEED
