@@ -81,7 +81,12 @@ def test_what_a_heartbeat_costs_does_not_grow_with_the_requests(monkeypatch: pyt
     table = RequestTable("w", links)
     made = [table.add(request(number, "ab"[number % 2])) for number in range(20 * LOOKS)]
     looked = list[WorkerRequest]()
-    monkeypatch.setattr(load_gauge, "uncomputed", lambda one, prefixes: looked.append(one) or 40)
+
+    def look(one: WorkerRequest, prefixes: object) -> int:
+        looked.append(one)
+        return 40
+
+    monkeypatch.setattr(load_gauge, "uncomputed", look)
     running = [one.sequence for one in made[-3:]]
     machine: Any = SimpleNamespace(scheduler=SimpleNamespace(running=running, prefix=None))
     nothing: Any = None
