@@ -13,6 +13,8 @@ from served import START_TIMEOUT, wait_for
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
+# The second host of a seed of tests/world dies and comes back as another machine; test_links.py has real links.
+pytestmark = pytest.mark.long
 # Bounds for a machine that does much else: a dead host is noticed after about 4 s.
 ANSWERED_WITHIN, NOTICED_WITHIN = 15.0, 15.0
 
@@ -63,13 +65,7 @@ def noticed(parts: Parts, load: SteadyLoad, before: dict[int, str], lost: str, l
 
 
 @pytest.mark.parametrize(
-    ("dead", "role"),
-    [
-        ("decode", "decode"),
-        pytest.param("prefill", "prefill", marks=pytest.mark.long),
-        pytest.param("decode", "prefill", marks=pytest.mark.long),
-        pytest.param("prefill", "decode", marks=pytest.mark.long),
-    ],
+    ("dead", "role"), [("decode", "decode"), ("prefill", "prefill"), ("decode", "prefill"), ("prefill", "decode")]
 )
 def test_another_machine_has_the_address_of_a_dead_one(parts: Parts, dead: str, role: str) -> None:
     hosts = parts.hosts
@@ -91,7 +87,6 @@ def test_another_machine_has_the_address_of_a_dead_one(parts: Parts, dead: str, 
     assert requests_that_differ(parts.usage_log) == []
 
 
-@pytest.mark.long
 def test_a_machine_wakes_up_whose_address_another_had(parts: Parts) -> None:
     """Messages about its requests, which others have ended meanwhile, are dropped."""
     hosts = parts.hosts
@@ -114,7 +109,6 @@ def test_a_machine_wakes_up_whose_address_another_had(parts: Parts) -> None:
     assert requests_that_differ(parts.usage_log) == []
 
 
-@pytest.mark.long
 def test_another_machine_has_the_address_of_a_dead_proxy(parts: Parts) -> None:
     """Workers register with it, and have dropped the requests of the dead one."""
     hosts = parts.hosts

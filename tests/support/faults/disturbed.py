@@ -69,12 +69,12 @@ CAPITAL = "The capital of France is"
 OPTIONS = ("--kv-cache-memory", "512MiB", "--restart-attempts", "1000", "--restart-max-delay", "1")
 
 
-def options(folder: Path) -> tuple[str, ...]:
+def options(folder: Path, layers: int = 12) -> tuple[str, ...]:
     """For a launch. Only `--long` takes the real model: a small one starts and answers in a fraction of the time, and
     which tokens are moved does not matter to those that move them."""
     if is_long():
         return OPTIONS
-    write_tiny_llama(folder / "small", num_layers=12, max_model_len=2048, dtype="bfloat16")
+    write_tiny_llama(folder / "small", num_layers=layers, max_model_len=2048, dtype="bfloat16")
     return ("--model", str(folder / "small"), "--served-model-name", MODEL, *OPTIONS, "--kv-cache-memory", "32MiB")
 
 
