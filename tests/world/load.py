@@ -108,9 +108,26 @@ SHAPES = {
 }
 
 
+# Of half of the sites whose workers all decode what they computed: callers take seats from each other in the middle of
+# long prompts.
+CROWDED = LoadShape(
+    seats=4,
+    rate=40.0,
+    most_blocks=14,
+    most_rest=90,
+    most_tokens=12,
+    whole=0.4,
+    several=0.3,
+    batched_tokens=32,
+    likely=("slow", "no memory"),
+)
+
+
 def shaped(plan: SitePlan, chance: random.Random) -> tuple[SitePlan, LoadShape]:
     """Draw the shape of a seed; return its site of that shape too."""
     shape = SHAPES[chance.choice(list(SHAPES))]
+    if not plan.prefill + plan.decode:
+        shape = chance.choice((CROWDED, shape))
     site = replace(
         plan, blocks=shape.blocks, seats=shape.seats, resume_window=shape.resume_window,
         worker_start=shape.worker_start, batched_tokens=shape.batched_tokens, likely=shape.likely,

@@ -64,7 +64,7 @@ class WireLink:
             self.dealer.connected(self)
 
     def carry(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
-        sender.acts(self.world.now(), lambda: self.leave(way, parts, sender), self.network.lose_one)
+        sender.acts(self.world.now(), lambda: self.leave(way, parts, sender))
 
     def leave(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
         held = self.silent[way]
@@ -80,13 +80,11 @@ class WireLink:
     def arrive(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
         target = self.ends[way]
         if target.closed or self.world.time > self.until[way] or (self.is_replaced and way == TO_ROUTER):
-            self.network.lose_one()
             return
         held = self.silent[way]
         if held is not None:
             held.append((parts, sender))
             return
-        self.network.carried += 1
         digest = hashlib.blake2b(b"\0".join(parts), digest_size=6).hexdigest()
         self.world.note("msg", sender.name, target.process.name, digest)
         target.take(self, parts)
@@ -104,8 +102,6 @@ class WireLink:
         for parts, sender in held or ():
             if self.open:
                 self.leave(way, parts, sender)
-            else:
-                self.network.lose_one()
         if not self.open:
             self.tell(way, self.world.time + LATENCY)
 
@@ -113,7 +109,6 @@ class WireLink:
         """Have the ROUTER hear it no more. What that has not read is lost."""
         self.is_replaced = True
         if self.unread:
-            self.network.lost += len(self.unread)
             self.router.inbox.remove(self)
             self.unread.clear()
 
@@ -139,8 +134,7 @@ class WireLink:
 
 
 class WireNetwork:
-    """All sockets of the world. `carried` and `lost` count messages that were on their way. A late one is late by
-    `jitter` s on average."""
+    """All sockets of the world. A late message is late by `jitter` s on average."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world, self.chance = world, world.random("network")
@@ -149,13 +143,9 @@ class WireNetwork:
         # Links to hosts that died, of which the other ends may have heard nothing.
         self.dead: list[WireLink] = []
         self.descriptors = FIRST_DESCRIPTOR
-        self.carried = self.lost = 0
         self.jitter = JITTER
         # Pairs of names of processes that cannot connect to each other at present, one to the other.
         self.unreachable: set[tuple[str, str]] = set()
-
-    def lose_one(self) -> None:
-        self.lost += 1
 
     def open_links(self) -> list[WireLink]:
         self.links = [link for link in self.links if link.open]

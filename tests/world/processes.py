@@ -120,20 +120,19 @@ class WorldProcess(ABC):
         with self.in_a_thread():
             work()
 
-    def acts(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None = None) -> None:
+    def acts(self, when: float, work: Callable[[], object]) -> None:
         """Do at a time what a turn of this process has just done for that time: not if it dies before, and later if it
         is stopped before."""
         if when <= self.world.time:
-            self.act(when, work, lost)
+            self.act(when, work)
         else:
-            self.world.at(when, self.act, when, work, lost)
+            self.world.at(when, self.act, when, work)
 
-    def act(self, when: float, work: Callable[[], object], lost: Callable[[], object] | None) -> None:
+    def act(self, when: float, work: Callable[[], object]) -> None:
         if self.ends is not None and (self.ends < when or self.stopped_at is not None and self.stopped_at < when):
-            if lost is not None:
-                lost()
-        elif self.stopped_at is not None and self.stopped_at < when:
-            self.held.append(partial(self.act, when, work, lost))
+            return
+        if self.stopped_at is not None and self.stopped_at < when:
+            self.held.append(partial(self.act, when, work))
         else:
             work()
 
@@ -162,7 +161,7 @@ class WorldProcess(ABC):
     def leave_all(self) -> None:
         for descriptor in sorted(self.descriptors):
             os.close(descriptor)
-        # Nothing of this happens any more: it is told that it does not.
+        # Nothing of this happens any more.
         self.let_go()
 
     # The parts that its supervisor calls (SystemProcess).

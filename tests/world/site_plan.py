@@ -16,8 +16,12 @@ from pontil.launcher.host.devices import Placement
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
 VERSION = "0"
 # Of so many seeds these have workers of several ranks: those of each prefill and each decode worker.
-RANKED_SEEDS = 24
+ROUND = 24
 RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
+# The prefill, decode and mixed workers and proxies of a seed, and those of other seeds of a round: workers that decode
+# what they computed, and a proxy whose clients have no other one.
+USUAL = (2, 2, 0, 2)
+SITES = {9: (0, 0, 3, 2), 11: (2, 2, 0, 1), 17: (1, 1, 1, 1)}
 # A resume window that is so short is waited for.
 SHORT_WINDOW = 5.0
 # Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
@@ -27,12 +31,13 @@ SMALL_POOL, TIER_MEMORY, TIER_DISK = 72, 4 << 10, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SitePlan:
-    """So many processes of each kind. Each worker has this many KV blocks and seats."""
+    """So many processes of each kind, of which some seeds have others where no count is given. Each worker has this
+    many KV blocks and seats."""
 
-    prefill: int = 2
-    decode: int = 2
-    mixed: int = 0
-    proxies: int = 2
+    prefill: int = -1
+    decode: int = -1
+    mixed: int = -1
+    proxies: int = -1
     blocks: int = 192
     seats: int = 8
     requests: int = 50
@@ -73,10 +78,16 @@ class SitePlan:
 
     def of_seed(self, seed: int) -> "SitePlan":
         """Return the plan of a seed, in which no count of processes is left open."""
-        drawn = RANKS.get(seed % RANKED_SEEDS, (1, 1))
+        drawn = RANKS.get(seed % ROUND, (1, 1))
         asked = self.prefill_ranks, self.decode_ranks
-        prefill, decode = (of or by for of, by in zip(asked, drawn, strict=True))
-        return replace(self, prefill_ranks=prefill, decode_ranks=decode)
+        ranks = [of or by for of, by in zip(asked, drawn, strict=True)]
+        given = self.prefill, self.decode, self.mixed, self.proxies
+        site = USUAL if max(given) >= 0 else SITES.get(seed % ROUND, USUAL)
+        prefill, decode, mixed, proxies = (of if of >= 0 else by for of, by in zip(given, site, strict=True))
+        return replace(
+            self, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, prefill_ranks=ranks[0],
+            decode_ranks=ranks[1],
+        )  # fmt: skip
 
     def ranks_of(self, worker: str) -> int:
         return (self.prefill_ranks if worker.startswith("prefill") else self.decode_ranks) or 1
