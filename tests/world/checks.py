@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from answer_checks import events_come_in_their_order, texts_equal_the_oracle
+from answer_forms import RESPONSE
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
@@ -58,17 +60,17 @@ def tokens_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
 
 def is_whole(run: "SeedRun", wish: ClientWish, one: ClientTry, choice: int, right: list[int]) -> Iterator[str]:
     """Yield what is wrong with the end of a complete answer."""
-    ids, finish = one.ids[choice], one.finishes[choice]
+    count, finish = one.delivered if wish.form == RESPONSE else len(one.ids[choice]), one.finishes[choice]
     if wish.stop is None:
-        if len(ids) != len(right) or finish != "length":
-            yield f"{one.name} choice {choice} has {len(ids)} of {len(right)} tokens and ends by {finish}"
+        if count != len(right) or finish != "length":
+            yield f"{one.name} choice {choice} has {count} of {len(right)} tokens and ends by {finish}"
         return
     decode = run.model.tokenizer.decode
     stops = (count for count in range(1, len(right) + 1) if wish.stop in decode(right[:count]))
-    count = next(stops, None)
-    wanted = (len(right), "length") if count is None else (count, "stop")
-    if (len(ids), finish) != wanted:
-        yield f"{one.name} choice {choice} has {len(ids)} tokens and ends by {finish}, not {wanted}"
+    stopped = next(stops, None)
+    wanted = (len(right), "length") if stopped is None else (stopped, "stop")
+    if (count, finish) != wanted:
+        yield f"{one.name} choice {choice} has {count} tokens and ends by {finish}, not {wanted}"
     if finish == "stop" and wish.stop in one.texts[choice]:
         yield f"{one.name} choice {choice} has its stop string in its text"
 
@@ -89,8 +91,8 @@ def usage_equals_deliveries(run: "SeedRun") -> Iterator[str]:
         if one.ended == "complete":
             assert one.usage is not None
             said = one.usage["prompt_tokens"], one.usage["completion_tokens"]
-            if said != (len(wish.prompt), sum(map(len, one.ids))):
-                yield f"{one.name} says {said} for {len(wish.prompt)} and {sum(map(len, one.ids))} tokens"
+            if said != (len(wish.prompt), one.delivered):
+                yield f"{one.name} says {said} for {len(wish.prompt)} and {one.delivered} tokens"
 
 
 def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
@@ -111,7 +113,7 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
         if one.ended == "complete" and (row is None or row[0] != "closed"):
             yield f"{one.name} is complete, and its row is {row}"
         elif one.ended == "complete" and row is not None:
-            wanted = [len(wish.prompt), sum(map(len, one.ids))]
+            wanted = [len(wish.prompt), one.delivered]
             if row[1:3] != wanted:
                 yield f"{one.name} is billed {row[1:3]} for {wanted}"
         elif row is not None and row[0] == "open" and not wish.resumable:
@@ -265,6 +267,8 @@ def no_thread_failed(run: "SeedRun") -> Iterator[str]:
 
 CHECKS: tuple[Check, ...] = (
     tokens_equal_the_oracle,
+    texts_equal_the_oracle,
+    events_come_in_their_order,
     a_stream_goes_on_within_its_window,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,

@@ -3,15 +3,15 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from answer_forms import COMPLETION, PATHS, RESPONSE, Message, body_of, take_event, take_whole
 from connection_buffers import Pace
 from http_reader import HttpReader
 from request_connections import Dialer, PendingAnswer, RequestConnection
 from virtual_time import SeededWorld
 
-PATH = "/v1/completions"
 # Seconds until a client that was refused, or lost its proxy, asks again: so long, and up to twice that.
 AGAIN, LONGEST_PAUSE = 0.25, 2.0
 # Seconds after which a request that has not come whole is refused.
@@ -30,7 +30,8 @@ class ClientWish:
     """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away, `reads`
     and `sends` the pace of its first try. One that `breaks` its stream hangs up at some event of it, and goes on over
     another connection; one that `shares` a connection sends over that of its key, and one that `shuts` ends its own way
-    after the request of its first try."""
+    after the request of its first try. The prompt of another `form` than a completion is that of `messages`; a response
+    may go on after a `previous` one, and has `turns` of its client come after it."""
 
     number: int
     key: str
@@ -48,17 +49,10 @@ class ClientWish:
     sends: Pace | None = None
     shares: bool = False
     shuts: bool = False
-
-    def body(self) -> bytes:
-        told: dict[str, Any] = {
-            "model": "tiny", "prompt": self.prompt, "max_tokens": self.max_tokens, "seed": self.seed,
-            "n": self.choices, "ignore_eos": True, "return_token_ids": True, "priority": self.priority,
-        }  # fmt: skip
-        if self.stream:
-            told |= {"stream": True, "stream_options": {"include_usage": True}}
-        if self.stop is not None:
-            told["stop"] = [self.stop]
-        return json.dumps(told).encode()
+    form: str = COMPLETION
+    messages: tuple[Message, ...] = ()
+    previous: str | None = None
+    turns: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -79,6 +73,16 @@ class ClientTry:
     # The number of times that it was continued over another connection, and the last event's id.
     continued: int = 0
     event: str | None = None
+    # The name of the answer, whether it is kept, the kinds of what came of it, and what is odd about them.
+    answer: str | None = None
+    kept: bool = False
+    events: list[str] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+
+    @property
+    def delivered(self) -> int:
+        """The tokens that came. A response shows text alone, and counts them at its end."""
+        return sum(map(len, self.ids)) or (self.usage or {}).get("completion_tokens", 0)
 
     @staticmethod
     def begin(name: str, now: float, proxy: str, choices: int) -> "ClientTry":
@@ -90,7 +94,7 @@ class ClientCall:
     `rest` the beginning of an event that is not whole."""
 
     def __init__(
-        self, world: SeededWorld, wish: ClientWish, dialer: Dialer, ended: Callable[[], None], window: float
+        self, world: SeededWorld, wish: ClientWish, dialer: Dialer, ended: "Callable[[ClientCall], None]", window: float
     ) -> None:
         self.world, self.wish, self.dialer, self.ended, self.window = world, wish, dialer, ended, window
         self.chance = world.random(f"client/{wish.number}")
@@ -124,7 +128,7 @@ class ClientCall:
         name = f"c{self.wish.number}-{len(self.tries)}"
         self.tries.append(ClientTry.begin(name, self.world.now(), connection.process.name, self.wish.choices))
         headers = {"x-request-id": name} | ({"pontil-resume": "1"} if self.wish.resumable else {})
-        self.send(connection, headers, self.wish.body())
+        self.send(connection, headers, body_of(self.wish))
         if self.wish.shuts and len(self.tries) == 1:
             connection.made.shut()
 
@@ -150,7 +154,7 @@ class ClientCall:
             "content-length": str(len(body)), **headers,
         }  # fmt: skip
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        request = f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + body
+        request = f"POST {PATHS[self.wish.form]} HTTP/1.1\r\n{head}\r\n".encode() + body
         self.pending, self.rest = connection.ask(self, request, self.wish.sends if len(self.tries) == 1 else None), b""
         self.watch(self.pending)
 
@@ -194,7 +198,7 @@ class ClientCall:
     def finish_try(self, how: str) -> None:
         if self.last.ended is None:
             self.last.ended, self.last.ended_at = how, self.world.now()
-            self.world.note("try", self.last.name, how, self.last.status, sum(map(len, self.last.ids)))
+            self.world.note("try", self.last.name, how, self.last.status, self.last.delivered)
 
     def end(self, outcome: str) -> None:
         if self.outcome is None:
@@ -203,7 +207,7 @@ class ClientCall:
 
     def over(self) -> None:
         self.ended_at = self.world.now()
-        self.ended()
+        self.ended(self)
 
     # The parts of an AnswerTaker.
 
@@ -226,7 +230,7 @@ class ClientCall:
         self.last.status = reader.status
         if reader.status == 200:
             if not self.wish.stream:
-                self.take_reply(json.loads(reader.body))
+                take_whole(self.last, self.wish.form, json.loads(reader.body))
             if self.last.usage is not None and None not in self.last.finishes:
                 self.finish_try("complete")
                 self.end("done")
@@ -279,16 +283,7 @@ class ClientCall:
                     told = json.loads(line[6:])
                     if "error" in told:
                         self.world.note("error", self.last.name, told["error"].get("message"))
-                    else:
-                        self.take_reply(told)
-
-    def take_reply(self, told: dict[str, Any]) -> None:
-        """Take a whole reply, or a chunk of one."""
-        one = self.last
-        for choice in told["choices"]:
-            index = choice["index"]
-            one.ids[index] += choice.get("token_ids") or []
-            one.texts[index] += choice.get("text") or ""
-            one.finishes[index] = choice.get("finish_reason") or one.finishes[index]
-        if told.get("usage"):
-            one.usage = told["usage"]
+                    if "error" not in told or self.wish.form == RESPONSE:
+                        take_event(self.last, self.wish.form, told)
+                elif line == "data: [DONE]":
+                    self.last.events.append("done")

@@ -222,11 +222,11 @@ def set_times(file: Any, times: Any = None, **given: Any) -> None:
         REAL.utime(file, times, **given)
 
 
-def connected(address: str, *given: Any, **more: Any) -> sqlite3.Connection:
+def connected(address: str | Path, *given: Any, **more: Any) -> sqlite3.Connection:
     if HERE.world.current is None:
         return sqlite3.Connection(address, *given, **more)
     made = WorldDatabase(address, *given, **more)
-    made.disk = HERE.world.disks.disk_of(unquote(address.removeprefix("file:").partition("?")[0]))
+    made.disk = HERE.world.disks.disk_of(unquote(os.fspath(address).removeprefix("file:").partition("?")[0]))
     return made
 
 

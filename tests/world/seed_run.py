@@ -6,12 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import checks
 from client_habits import with_habits
-from clients import ClientCall
+from clients import ClientCall, ClientWish
+from conversations import next_turn, with_conversations
 from engine_process import TinyModel
 from fairness import IdleWorkers
 from faults import FaultMaker, SeedFault, planned, planned_changes
@@ -78,7 +78,8 @@ class SeedRun:
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
-        self.wishes = with_habits(wishes(plan, shape, world.random("load")), world.random("habits"))
+        wanted = with_habits(wishes(plan, shape, world.random("load")), world.random("habits"))
+        self.wishes = with_conversations(wanted, world.random("conversations"), model.tokenizer)
         seconds = shape.faults_within * self.wishes[-1][0] if self.wishes else 1.0
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
@@ -103,9 +104,17 @@ class SeedRun:
         self.waiting -= 1
         self.loaded = REAL.cpu() - self.asked_at
 
-    def call_ended(self, number: int) -> None:
+    def call_of(self, wish: ClientWish) -> ClientCall:
+        """Make the client of a wish."""
+        made = ClientCall(self.world, wish, self.dialer, self.call_ended, self.plan.resume_window)
+        self.calls.append(made)
+        self.joined()
+        return made
+
+    def call_ended(self, call: ClientCall) -> None:
+        if (more := next_turn(call, self.model.tokenizer)) is not None:
+            self.call_of(more).begin()
         self.ended()
-        call = self.calls[number]
         # The record of a stream that ended may be read elsewhere before the row is closed for its dead owner.
         if call.outcome == "done" and not call.last.continued:
             checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
@@ -121,11 +130,9 @@ class SeedRun:
         begin = world.now() + 0.1
         IdleWorkers(world, self.site).look()
         for at, wish in self.wishes:
-            call = ClientCall(world, wish, self.dialer, partial(self.call_ended, wish.number), self.plan.resume_window)
-            self.calls.append(call)
-            world.at(begin + at, call.begin)
+            world.at(begin + at, self.call_of(wish).begin)
         self.made.plan(list(self.faults), begin)
-        self.waiting, self.asked_at = len(self.calls), REAL.cpu()
+        self.asked_at = REAL.cpu()
         self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
         world.at(begin, SeedWatch(self).begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
@@ -156,7 +163,7 @@ def run_seed(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     world = run.world
-    tokens = sum(len(ids) for call in run.calls for one in call.tries for ids in one.ids)
+    tokens = sum(one.delivered for call in run.calls for one in call.tries)
     return SeedReport(
         seed, world.hash.hexdigest()[:16], len(run.calls), tokens, world.time - 10_000.0, REAL.cpu() - began,
         run.loaded, world.steps, world.violations, [str(fault) for fault in run.faults], list(world.last),

@@ -118,6 +118,7 @@ class SitePlan:
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
                 "control": controls[number], "version": VERSION, "usage_log": str(folder / "usage"),
                 "resume_folder": str(folder / "streams"), "resume_window": self.resume_window,
+                "response_store": str(folder / "responses"),
                 "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
                 "callers": digests, **shared,
             })

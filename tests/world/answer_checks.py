@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what clients see of an answer: its text, and the order of its events."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from answer_forms import CHAT, CLOSING, DELTA, FINISHES, OPENING, RESPONSE
+from clients import ClientTry, ClientWish
+from hash_model import answer_of
+
+if TYPE_CHECKING:
+    from seed_run import SeedRun
+
+# Last events of a stream that breaks, in place of its end.
+FAILURES = ("error", "response.failed")
+
+
+def texts_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
+    """The text of each answer is that of the right tokens, up to its stop string; of one that broke off, a part."""
+    decode = run.model.tokenizer.decode
+    for call in run.calls:
+        wish = call.wish
+        for one in call.tries:
+            for choice, text in enumerate(one.texts):
+                ids = answer_of(wish.prompt, wish.seed, choice, wish.max_tokens, run.model.config.vocab_size)
+                right = decode(ids)
+                if wish.stop is not None:
+                    right = right.partition(wish.stop)[0]
+                if not (text == right if one.ended == "complete" else right.startswith(text)):
+                    yield f"{one.name} choice {choice} has the text {text[-40:]!r}, not {right[-40:]!r}"
+
+
+def events_come_in_their_order(run: "SeedRun") -> Iterator[str]:
+    """The events of a stream are those of its form, each where it belongs, and none comes behind its end."""
+    for call in run.calls:
+        for one in call.tries:
+            yield from (f"{one.name} {what}" for what in disorder(call.wish, one))
+
+
+def disorder(wish: ClientWish, one: ClientTry) -> Iterator[str]:
+    """Yield what is wrong with the order of a try's events."""
+    yield from one.odd
+    if not wish.stream:
+        return
+    kinds = [kind for kind in one.events if kind not in FAILURES]
+    if wish.form == RESPONSE:
+        yield from response_disorder(kinds)
+        return
+    # The end has no id: a client that breaks a stream off behind it is told it again.
+    ends = ["done"] * (one.continued + 1)
+    while ends and kinds[-1:] == ["done"]:
+        kinds.pop()
+        ends.pop()
+    if one.ended == "complete" and (kinds[-1:] != ["usage"] or len(ends) > one.continued):
+        yield f"ends with {one.events[-4:]}"
+    if {"usage", "done"} & set(kinds[:-1]):
+        yield f"goes on behind its end with {one.events[-4:]}"
+    for index in range(wish.choices):
+        own = [kind.split()[0] for kind in kinds if kind.endswith(f" {index}")]
+        if "end" in own[:-1] or "role" in own[1:] or wish.form == CHAT and own and own[0] != "role":
+            yield f"has choice {index} in the order {own[:3]} … {own[-3:]}"
+
+
+def response_disorder(kinds: list[str]) -> Iterator[str]:
+    """Yield what is wrong with the order of a response's events: there is one item, of one part."""
+    count = kinds.count(DELTA)
+    right = [*OPENING, *[DELTA] * count, *CLOSING]
+    if kinds and kinds[-1] in FINISHES:
+        right.append(kinds[-1])
+    else:
+        right = right[: len(kinds)]
+    if kinds != right:
+        yield f"has its events in the order {[kind for kind in kinds if kind != DELTA]}, with {count} deltas"

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers as a client receives them, in the forms of three routes: completions, chats and responses.
+
+A chat's or a response's prompt is its conversation, which the client writes and encodes itself, without the product's
+template."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from clients import ClientTry, ClientWish
+
+COMPLETION, CHAT, RESPONSE = "completion", "chat", "response"
+PATHS = {COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions", RESPONSE: "/v1/responses"}
+OPENING = ("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added")
+DELTA = "response.output_text.delta"
+CLOSING = ("response.output_text.done", "response.content_part.done", "response.output_item.done")
+FINISHES = {"response.completed": "stop", "response.incomplete": "length"}
+
+Message = tuple[str, str]
+
+
+def prompt_of(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a conversation, as the tiny model's template writes it."""
+    told = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
+    return tokenizer.encode(f"{told}<|im_start|>assistant\n", add_special_tokens=False)
+
+
+def body_of(wish: "ClientWish") -> bytes:
+    told: dict[str, Any] = {"model": "tiny", "seed": wish.seed, "ignore_eos": True, "priority": wish.priority}
+    if wish.stop is not None:
+        told["stop"] = [wish.stop]
+    if wish.form == RESPONSE:
+        return json.dumps(told | response_fields(wish)).encode()
+    told |= {"max_tokens": wish.max_tokens, "n": wish.choices, "return_token_ids": True}
+    if wish.stream:
+        told |= {"stream": True, "stream_options": {"include_usage": True}}
+    if wish.form == CHAT:
+        told["messages"] = [{"role": role, "content": text} for role, text in wish.messages]
+    else:
+        told["prompt"] = wish.prompt
+    return json.dumps(told).encode()
+
+
+def response_fields(wish: "ClientWish") -> dict[str, Any]:
+    """Return the fields of a response. One that goes on after another has only what is new as its input."""
+    told: dict[str, Any] = {"max_output_tokens": wish.max_tokens, "stream": wish.stream}
+    (role, first), *rest = wish.messages
+    if role == "system":
+        told["instructions"] = first
+    else:
+        rest = [*wish.messages]
+    if wish.previous is not None:
+        return told | {"previous_response_id": wish.previous, "input": rest[-1][1]}
+    if len(rest) == 1:
+        return told | {"input": rest[0][1]}
+    return told | {"input": [{"role": role, "content": text} for role, text in rest]}
+
+
+def take_event(one: "ClientTry", form: str, told: dict[str, Any]) -> None:
+    """Take the data of an event of a stream."""
+    if form == RESPONSE:
+        take_response_event(one, told)
+    else:
+        take_chunk(one, told)
+
+
+def take_whole(one: "ClientTry", form: str, told: dict[str, Any]) -> None:
+    """Take a whole answer."""
+    if form == RESPONSE:
+        take_response(one, told)
+    else:
+        take_chunk(one, told)
+
+
+def take_chunk(one: "ClientTry", told: dict[str, Any]) -> None:
+    """Take a chunk of a completion or a chat, or a whole one, which has a message in place of the chunks' deltas."""
+    one.answer = one.answer or told["id"]
+    if told["id"] != one.answer:
+        one.odd.append(f"is {one.answer}, and then {told['id']}")
+    for choice in told["choices"]:
+        index = choice["index"]
+        said = choice.get("message") or choice.get("delta") or {}
+        ids, text = choice.get("token_ids") or [], choice.get("text") or said.get("content") or ""
+        one.ids[index] += ids
+        one.texts[index] += text
+        if "role" in said and "delta" in choice:
+            one.events.append(f"role {index}")
+        if ids or text:
+            one.events.append(f"part {index}")
+        if choice.get("finish_reason"):
+            one.finishes[index] = choice["finish_reason"]
+            one.events.append(f"end {index}")
+    if told.get("usage"):
+        one.usage = told["usage"]
+        one.events.append("usage")
+
+
+def take_response_event(one: "ClientTry", told: dict[str, Any]) -> None:
+    kind = told["type"]
+    if told["sequence_number"] != len(one.events):
+        one.odd.append(f"has {kind} as number {told['sequence_number']}, after {len(one.events)}")
+    one.events.append(kind)
+    if kind == DELTA:
+        one.texts[0] += told["delta"]
+    elif kind == CLOSING[0] and told["text"] != one.texts[0]:
+        one.odd.append("ends its text with another one")
+    elif kind in FINISHES:
+        streamed, one.texts[0] = one.texts[0], ""
+        take_response(one, told["response"])
+        if one.texts[0] != streamed or one.finishes[0] != FINISHES[kind]:
+            one.odd.append(f"ends by {kind} with another response than its events")
+
+
+def take_response(one: "ClientTry", told: dict[str, Any]) -> None:
+    one.answer, one.kept = told["id"], told["store"]
+    parts = [part for item in told["output"] for part in item["content"]]
+    one.texts[0] += "".join(part["text"] for part in parts)
+    one.finishes[0] = FINISHES[f"response.{told['status']}"]
+    usage = told["usage"]
+    one.usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"]}
