@@ -39,7 +39,9 @@ class ScriptedLaunch:
         reading, writing = os.pipe()
         with open(os.devnull) as nothing:
             files = [nothing.fileno(), writing, writing]
-            self.process = fork_program(line, Path.cwd(), files, os.environ if environment is None else environment)
+            self.process = fork_program(
+                line, Path.cwd(), files, os.environ if environment is None else environment, computing=False
+            )
         os.close(writing)
         self.pipe = LinePipe(reading)
         self.unseen: list[str] = []

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from forked_program import run_program
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "ask.py"
 ANSWER = {
@@ -65,8 +66,7 @@ def url() -> Iterator[str]:
 
 
 def ask(url: str, pid: int, question: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(SCRIPT), url, str(pid), question]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return run_program([str(SCRIPT), url, str(pid), question])
 
 
 def test_the_answer_its_usage_and_its_way_are_printed(url: str) -> None:

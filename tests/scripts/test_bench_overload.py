@@ -2,8 +2,6 @@
 """The overload benchmark, against a server whose every answer is known."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
+from forked_program import run_program
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 EVENT = b'data: {"choices": [{"text": "x"}]}\n\n'
@@ -62,14 +61,14 @@ class AnswerServer:
             def log_message(self, format: str, *args: object) -> None: ...
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def bench(self, *words: str) -> list[dict[str, str]]:
         """Run the benchmark and return its table, a dict of columns for each row."""
         url = f"http://127.0.0.1:{self.http.server_port}"
-        command = [sys.executable, str(SCRIPTS / "bench_overload.py"), "--url", url, "--prompt-tokens", "3", *words]
-        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        lines = [line for line in printed.splitlines() if line.startswith("| ")]
+        done = run_program([str(SCRIPTS / "bench_overload.py"), "--url", url, "--prompt-tokens", "3", *words])
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
         cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
         return [dict(zip(cells[0], row, strict=True)) for row in cells[1:]]
 

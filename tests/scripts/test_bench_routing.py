@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_program import run_program
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 LENGTHS = """conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens
@@ -52,7 +52,7 @@ class ConversationHandler(BaseHTTPRequestHandler):
 def server() -> Iterator[ThreadingHTTPServer]:
     ConversationHandler.asked = []
     with ThreadingHTTPServer(("127.0.0.1", 0), ConversationHandler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
@@ -61,8 +61,8 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 def replay(server: ThreadingHTTPServer, path: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     url = f"http://127.0.0.1:{server.server_address[1]}"
-    command = [sys.executable, str(SCRIPTS / "bench_routing.py"), "--url", url, "--lengths", str(path), "--pause", "0"]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+    words = ("--url", url, "--lengths", str(path), "--pause", "0", *options)
+    return run_program([str(SCRIPTS / "bench_routing.py"), *words])
 
 
 def test_turns_follow_what_was_answered(server: ThreadingHTTPServer, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import base64
 import json
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from bench_spoken import SpokenTiming, table
+from forked_program import run_program
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 USAGE = {"completion_tokens": 9, "completion_tokens_details": {"audio_tokens": 4}}
@@ -49,7 +49,7 @@ class SpokenHandler(BaseHTTPRequestHandler):
 def server() -> Iterator[ThreadingHTTPServer]:
     SpokenHandler.asked, SpokenHandler.ends_early = [], False
     with ThreadingHTTPServer(("127.0.0.1", 0), SpokenHandler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
@@ -58,8 +58,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 
 def bench(server: ThreadingHTTPServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     url = f"http://127.0.0.1:{server.server_address[1]}"
-    command = [sys.executable, str(SCRIPTS / "bench_spoken.py"), "--url", url, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return run_program([str(SCRIPTS / "bench_spoken.py"), "--url", url, *arguments])
 
 
 def test_rounds_take_turns_and_count_what_usage_says(server: ThreadingHTTPServer) -> None:

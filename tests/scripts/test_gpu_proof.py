@@ -2,21 +2,19 @@
 """The scripts that prove a checkout on a GPU, as far as they run without one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import gpu_answers
 import gpu_bench
 import pytest
+from forked_program import run_program
 
-ROOT = Path(__file__).resolve().parents[2]
+BENCH = str(Path(__file__).resolve().parents[2] / "scripts" / "gpu_bench.py")
 
 
 def test_the_bench_runs_without_a_gpu_and_reads_another_process() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "gpu_bench.py"), "--device", "cpu", "--shape", "tiny"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = run_program([BENCH, "--device", "cpu", "--shape", "tiny"], computing=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {"copy", "matrix", "decode_1", "decode_8", "prefill", "pull"} == set(found)
@@ -56,8 +54,5 @@ def test_only_a_near_tie_explains_another_token(ours: dict[str, Any], theirs: di
 
 
 def test_without_a_gpu_the_proof_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "gpu_bench.py", "--device", "cuda:9"],
-        capture_output=True, text=True, cwd=ROOT, env={"PATH": "/usr/bin", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
+    done = run_program([BENCH, "--device", "cuda:9"], {"CUDA_VISIBLE_DEVICES": ""}, computing=True)
     assert done.returncode == 1 and "torch finds no GPU here" in done.stderr and "Traceback" not in done.stderr

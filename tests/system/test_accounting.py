@@ -7,7 +7,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -19,7 +18,8 @@ from typing import Any
 
 import pytest
 from books import differing
-from served import ROOT, Served, launched, wait_for
+from command_line import app
+from served import Served, launched, wait_for
 
 READERS = 6
 
@@ -71,9 +71,7 @@ def row_named(path: Path, name: str) -> dict[str, Any] | None:
 
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, str(ROOT / "app.py"), *words], capture_output=True, text=True, cwd=ROOT, timeout=60
-    )
+    return app(*words)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
 
 def refused(model: Path, *flags: str, code: int = 1) -> str:
     """Return the sentence with which a launch of this model ends."""
-    done = app("launch", "--model", str(model), *flags)
+    done = app("launch", "--model", str(model), *flags, computing=True)
     *before, sentence = done.stderr.splitlines()
     assert done.returncode == code and sentence.startswith("Error: "), done.stderr
     assert "Traceback" not in done.stderr and not any("starting it again" in line for line in before)

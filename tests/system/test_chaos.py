@@ -133,7 +133,7 @@ def test_ctrl_c_undoes_everything(site: Served, tmp_path: Path) -> None:
     said = site.output.read_text().count(" slow for ")
     line = [str(APP), "chaos", "--pid", str(site.process.pid), "--faults", "slow", "--seed", "2"]
     with (tmp_path / "output").open("w+b") as output:
-        process = fork_program(line, tmp_path, [output.fileno()] * 3, os.environ | ADMIN)
+        process = fork_program(line, tmp_path, [output.fileno()] * 3, os.environ | ADMIN, computing=False)
         try:
             wait_for(lambda: site.output.read_text().count(" slow for ") > said, WITHIN, "a fault")
             process.send_signal(signal.SIGINT)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker that differs from the others is refused when it joins, and the reason is shown everywhere (C8)."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import ROOT, START_TIMEOUT, Served, launched, wait_for
+from command_line import APP, app
+from served import START_TIMEOUT, Served, launched, wait_for
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -29,11 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, model: str, door: str) -> I
         yield one
 
 
-def join(door: str, model: str, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(ROOT / "app.py"), "launch", "--role", "decode", "--join", door, "--model", model]
-    return subprocess.Popen(
-        [*command, *SMALL, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ
-    )
+def words(door: str, model: str, *more: str) -> tuple[str, ...]:
+    return ("launch", "--role", "decode", "--join", door, "--model", model, *SMALL, *more)
 
 
 def refusals(served: Served) -> dict[str, str]:
@@ -43,9 +40,9 @@ def refusals(served: Served) -> dict[str, str]:
     return {row["name"]: row["reason"] for row in rows if row["state"] == "REFUSED"}
 
 
-def refused(served: Served, joined: subprocess.Popen[str]) -> str:
+def refused(served: Served, joined: "subprocess.CompletedProcess[str]") -> str:
     """Return the reason, once it was found everywhere it belongs."""
-    output, _ = joined.communicate(timeout=START_TIMEOUT)
+    output = joined.stdout + joined.stderr
     assert joined.returncode == 2 and "Traceback" not in output and "starting it again" not in output
     (sentence,) = refusals(served).values()
     assert f"Error: decode:0 could not start: the proxy refused this worker: {sentence}" in output
@@ -70,12 +67,12 @@ def refused(served: Served, joined: subprocess.Popen[str]) -> str:
 def test_a_worker_unlike_the_others_is_refused(
     served: Served, door: str, model: str, flags: tuple[str, ...], says: str
 ) -> None:  # C8
-    assert refused(served, join(door, model, *flags)) == f"decode:0 has {says}"
+    assert refused(served, app(*words(door, model, *flags), computing=True)) == f"decode:0 has {says}"
 
 
 def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tmp_path: Path) -> None:  # C8
     write_tiny_llama(tmp_path / "tiny", seed=1)
-    sentence = refused(served, join(door, str(tmp_path / "tiny"), "--dtype", "float32"))
+    sentence = refused(served, app(*words(door, str(tmp_path / "tiny"), "--dtype", "float32"), computing=True))
     found = re.fullmatch(
         r"decode:0 has model tiny \((\w+)\) but mixed:0 has tiny \((\w+)\): start it with the same --model", sentence
     )
@@ -85,7 +82,7 @@ def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tm
 # Without --long: tests/runtime/proxy/test_registry.py forgets refusals, tests/system/test_one_host.py welcomes workers.
 @pytest.mark.long
 def test_one_that_fits_is_welcome_and_the_refusal_forgotten(served: Served, door: str, model: str) -> None:
-    joined = join(door, model, "--dtype", "float32")
+    joined = subprocess.Popen([sys.executable, str(APP), *words(door, model, "--dtype", "float32")])
     try:
         wait_for(lambda: served.topology().get("decode:0", {}).get("state") == "READY", START_TIMEOUT, "the welcome")
         assert refusals(served) == {}

@@ -3,13 +3,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from served import ROOT, Served
+from forked_program import run_program
+from served import APP, Served
 
 from pontil.launcher.conformance.api import Api, ApiAnswer
 from pontil.launcher.conformance.check import outcome
@@ -20,8 +19,7 @@ Fault = Callable[[ApiAnswer], ApiAnswer]
 
 
 def test_this_server_passes_every_check(pair: Served) -> None:
-    command = [sys.executable, str(ROOT / "app.py"), "conformance", f"127.0.0.1:{pair.port}", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = run_program([str(APP), "conformance", f"127.0.0.1:{pair.port}", "--json"], timeout=300)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one for one in found if one["verdict"] != "pass"] == [] and len(found) == len(CHECKS)
     assert done.returncode == 0 and not done.stderr
@@ -90,6 +88,5 @@ def test_an_optional_part_may_be_refused_by_name(pair: Served) -> None:
 
 
 def test_a_server_that_is_not_there_is_one_sentence() -> None:
-    command = [sys.executable, str(ROOT / "app.py"), "conformance", "127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_program([str(APP), "conformance", "127.0.0.1:1"])
     assert done.returncode == 1 and done.stderr.startswith("Error: the server at") and done.stderr.count("\n") == 1

@@ -2,8 +2,6 @@
 """A chat model and an embedding model behind one proxy, each with workers of its own; one of these is killed."""
 
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from forked_program import run_program
 from served import ROOT, Served, launched, wait_for
 
 from pontil.runtime.loaders.builtin import fetch
@@ -78,7 +77,7 @@ def test_the_built_in_model_knows_what_texts_mean(tmp_path: Path) -> None:
         (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
         script = tmp_path / "example.py"
         script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
-        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+        done = run_program([str(script)])
     assert done.stdout.splitlines() == [f"0.76 {RELATED[1]}", f"-0.02 {RELATED[2]}", "23 tokens"], done.stderr
     vectors = np.array([one["embedding"] for one in answer["data"]])
     near, far = float(vectors[0] @ vectors[1]), float(vectors[0] @ vectors[2])

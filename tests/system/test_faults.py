@@ -3,14 +3,13 @@
 end."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import psutil
 import pytest
+from command_line import app
 from oracle import at_rest, settled
-from served import ROOT, Served, wait_for
+from served import Served, wait_for
 
 LONG = {"prompt": "Count: one, two, three,", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 WORKERS = ("prefill:0", "decode:0")
@@ -37,8 +36,7 @@ def test_topology_tells_every_process(pair: Served) -> None:
 
 def test_status_shows_them(pair: Served) -> None:  # G3
     at_rest(pair)
-    command = [sys.executable, str(ROOT / "app.py"), "status", "--url", f"http://127.0.0.1:{pair.port}"]
-    heading, *lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    heading, *lines = app("status", "--url", f"http://127.0.0.1:{pair.port}").stdout.splitlines()
     assert heading.split()[:6] == ["NAME", "STATE", "DEVICE", "PID", "UPTIME", "RESTARTS"]
     assert [line.split()[:2] for line in lines] == [[name, "ready"] for name in ("proxy", *WORKERS)]
     pids = [row["pid"] for row in pair.topology().values()]

@@ -5,14 +5,14 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from served import ROOT, START_TIMEOUT, Served, free_port, wait_for
+from forked_program import fork_program
+from served import APP, START_TIMEOUT, Served, free_port, wait_for
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -35,10 +35,10 @@ class Host:
         output = self.folder / f"{role}.{number}"
         port = ("--port", str(self.port)) if role == "proxy" else ()
         words = ("--role", role, *port, *ROLES[role], "--model", str(self.model), "--kv-connector", "shm")
-        launch_environment = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "8MiB", "XDG_RUNTIME_DIR": str(self.folder)}
-        with output.open("wb") as file:
-            command = [sys.executable, str(ROOT / "app.py"), "launch", *words]
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=launch_environment)
+        around = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "8MiB", "XDG_RUNTIME_DIR": str(self.folder)}
+        with output.open("wb") as file, open(os.devnull) as nothing:
+            files = [nothing.fileno(), file.fileno(), file.fileno()]
+            process = fork_program([str(APP), "launch", *words], self.folder, files, around)
         self.running[role] = Served(process, self.port, output, self.folder / "usage.db")
 
     def said(self, role: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from books import differing
+from command_line import app
 from served import ROOT, Reply, Served, launched, wait_for
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -245,8 +246,7 @@ class Callers:
 
 
 def restarted(served: Served, *flags: str) -> None:
-    command = [sys.executable, str(ROOT / "app.py"), "restart", "--proxies", "--drain-timeout", "1", *flags]
-    done = subprocess.run([*command, "--port", str(served.port)], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = app("restart", "--proxies", "--drain-timeout", "1", *flags, "--port", str(served.port))
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "done", done.stdout + done.stderr
 
 

@@ -4,12 +4,11 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import openai
 import pytest
+from forked_program import run_program
 from openai.types.chat import ChatCompletionMessageParam
 from served import ROOT, Served
 
@@ -31,7 +30,7 @@ def test_the_example_in_the_readme_runs(served: Served, tmp_path: Path) -> None:
     assert "127.0.0.1:8000" in example
     script = tmp_path / "example.py"
     script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    done = run_program([str(script)])
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout and "completion_tokens=8" in done.stdout
 

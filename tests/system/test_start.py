@@ -120,7 +120,7 @@ def test_the_launcher_stays_light_while_it_serves(served: Served) -> None:
 
 
 def test_a_launch_of_which_no_bytes_move_fails(model: str) -> None:  # G2
-    done = run_program([str(HOSTILE), "launch", "--port", "0", *SMALL, model])
+    done = run_program([str(HOSTILE), "launch", "--port", "0", *SMALL, model], computing=True)
     shown = done.stdout + done.stderr
     assert done.returncode == 1 and "ready on" not in shown and "Traceback" not in shown
     assert re.search(

@@ -3,8 +3,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +10,7 @@ import jsonschema
 import openai
 import pytest
 from effort import examples
+from forked_program import run_program
 from served import ROOT, Served
 
 NAME = "smollm2-135m-instruct"
@@ -53,7 +52,7 @@ def test_the_documented_example_runs(served: Served, tmp_path: Any, page: str, p
     assert "127.0.0.1:8000" in example
     script = tmp_path / "example.py"
     script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    done = run_program([str(script)], timeout=300)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
 

@@ -116,7 +116,7 @@ def test_commands_change_what_is_sent(url: str, asked: list[dict[str, Any]], tmp
 def test_turns_of_several_lines_and_a_history(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     around = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
-    process = fork_program([str(APP), "chat", "--url", url], tmp_path, [theirs] * 3, around)
+    process = fork_program([str(APP), "chat", "--url", url], tmp_path, [theirs] * 3, around, computing=False)
     try:
         os.close(theirs)
         seen = ReadTerminal(ours)

@@ -115,7 +115,7 @@ class Watching:
         self.reading, self.seen = reading, ""
         around = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
         line = [str(APP), "status", "--url", server.url, "--watch", *words]
-        self.process = fork_program(line, Path.cwd(), [writing] * 3, around | variables)
+        self.process = fork_program(line, Path.cwd(), [writing] * 3, around | variables, computing=False)
         os.close(writing)
 
     def until(self, text: str, times: int = 1) -> None:

@@ -18,7 +18,6 @@ import pytest
 from click.testing import CliRunner, Result
 from command_line import CORE, ROOT, app
 
-from pontil.launcher.child.child import child_command
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.options import LaunchOptions, read_environment, read_options
 from pontil.launcher.config.topology import Topology, plan
@@ -36,6 +35,7 @@ from pontil.launcher.doctor.finding import broken, fine
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.probe.examination import examine
 
 SUBJECTS = [
     "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over tcp",
@@ -60,10 +60,8 @@ def taken() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def examined() -> tuple[dict[str, Any], str | None]:
-    """The facts that a child with torch reports on this machine."""
-    launch_environment = read_environment()
-    command = [*child_command("examine"), f"--parent={os.getpid()}", str(launch_environment.cache_directory)]
-    return run_examination(command, dict(launch_environment.for_child(1)))
+    """The facts that a child with torch reports on this machine, found in this process, which has loaded it."""
+    return dict(examine(read_environment().cache_directory)), None
 
 
 @pytest.fixture

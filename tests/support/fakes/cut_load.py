@@ -10,6 +10,7 @@ import time
 from itertools import count
 from typing import Any
 
+from effort import is_long
 from link_table import CutOutcome
 from network_hosts import Hosts
 from served import START_TIMEOUT, wait_for
@@ -19,7 +20,7 @@ PATIENCE = 20.0
 # Seconds between two requests of a client: what is measured is faults, on machines that have more to do.
 PAUSE = 0.05
 # Tokens of a stream that is still open when a link is cut, and of a model that has room for it.
-LONG_ANSWER, LONG_CONTEXT = 3000, 4096
+LONG_ANSWER, LONG_CONTEXT = 3000 if is_long() else 1200, 4096
 # Longer than the longest cut, and than a stream takes.
 STREAM_PATIENCE = 300.0
 # Directions of links, from a sending to a receiving host.

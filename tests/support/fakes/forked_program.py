@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python programs, forked from a warm process (warm_program.py), which each process of a test run starts once."""
+"""Python programs, forked from warm processes (warm_program.py), which each process of a test run starts once."""
 
 import json
 import os
@@ -64,11 +64,16 @@ class ForkedProgram:
 
 
 def fork_program(
-    line: Sequence[str], folder: Path, files: Sequence[int], environment: Mapping[str, str]
-) -> ForkedProgram:
+    line: Sequence[str], folder: Path, files: Sequence[int], environment: Mapping[str, str],
+    network: Path | None = None, computing: bool = True,
+) -> ForkedProgram:  # fmt: skip
     """Start a program, given by its file and its words, in a folder and with this environment, on the cores of this
-    process. `files` are its input, its output and where its errors go."""
-    told = {"line": list(line), "environment": dict(environment), "cores": sorted(os.sched_getaffinity(0))}
+    process. `files` are its input, its output and where its errors go; `network` is a namespace to be in.
+    `computing`: it or a process that it starts loads torch, or is a proxy."""
+    told = {
+        "line": list(line), "environment": dict(environment), "cores": sorted(os.sched_getaffinity(0)),
+        "network": None if network is None else str(network),
+    }  # fmt: skip
     with TemporaryFile() as file:
         file.write(json.dumps(told).encode())
         file.seek(0)
@@ -76,7 +81,9 @@ def fork_program(
         given, output, errors = files
         try:
             passed = [directory, file.fileno(), given, errors]
-            leader = warm_process().fork(ProcessStart([*map(str, passed)], 1, passed, output))
+            leader = warm_process("computing" if computing else "light").fork(
+                ProcessStart([*map(str, passed)], 1, passed, output)
+            )
         finally:
             os.close(directory)
     assert leader is not None, "the warm process has ended"
@@ -85,14 +92,15 @@ def fork_program(
 
 def run_program(
     line: Sequence[str], variables: Mapping[str, str] | None = None, folder: Path = ROOT, typed: str = "",
-    timeout: float = TIMEOUT,
+    timeout: float = TIMEOUT, computing: bool = False,
 ) -> "subprocess.CompletedProcess[str]":  # fmt: skip
     """Run a program to its end, with these variables added to the environment, and `typed` as its input."""
     with ExitStack() as stack:
         files = [stack.enter_context(TemporaryFile("w+")) for _ in range(3)]
         files[0].write(typed)
         files[0].seek(0)
-        process = fork_program(line, folder, [file.fileno() for file in files], {**os.environ, **(variables or {})})
+        around = {**os.environ, **(variables or {})}
+        process = fork_program(line, folder, [file.fileno() for file in files], around, computing=computing)
         try:
             code = process.wait(timeout)
         finally:
@@ -103,8 +111,8 @@ def run_program(
 
 
 @cache
-def warm_process() -> ForkServer:
-    command = (sys.executable, str(PROGRAM), ROOM)
+def warm_process(kind: str) -> ForkServer:
+    command = (sys.executable, str(PROGRAM), kind, ROOM)
     server = ForkServer(command, ExecStarter(command, environment))
     with selectors.DefaultSelector() as selector:
         server.open(selector, time.monotonic)

@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from served import ROOT
+from forked_program import ForkedProgram, fork_program, launch_environment
+from served import APP
 
 NET = "10.213.77"
 NAMES = ("proxy", "prefill", "decode")
@@ -38,7 +38,7 @@ class Hosts:
 
     names: tuple[str, ...] = NAMES
     tag: str = field(default_factory=lambda: f"p{os.getpid() % 100000}")
-    running: dict[str, list[subprocess.Popen[bytes]]] = field(default_factory=dict)
+    running: dict[str, list[ForkedProgram]] = field(default_factory=dict)
     asleep: list[str] = field(default_factory=list)
 
     def make(self) -> None:
@@ -68,7 +68,7 @@ class Hosts:
         return f"{self.tag}o{self.number(name.removesuffix(ASLEEP))}{'z' * name.endswith(ASLEEP)}"
 
     @property
-    def launchers(self) -> list["subprocess.Popen[bytes]"]:
+    def launchers(self) -> list[ForkedProgram]:
         return [process for processes in self.running.values() for process in processes]
 
     def remove(self) -> None:
@@ -136,15 +136,14 @@ class Hosts:
         self.cut(name + ASLEEP, "up")
         self.signal_all(name + ASLEEP, signal.SIGCONT)
 
-    def launch(
-        self, name: str, log: Path, *arguments: str, role: str | None = None, **variables: str
-    ) -> "subprocess.Popen[bytes]":
+    def launch(self, name: str, log: Path, *arguments: str, role: str | None = None, **variables: str) -> ForkedProgram:
         """Launch on a host what its name says, or another `role`."""
         options = ("--role", role or name, *arguments)
-        command = self.inside(name, sys.executable, str(ROOT / "app.py"), "launch", *options)
-        with log.open("ab") as file:
-            launch_environment = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "128MiB", **variables}
-            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=launch_environment)
+        network = Path("/run/netns") / f"{self.tag}-{name}"
+        with log.open("ab") as file, open(os.devnull) as nothing:
+            files = [nothing.fileno(), file.fileno(), file.fileno()]
+            around = {**launch_environment(), **variables}
+            process = fork_program([str(APP), "launch", *options], Path.cwd(), files, around, network)
         self.running.setdefault(name, []).append(process)
         return process
 

@@ -25,27 +25,27 @@ from contextlib import suppress  # noqa: E402
 from itertools import pairwise  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-from pontil.http.app import service  # noqa: E402, F401
-from pontil.launcher import cli  # noqa: E402, F401
 from pontil.launcher.child.forked import serve_forks, show_as  # noqa: E402
 from pontil.launcher.child.parent_death import parent_death_signal  # noqa: E402
 from pontil.launcher.child.starter import ExecStarter, ProcessStart  # noqa: E402
 from pontil.launcher.child.system_process import GroupLeader, SystemProcess  # noqa: E402
 from pontil.launcher.commands import launch  # noqa: E402, F401
 from pontil.launcher.roles import import_for_workers  # noqa: E402
-from pontil.runtime.loaders import builtin  # noqa: E402, F401
-from pontil.runtime.probe import footprint  # noqa: E402, F401
 
+# The word for a process from which proxies and workers are forked, and not only what is as light as the launcher.
+COMPUTING = "computing"
 STANDARD = (0, 1, 2)
 # Fields of /proc/self/stat after the name: the addresses where the environment begins and ends.
 ENVIRONMENT = (47, 48)
+CLONE_NEWNET = 0x40000000
 
 
 def main() -> None:
     """Fork a program for each request, whose words are the numbers of descriptors: of its working directory, of a file
     that says what it is, of its input, and of where its errors go."""
     parent, requests = (int(word.partition("=")[2]) for word in sys.argv[-3:-1])
-    import_for_workers()
+    if sys.argv[1] == COMPUTING:
+        import_all()
     gc.freeze()
     setattr(ExecStarter, ExecStarter.start.__name__, start_by_fork)
     words = serve_forks(parent, requests)
@@ -61,9 +61,19 @@ def main() -> None:
     for one in {given, errors}:
         os.close(one)
     os.sched_setaffinity(0, asked["cores"])
+    if asked["network"] is not None:
+        enter_network(asked["network"])
     show_as([sys.executable, *asked["line"]])
     take_environment(asked["environment"])
     run(asked["line"])
+
+
+def import_all() -> None:
+    """Import what proxies and workers need. A process that has is much larger, and slower to fork."""
+    import_for_workers()
+    from pontil.http.app import service  # noqa: F401
+    from pontil.runtime.loaders import builtin  # noqa: F401
+    from pontil.runtime.probe import footprint  # noqa: F401
 
 
 def start_by_fork(starter: ExecStarter, asked: ProcessStart) -> SystemProcess:
@@ -87,6 +97,13 @@ def become(starter: ExecStarter, asked: ProcessStart) -> None:
     take_files(asked)
     take_environment(environment)
     run([*starter.command[1:], *asked.words])
+
+
+def enter_network(path: str) -> None:
+    """Be in this network namespace."""
+    with open(path) as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"{path} cannot be entered")
 
 
 def take_environment(environment: Mapping[str, str]) -> None:
@@ -144,6 +161,8 @@ def exit_code(program: Callable[[], object]) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()
