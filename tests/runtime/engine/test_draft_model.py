@@ -24,6 +24,9 @@ from pontil.runtime.engine.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
 
+# Every answer crosses the end of a block.
+BUDGET = examples(20, 40)
+
 
 @pytest.fixture(scope="module")
 def model() -> Model:
@@ -67,9 +70,9 @@ def check_draft_free(one: Rig) -> None:
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_a_draft_of_the_model_itself_is_always_right(model: Model, count: int) -> None:  # B1, C16
     """Greedy or drawn: a draft is drawn with the number of its position."""
-    expected = run(rig(model), requests())
+    expected = run(rig(model), requests(BUDGET))
     one = drafting(model, model, count)
-    assert run(one, requests()) == expected
+    assert run(one, requests(BUDGET)) == expected
     assert one.engine.drafted > 50 and one.engine.accepted == one.engine.drafted
     check_draft_free(one)
 
@@ -96,29 +99,28 @@ def test_guesses_that_memory_does_not_suffice_for_are_left_out(
 
 @pytest.mark.parametrize("lookup", [False, True])
 def test_a_draft_of_another_model_changes_nothing(model: Model, other: Model, lookup: bool) -> None:  # B1, C16
-    expected = run(rig(model), requests())
+    expected = run(rig(model), requests(BUDGET))
     one = drafting(model, other, 5, lookup=lookup)
-    assert run(one, requests()) == expected
+    assert run(one, requests(BUDGET)) == expected
     assert one.engine.drafted > one.engine.accepted
     check_draft_free(one)
-    for each in requests()[lookup :: examples(4, 2)]:
+    for each in requests(BUDGET)[lookup :: examples(4, 2)]:
         assert run(drafting(model, other, 5, lookup=lookup), [each]).items() <= expected.items()
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_replay_after_preemption_gives_the_same_with_a_draft_model(model: Model, other: Model, right: bool) -> None:
-    budget = examples(40, 60)
-    expected = run(rig(model), requests(budget))
-    tight = drafting(model, model if right else other, 5, blocks=16)
-    assert run(tight, requests(budget)) == expected
+    expected = run(rig(model), requests(BUDGET))
+    tight = drafting(model, model if right else other, 5, blocks=9)
+    assert run(tight, requests(BUDGET)) == expected
     assert tight.scheduler.preemptions > 0 and tight.engine.drafted > 0
     check_draft_free(tight)
 
 
 def test_without_room_for_the_draft_models_blocks_it_guesses_less(model: Model) -> None:
-    expected = run(rig(model), requests(60))
+    expected = run(rig(model), requests(BUDGET))
     tight = drafting(model, model, 5, draft_blocks=9)
-    assert run(tight, requests(60)) == expected
+    assert run(tight, requests(BUDGET)) == expected
     assert tight.engine.drafted > 0
     check_draft_free(tight)
 
@@ -177,10 +179,10 @@ def test_a_text_that_was_not_followed_is_joined_inside_the_answer(model: Model) 
     """A sequence that decoded for long without guesses: what the model lacks is again the last WINDOW tokens at most,
     and positions are counted from the beginning of the text."""
     one = drafting(model, model, 0)
-    made = sequence("a", REPEATING, 2 * WINDOW + 60, temperature=0.6, seed=3)
-    plain = run(rig(model), [sequence("a", REPEATING, 2 * WINDOW + 60, temperature=0.6, seed=3)])["a"]
+    made, again = (sequence("a", REPEATING, WINDOW + 50, temperature=0.6, seed=3) for _ in range(2))
+    plain = run(rig(model), [again])["a"]
     one.engine.add(made)
-    while len(made.output) < WINDOW + 50:
+    while len(made.output) < WINDOW + 10:
         one.engine.step()
     one.scheduler.speculative_tokens = 4
     while one.engine.has_work:

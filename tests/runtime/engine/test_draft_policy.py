@@ -146,7 +146,7 @@ class GuessWorld:
         return made / len(self.streams) * self.target(len(self.streams)) / self.seconds
 
 
-@pytest.mark.parametrize("seed", range(examples(2, 4)))
+@pytest.mark.parametrize("seed", range(examples(1, 4)))
 @pytest.mark.parametrize("rows", [1, 2, 8, 20])
 def test_where_no_guess_is_right_little_time_is_lost(rows: int, seed: int) -> None:
     """A stream that never repeats takes at most 3 % longer, reading its prompt into the draft model included."""

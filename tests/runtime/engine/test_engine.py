@@ -20,15 +20,28 @@ EVERYTHING: dict[str, object] = SAMPLED | {
     "logit_bias": ((5, 3.0), (9, -4.0)), "bad_token_ids": (7, 8), "seed": 12, "logprobs": 3,
 }  # fmt: skip
 
+SETTINGS: dict[str, dict[str, object]] = {"greedy": {}, "sampled": SAMPLED, "everything": EVERYTHING}
+
 
 def prompt(length: int, seed: int = 5) -> list[int]:
     return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(scope="module", params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)], ids=str)
 def model(request: pytest.FixtureRequest) -> Model:
     made: Model = build(reference(), dtype=request.param)
     return made
+
+
+def in_both(*kinds: str) -> pytest.MarkDecorator:
+    """In float32 with settings of each kind; in bfloat16 with all settings at once, and with --long with each kind."""
+    cases = [
+        pytest.param(dtype, SETTINGS[kind], id=f"{dtype}-{kind}", marks=[pytest.mark.long] if is_more else [])
+        for dtype in (torch.float32, torch.bfloat16)
+        for kind in kinds
+        for is_more in [dtype == torch.bfloat16 and kind != "everything"]
+    ]
+    return pytest.mark.parametrize(("model", "settings"), cases, indirect=["model"])
 
 
 @pytest.fixture
@@ -50,7 +63,7 @@ def company(length: int) -> list[Sequence]:
     return [sequence(f"n{i}", prompt(3 + 17 * i, i), 5 + i, **(settings[i % 4] | {"seed": i})) for i in range(length)]
 
 
-@pytest.mark.parametrize("settings", [{}, SAMPLED, EVERYTHING], ids=["greedy", "sampled", "everything"])
+@in_both("greedy", "sampled", "everything")
 def test_company_and_chunks_change_nothing(alone: Rig, model: Model, settings: dict[str, object]) -> None:
     """One crowd for all lengths, each of which was alone before. Every answer crosses the end of a block."""
     expected: dict[str, list[int]] = {}
@@ -76,7 +89,7 @@ def test_block_size_changes_nothing(alone: Rig, model: Model, block_size: int) -
     assert drain(other.engine) == drain(alone.engine)
 
 
-@pytest.mark.parametrize("settings", [SAMPLED, EVERYTHING], ids=["sampled", "everything"])
+@in_both("sampled", "everything")
 def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model, settings: dict[str, object]) -> None:
     words = prompt(70)
     alone.engine.add(sequence("a", words, 30, **settings))
@@ -103,7 +116,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     )
 
 
-@pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["greedy", "everything"])
+@in_both("greedy", "everything")
 def test_replayed_tokens_give_the_same_continuation(alone: Rig, model: Model, settings: dict[str, object]) -> None:
     alone.engine.add(sequence("a", prompt(70), 80, **settings))
     expected = drain(alone.engine)["a"]

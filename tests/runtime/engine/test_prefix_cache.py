@@ -17,7 +17,7 @@ def prompt(length: int, seed: int = 5) -> list[int]:
     return torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(scope="module", params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.long)], ids=str)
 def model(request: pytest.FixtureRequest) -> Model:
     made: Model = build(reference(), dtype=request.param)
     return made
@@ -84,7 +84,16 @@ def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_is_gone(model: Mo
     check_free(ours)
 
 
-@pytest.mark.parametrize("length", [15, 16, 40, 64, 111])
+@pytest.mark.parametrize(
+    ("model", "length"),
+    [
+        *((torch.float32, length) for length in (15, 16, 40, 64, 111)),
+        (torch.bfloat16, 40),
+        *(pytest.param(torch.bfloat16, length, marks=pytest.mark.long) for length in (15, 16, 64, 111)),
+    ],
+    indirect=["model"],
+    ids=str,
+)
 def test_longer_prompts_and_other_endings_give_the_tokens_of_a_cold_start(model: Model, length: int) -> None:
     ours = rig(model)
     ours.engine.add(sequence("a", prompt(64), 30))

@@ -29,7 +29,7 @@ TURNS = (
     "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\ntwo<|im_end|>\n<|im_start|>user\n<|image_pad|> three"
     "<|im_end|>\n<|im_start|>assistant\n"
 )
-TEXT_TOKENS, MOST_CODES = 9, examples(18, 26)
+TEXT_TOKENS, MOST_CODES = 9, examples(12, 26)
 
 
 @dataclass(frozen=True)
