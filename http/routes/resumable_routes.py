@@ -17,9 +17,9 @@ from pontil.http.response.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.request_state import release_of as recorded_release
-from pontil.runtime.proxy.resumable import StreamJournal
 from pontil.runtime.proxy.retold_text import RetoldText
 from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.stream_journal import StreamJournal
 from pontil.runtime.proxy.stream_record import StreamRecord
 from pontil.runtime.proxy.worker_release import WorkerRelease
 from pontil.runtime.sampling_params import SamplingParams

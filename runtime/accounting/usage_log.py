@@ -5,7 +5,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,10 +40,16 @@ class Writable(Protocol):
 
 @dataclass(slots=True)
 class Group:
-    """Rows that are written together, the last version of each, and the futures that wait for them."""
+    """Rows that are written together, the last version of each, the futures that wait for them, and the work that is
+    done once they are on the disk."""
 
     rows: dict[tuple[object, ...], Posted] = field(default_factory=dict)
     receipts: "list[Future[None]]" = field(default_factory=list)
+    works: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.rows and not self.works
 
 
 class UsageLog:
@@ -65,8 +71,8 @@ class UsageLog:
         self.thread.start()
 
     def post(self, rows: Iterable[Posted], wanted: bool = False) -> "Future[None] | None":
-        """Queue these rows to be written together. If `wanted`, return a future that is done when they are on the disk;
-        None while the file cannot be written or the log is closing."""
+        """Queue these rows to be written together. If `wanted`, return a future that is done when they are on the disk,
+        or turn out not to get there now; None while the file cannot be written or the log is closing."""
         receipt: Future[None] | None = None
         with self.lock:
             for row in rows:
@@ -77,15 +83,22 @@ class UsageLog:
         self.thread.wake()
         return receipt
 
+    def when_written(self, work: Callable[[], None]) -> None:
+        """Do this in the log's thread once all rows that were posted are on the disk, or given up: not before, however
+        long that takes, and never if the log is closed before."""
+        with self.lock:
+            self.pending.works.append(work)
+        self.thread.wake()
+
     @property
     def is_closing(self) -> bool:
         return self.thread.closing.is_set()
 
     def turn(self) -> float | None:
         """Write what waits. Return the time until the rest may be tried."""
-        if self.pending.rows and (self.is_closing or time.monotonic() >= self.retry_at):
+        if not self.pending.is_empty and (self.is_closing or time.monotonic() >= self.retry_at):
             self.write_pending()
-        if not self.pending.rows:
+        if self.pending.is_empty:
             return None
         return 0.0 if self.is_closing else max(0.0, self.retry_at - time.monotonic())
 
@@ -110,6 +123,8 @@ class UsageLog:
 
     def write(self, rows: Sequence[Posted]) -> None:
         """Write all rows in one transaction; if one row makes that fail, each in its own. Raise as the file does."""
+        if not rows:
+            return
         try:
             self.file.write(rows)
         except ROW_FAULTS as error:
@@ -135,6 +150,9 @@ class UsageLog:
         self.failing, self.complaint = False, None
         group, self.in_hand = self.in_hand, Group()
         sign(group.receipts)
+        real = self.thread.thread
+        for work in group.works:
+            real.failures.contain(real.name, work)
 
     def failed(self, error: BaseException, took: float = 0.0) -> None:
         """Put the rows back into the queue, as older than those that came meanwhile, and release the futures that wait
@@ -150,6 +168,7 @@ class UsageLog:
             if self.is_closing and self.pending.rows:
                 LOG.error("the last %d rows of the usage log are lost: %s", len(self.pending.rows), error)
             self.drop_rows(0 if self.is_closing else MOST_PENDING)
+            self.pending.works = [] if self.is_closing else [*group.works, *self.pending.works]
             receipts, self.pending.receipts = group.receipts + self.pending.receipts, []
         sign(receipts)
 

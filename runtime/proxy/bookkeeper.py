@@ -6,7 +6,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -94,9 +93,10 @@ class Bookkeeper:
             self.open[request.id] = request
             self.log.post([self.request_row(request, OPEN, request.usage, None), *share_rows(request)])
 
-    def lose_request(self, request_id: str) -> "Future[None] | None":
-        """Close the row of a request that nobody goes on with. Return what is done once it is on the disk."""
-        return None if self.log is None else self.log.post([LostRequest(request_id)], wanted=True)
+    def lose_request(self, request_id: str) -> None:
+        """Close the row of a request that nobody goes on with."""
+        if self.log is not None:
+            self.log.post([LostRequest(request_id)])
 
     def is_open(self, request_id: str) -> bool:
         """Return whether the usage log has no last word on a request. Reads the file: call it in a thread. Raises
@@ -110,10 +110,18 @@ class Bookkeeper:
             raise Unavailable(f"the usage log cannot be read now ({error}): try again later") from None
         return row is None or row[0] == OPEN
 
-    def lose(self, proxy: str, kept: Collection[str] = ()) -> "Future[None] | None":
-        """Close the open requests of a proxy that is gone, but for those `kept`. Return what is done once it is on the
-        disk."""
-        return None if self.log is None else self.log.post([LostProxy(proxy, json.dumps(list(kept)))], wanted=True)
+    def lose(self, proxy: str, kept: Collection[str], then: Callable[[], None]) -> None:
+        """Close the open requests of a proxy that is gone, but for those `kept`, and then do this."""
+        if self.log is not None:
+            self.log.post([LostProxy(proxy, json.dumps(list(kept)))])
+        self.when_written(then)
+
+    def when_written(self, work: Callable[[], None]) -> None:
+        """Do this once all that was said here is on the disk, however long that takes; at once without a usage log."""
+        if self.log is None:
+            work()
+        else:
+            self.log.when_written(work)
 
     @property
     def complaint(self) -> str | None:

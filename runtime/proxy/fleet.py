@@ -5,7 +5,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from pontil.runtime.config import ProxyConfig
@@ -22,9 +22,8 @@ LOOKS_PER_PAGE = 4
 USAGE_TABLE = "usage-of-keys"
 LOG = logging.getLogger("pontil.proxy")
 
-# Closes the open requests of a proxy that is gone; returns what is done once that is on the disk, None if it need not
-# be waited for.
-Lose = Callable[[str, Collection[str]], "Future[None] | None"]
+# Closes the open requests of a proxy that is gone, but for some, and does something once that is on the disk.
+Lose = Callable[[str, Collection[str], Callable[[], None]], None]
 
 
 class Fleet:
@@ -75,11 +74,7 @@ class Fleet:
         LOG.warning("the proxy %s is gone: its open requests are settled here", incarnation)
         if self.table is not None:
             self.table.forget(incarnation)
-        receipt = lose(incarnation, kept)
-        if receipt is None:
-            self.forget(incarnation)
-        else:
-            receipt.add_done_callback(lambda _: self.forget(incarnation))
+        lose(incarnation, kept, partial(self.forget, incarnation))
 
     def forget(self, incarnation: str) -> None:
         if self.siblings is not None:

@@ -54,8 +54,8 @@ class PullReport:
 class Journal(Protocol):
     """The record of a request."""
 
-    def note(self) -> None:
-        """Record the request as it is now."""
+    def note(self) -> bool:
+        """Record the request as it is now; return whether it could be."""
 
     def close(self, billed: Usage, finish: str) -> None:
         """Record its end, before that is in the usage log."""

@@ -9,92 +9,32 @@ after the death of a worker: the ids that were accepted are given, and only the 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.in_flight import InFlight
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.request_state import end_of, head_of, owned_by, restored, rewind, state_of, with_end
+from pontil.runtime.proxy.request_state import end_of, head_of, owned_by, restored, rewind
 from pontil.runtime.proxy.retold_text import Retelling, RetoldText
 from pontil.runtime.proxy.stream import MessageTurn, Stream
+from pontil.runtime.proxy.stream_journal import StreamJournal
 from pontil.runtime.proxy.stream_record import NAME, StreamRecord, StreamRecords
 
 # Seconds within which another proxy lets a stream go whose client has left, and between two looks.
 LET_GO_WITHIN, LOOK = 2.0, 0.05
 # Seconds between two signs of life in the records of this proxy's streams.
 TOUCH = 1.0
-# A record has a note at most after each such part of its request's age.
-MOST_NOTES = 100
 # Seconds between two looks for streams that nobody owns.
 SWEEP = 0.5
 LOG = logging.getLogger("pontil.proxy")
 
 GONE = "there is no stream of this id to continue: it never was, its time is over, or it is another key's"
 HELD = "this stream still has a reader: close that connection first, and try again in a moment"
-
-
-class StreamJournal:
-    """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
-    there. `written` is the number of ids of each choice that the record has. `cut` ends the connection of its
-    client."""
-
-    def __init__(
-        self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
-    ) -> None:  # fmt: skip
-        self.record, self.request, self.incarnation, self.left = record, request, incarnation, left
-        self.detached_at: float | None = None
-        self.written = [0] * len(request.answers)
-        self.seen = -1
-        self.noted_at = 0.0
-        self.cut: Callable[[], None] = nothing
-
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    def note(self) -> None:
-        self.append(self.state())
-
-    def note_changes(self, now: float) -> None:
-        """Record the request if it has moved: seldom once it is old, so that its record stays short. Ids that a client
-        has and the record has not are computed again."""
-        if now - self.noted_at < (now - self.request.arrived) / MOST_NOTES:
-            return
-        self.noted_at = now
-        moved = self.request.entry.delivered + sum(self.request.entry.discarded.values())
-        if moved != self.seen:
-            self.seen = moved
-            self.note()
-
-    def state(self) -> dict[str, Any]:
-        return state_of(self.request, self.written, self.incarnation)
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Add a line. One that cannot be written is left out: what it has is computed again."""
-        try:
-            self.record.append(line)
-        except OSError as error:
-            LOG.warning("the record of a stream cannot be written: %s", error, extra=about(self.request))
-        else:
-            self.written = [len(answer.ids) for answer in self.request.answers]
-
-    def close(self, billed: Usage, finish: str) -> None:
-        """Record the end of the request. A complete answer is kept for the window; of any other nothing is."""
-        if self.request.complete:
-            self.append(with_end(self.state(), billed, finish, self.incarnation))
-
-    def let_go(self) -> None:
-        """Leave the record, which has the end: a complete answer is kept for the window, of any other nothing is. Until
-        its row is on the disk the record is held, so that an owner that dies leaves no row open."""
-        request = self.request
-        after(request.receipt, self.record.release if request.complete else self.record.end)
-        self.left(self)
 
 
 class ResumableStreams:
@@ -132,7 +72,7 @@ class ResumableStreams:
         return record.name, Stream([request], self.detach, self.turn)
 
     def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:
-        journal = StreamJournal(record, request, self.incarnation, self.forget)
+        journal = StreamJournal(record, request, self.incarnation, self.leave)
         journal.cut = cut
         request.journal = self.journals[record.name] = journal
         return journal
@@ -140,10 +80,21 @@ class ResumableStreams:
     def forget(self, journal: StreamJournal) -> None:
         self.journals.pop(journal.name, None)
 
+    def leave(self, journal: StreamJournal) -> None:
+        """Leave the record of a request that has ended: a complete answer is kept for the window, of any other nothing
+        is. Until its row is on the disk the record is held, so that an owner that dies leaves no row open. A record
+        that has the end need not be held while the disk has no room: whoever finds it sees whose row it is."""
+        self.forget(journal)
+        if journal.end is None:
+            self.books.when_written(journal.record.end)
+        else:
+            after(journal.request, journal.record.release)
+
     def detach(self, request: Request) -> None:
         """Let a request whose reader has left run on for a while."""
-        if isinstance(request.journal, StreamJournal) and request.id in self.in_flight.requests:
-            request.journal.detached_at = self.clock()
+        journal = request.journal
+        if isinstance(journal, StreamJournal) and self.journals.get(journal.name) is journal:
+            journal.detached_at = self.clock()
 
     # The way back to a stream.
 
@@ -179,6 +130,9 @@ class ResumableStreams:
             over = self.records is None or self.records.age(record) > self.window
             if not over and end_of(record.last) is None:
                 over = not await asyncio.to_thread(self.books.is_open, str(record.head["request"]))
+            elif not over and record.name not in self.settled:
+                with suppress(Unavailable):
+                    record.is_unsettled = await asyncio.to_thread(self.is_unsettled, record)
         except BaseException:
             record.release()
             raise
@@ -213,14 +167,15 @@ class ResumableStreams:
             return Stream([claimed.request], self.detach, self.turn)
         ended = end_of(claimed.last) is not None
         try:
-            books = None if ended else self.books.ledger
+            books = None if ended and not claimed.is_unsettled else self.books.ledger
             request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold)
         except RequestError:
             claimed.end()
             raise
         if ended:
             # It is told to one reader at a time.
-            return Stream([request], once(claimed.release), self.turn)
+            release = self.close_row(claimed, request) if claimed.is_unsettled else claimed.release
+            return Stream([request], once(release), self.turn)
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))
@@ -243,6 +198,9 @@ class ResumableStreams:
         for journal in list(self.journals.values()):
             if touch:
                 journal.record.touch()
+            if journal.end is not None:
+                journal.let_go()
+                continue
             if journal.detached_at is None:
                 continue
             if journal.record.is_wanted:
@@ -250,10 +208,12 @@ class ResumableStreams:
             elif now - journal.detached_at > self.window:
                 self.in_flight.cancel(journal.request)
 
-    def hand_over(self, journal: StreamJournal) -> None:
-        """Leave a stream to another proxy."""
+    def hand_over(self, journal: StreamJournal, *, ends: bool = False) -> None:
+        """Leave a stream to another proxy, with all that was delivered: what the record has no room for is in no books
+        but these. If this proxy `ends`, that is lost."""
+        if not journal.note() and not ends:
+            return
         request = journal.request
-        journal.note()
         request.journal = None
         self.forget(journal)
         self.in_flight.hand_over(request)
@@ -261,9 +221,11 @@ class ResumableStreams:
         journal.cut()
 
     def hand_over_all(self) -> None:
-        """Leave all streams to other proxies, since this one ends."""
+        """Leave all streams to other proxies, since this one ends. One whose end cannot be recorded is left by the end
+        of this process, after its row."""
         for journal in list(self.journals.values()):
-            self.hand_over(journal)
+            if journal.end is None:
+                self.hand_over(journal, ends=True)
 
     async def watch(self) -> None:
         """Look after the streams that nobody owns for as long as this proxy serves."""
@@ -290,7 +252,7 @@ class ResumableStreams:
         ended = end_of(record.last) is not None
         if ended and self.is_owed(record):
             record.release()
-        elif ended and record.name not in self.settled and self.has_open_row(record):
+        elif ended and record.name not in self.settled and self.is_unsettled(record):
             found.unsettled.append(record)
         elif over and not ended:
             found.lost.append(record)
@@ -305,10 +267,18 @@ class ResumableStreams:
 
     def is_owed(self, record: StreamRecord) -> bool:
         """Return whether the proxy of a stream that ended lives and has yet to write its row: the disk may be full."""
+        return self.has_live_owner(record) and self.has_open_row(record)
+
+    def is_unsettled(self, record: StreamRecord) -> bool:
+        """Return whether nobody is left to write the row of a stream that ended."""
+        # In this order: a row that is open after its proxy's death stays open.
+        return not self.has_live_owner(record) and self.has_open_row(record)
+
+    def has_live_owner(self, record: StreamRecord) -> bool:
+        """Return whether the proxy lives that writes the row of a stream that ended."""
         end = end_of(record.last)
         assert end is not None, "only those that ended are asked about"
-        # In this order: a row that is open after its proxy's death stays open.
-        return (end.owner == self.incarnation or self.fleet.lives(end.owner)) and self.has_open_row(record)
+        return end.owner == self.incarnation or self.fleet.lives(end.owner)
 
     def has_open_row(self, record: StreamRecord) -> bool:
         """Return whether the last word on a stream that ended is not on the disk."""
@@ -319,21 +289,31 @@ class ResumableStreams:
         self.settled |= found.settled
         self.in_flight.admissions.limits.orphans = found.orphans
         for record in found.lost:
-            after(self.books.lose_request(str(record.head["request"])), record.end)
+            self.books.lose_request(str(record.head["request"]))
+            self.books.when_written(record.end)
         for record in found.unsettled:
-            end = end_of(record.last)
-            assert end is not None, "the sweep takes only those that ended"
-            self.settled.add(record.name)
             try:
                 request = restored(record.lines, None, self.books.ledger, self.clock())
             except RequestError:
                 record.end()
-                continue
-            # Another that looks while the row cannot be written finds an owner that lives.
-            with suppress(OSError):
-                record.append(owned_by(record.last, self.incarnation))
-            self.books.close(request, end.usage, end.finish)
-            after(request.receipt, record.release)
+                self.settled.add(record.name)
+            else:
+                self.close_row(record, request)()
+
+    def close_row(self, record: StreamRecord, request: Request) -> Callable[[], None]:
+        """Close the row of a stream that ended whose proxy is gone. Return what releases the record: when this proxy's
+        part in it is on one of the disks, so that another one that looks finds an owner that lives, or the row."""
+        end = end_of(record.last)
+        assert end is not None, "only of those that ended"
+        self.settled.add(record.name)
+        try:
+            record.append(owned_by(record.last, self.incarnation))
+        except OSError:
+            release = partial(self.books.when_written, record.release)
+        else:
+            release = partial(after, request, record.release)
+        self.books.close(request, end.usage, end.finish)
+        return release
 
 
 @dataclass(slots=True)
@@ -381,13 +361,9 @@ def once(work: Callable[[], None]) -> Callable[[Request], None]:
     return cancel
 
 
-def after(receipt: "Future[None] | None", work: Callable[[], None]) -> None:
-    """Do this once a row is on the disk; at once if that is not to be waited for."""
-    if receipt is None:
+def after(request: Request, work: Callable[[], None]) -> None:
+    """Do this once a request's row is on the disk; at once if that is not to be waited for."""
+    if request.receipt is None:
         work()
     else:
-        receipt.add_done_callback(lambda _: work())
-
-
-def nothing() -> None:
-    """Leave the connection: the reader has left it."""
+        request.receipt.add_done_callback(lambda _: work())

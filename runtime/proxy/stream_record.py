@@ -41,10 +41,12 @@ MOST_RECORD = 8 << 20
 
 
 class StreamRecord:
-    """An open record; its lease is held until `release` or `end`."""
+    """An open record; its lease is held until `release` or `end`. It `is_unsettled` if it ended and its proxy died
+    before the row was closed."""
 
     def __init__(self, name: str, lease: Lease, lines: list[dict[str, Any]], size: int) -> None:
         self.name, self.lease, self.lines, self.size = name, lease, lines, size
+        self.is_unsettled = False
 
     @property
     def head(self) -> dict[str, Any]:

@@ -86,6 +86,31 @@ def test_a_full_disk_stops_nobody_and_its_rows_are_written_later(monkeypatch: py
     assert not log.failing and disk.groups == [[REQUEST]]
 
 
+def test_work_that_needs_the_rows_on_the_disk_waits_until_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_log, "RETRY", 0.01)
+    disk, done = FailingDisk(), list[str]()
+    disk.full = True
+    log = UsageLog(disk)
+    receipt = log.post([REQUEST], wanted=True)
+    log.when_written(lambda: done.append("one"))
+    assert receipt is not None
+    receipt.result(DEADLINE)
+    ended = threading.Event()
+    log.when_written(lambda: done.append("two"))
+    assert not done, "a receipt is a promise of no disk"
+    disk.full = False
+    log.when_written(ended.set)
+    assert ended.wait(DEADLINE) and done == ["one", "two"] and disk.groups == [[REQUEST]]
+    again = threading.Event()
+    log.when_written(again.set)
+    assert again.wait(DEADLINE), "nothing is to be written"
+    disk.full = True
+    log.post([REQUEST])
+    log.when_written(lambda: done.append("never"))
+    log.close()
+    assert done == ["one", "two"] and disk.closed
+
+
 def test_sums_beyond_what_sqlite_holds_are_cut_and_cost_no_row(tmp_path: Path) -> None:  # A5
     log = UsageLog(UsageFile(tmp_path / "usage.db"))
     huge = replace(REQUEST, id="huge", generated=2**63, discarded=-(2**70))
