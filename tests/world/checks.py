@@ -168,14 +168,9 @@ def nothing_outlives_its_window(run: "SeedRun") -> Iterator[str]:
 
 
 def the_audit_is_equal(run: "SeedRun") -> Iterator[str]:
-<<<<<<< HEAD
     """Workers' counts, the ledger's sums and the rows are equal, where no row was lost. What was lost on its way is
     accounted for."""
-    if not run.world.disks.lost_rows and ends_can_be_written(run):
-=======
-    """Workers' counts, the ledger's sums and the rows are equal, where no message and no row was lost."""
-    if not run.world.network.lost and not run.world.disks.lost_rows:
->>>>>>> h-faults
+    if not run.world.disks.lost_rows:
         with closing(sqlite3.connect(run.folder / "usage")) as database:
             yield from (one.text for one in audit(database) if not one.equal)
 
@@ -215,14 +210,7 @@ def nothing_is_left_two_seconds_after_the_last_fault(run: "SeedRun") -> Iterator
         proxy = serving.proxy
         assert proxy is not None
         seats = sum(worker.in_flight for worker in proxy.registry.workers.values())
-<<<<<<< HEAD
-        imbalance = proxy.ledger.imbalance if ends_can_be_written(run) else 0
-        left = {"requests": len(proxy.requests), "seats": seats, "imbalance": imbalance}
-=======
-        # Tokens that were lost on their way are missing in the books of their workers.
-        books = proxy.ledger.totals if run.world.network.lost else proxy.ledger
-        left = {"requests": len(proxy.requests), "seats": seats, "imbalance": books.imbalance}
->>>>>>> h-faults
+        left = {"requests": len(proxy.requests), "seats": seats, "imbalance": proxy.ledger.imbalance}
         if left := {name: count for name, count in left.items() if count}:
             yield f"{serving} has {left}"
 
