@@ -61,7 +61,7 @@ def test_the_old_drains_as_the_new_comes(tmp_path: Path, previous: Path) -> None
     proxy = ("--role", "proxy", "--control", door, "--model", str(tmp_path / "new"), "--served-model-name", "tiny")
     with (
         launched(tmp_path, *proxy, ready=False) as served,
-        launched(tmp_path / "old-run", *models["old"], *joins, ready=False, app=previous, by_exec=True) as old,
+        launched(tmp_path / "old-run", *models["old"], *joins, ready=False, app=previous) as old,
     ):
         wait_for(lambda: "ready on http" in served.output.read_text(), START_TIMEOUT, "the proxy")
         wait_for(lambda: len(workers(served)) == 1, START_TIMEOUT, "the old worker")

@@ -186,7 +186,7 @@ def launched(
     every ended request must be accounted for (A11).
 
     It is forked from a process that has imported everything, which saves most of a start, unless a test is about the
-    start itself or about other code than this checkout's: `by_exec`. `variables` are added to its environment."""
+    start itself (`by_exec`) or the program is another checkout's. `variables` are added to its environment."""
     port, output = free_port(), folder / "output"
     command = [str(app), "launch", "--port", str(port), *arguments]
     usage_log = folder / f"usage-{port}.db"
@@ -197,7 +197,7 @@ def launched(
     around = {**launch_environment(), **(variables or {})}
     process: subprocess.Popen[bytes] | ForkedProgram
     with output.open("wb") as file, open(os.devnull) as nothing:
-        if by_exec:
+        if by_exec or not app.is_relative_to(ROOT):
             process = subprocess.Popen(
                 [sys.executable, *command], cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=around
             )
