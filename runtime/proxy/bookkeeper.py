@@ -98,17 +98,18 @@ class Bookkeeper:
         if self.log is not None:
             self.log.post([LostRequest(request_id)])
 
-    def is_open(self, request_id: str) -> bool:
-        """Return whether the usage log has no last word on a request. Reads the file: call it in a thread. Raises
+    def open_among(self, requests: Collection[str]) -> set[str]:
+        """Return the requests on which the usage log has no last word. Reads the file: call it in a thread. Raises
         Unavailable where it cannot be read now."""
-        if self.config.usage_log is None:
-            return True
+        if self.config.usage_log is None or not requests:
+            return set(requests)
+        ended = "SELECT id FROM requests WHERE id IN (SELECT value FROM json_each(?)) AND state != ?"
         try:
             with closing(open_to_read(Path(self.config.usage_log))) as database:
-                row = database.execute("SELECT state FROM requests WHERE id = ?", (request_id,)).fetchone()
+                rows = database.execute(ended, (json.dumps(list(requests)), OPEN)).fetchall()
         except (sqlite3.Error, UsageLogError) as error:
             raise Unavailable(f"the usage log cannot be read now ({error}): try again later") from None
-        return row is None or row[0] == OPEN
+        return set(requests).difference(request for (request,) in rows)
 
     def lose(self, proxy: str, kept: Collection[str], then: Callable[[], None]) -> None:
         """Close the open requests of a proxy that is gone, but for those `kept`, and then do this."""

@@ -129,7 +129,7 @@ class ResumableStreams:
         try:
             over = self.records is None or self.records.age(record) > self.window
             if not over and end_of(record.last) is None:
-                over = not await asyncio.to_thread(self.books.is_open, str(record.head["request"]))
+                over = not await asyncio.to_thread(self.books.open_among, [str(record.head["request"])])
             elif not over and record.name not in self.settled:
                 with suppress(Unavailable):
                     record.is_unsettled = await asyncio.to_thread(self.is_unsettled, record)
@@ -235,24 +235,30 @@ class ResumableStreams:
 
     def sweep(self, records: StreamRecords) -> "Sweep":
         """Return what is to be done about the streams that nobody owns. Reads files: call it in a thread."""
-        found = Sweep()
-        for record in records.unowned(self.settled, self.window, self.orphans):
-            try:
-                self.sort(record, found, records.age(record) > self.window)
-            except Unavailable:
-                # It is looked at again.
-                record.release()
+        found, unowned = Sweep(), records.unowned(self.settled, self.window, self.orphans)
+        ended = [record for record in unowned if end_of(record.last) is not None]
+        # In this order: a row that is open after its proxy's death stays open.
+        owed = {record.name for record in ended if self.has_live_owner(record)}
+        try:
+            unwritten = self.unwritten(ended)
+        except Unavailable:
+            # They are looked at again.
+            unwritten = owed = {record.name for record in ended}
+        for record in unowned:
+            self.sort(record, found, records.age(record) > self.window, owed, unwritten)
         for name in self.orphans:
             with suppress(KeyError):
                 found.add_orphan(records.about(name))
         return found
 
-    def sort(self, record: StreamRecord, found: "Sweep", over: bool) -> None:
-        """Add a stream that nobody owns to what was found. Raises Unavailable while its row cannot be read."""
-        ended = end_of(record.last) is not None
-        if ended and self.is_owed(record):
+    def sort(self, record: StreamRecord, found: "Sweep", over: bool, owed: set[str], unwritten: set[str]) -> None:
+        """Add a stream that nobody owns to what was found: `unwritten` streams ended, and the last word on them is not
+        on the disk; that of `owed` ones is their proxies' to write, which live."""
+        name, ended = record.name, end_of(record.last) is not None
+        if name in unwritten and name in owed:
+            # The disk may be full.
             record.release()
-        elif ended and record.name not in self.settled and self.is_unsettled(record):
+        elif name in unwritten and name not in self.settled:
             found.unsettled.append(record)
         elif over and not ended:
             found.lost.append(record)
@@ -260,19 +266,15 @@ class ResumableStreams:
             record.end()
         else:
             if ended:
-                found.settled.add(record.name)
+                found.settled.add(name)
             else:
-                self.orphans[record.name] = record.size
+                self.orphans[name] = record.size
             record.release()
-
-    def is_owed(self, record: StreamRecord) -> bool:
-        """Return whether the proxy of a stream that ended lives and has yet to write its row: the disk may be full."""
-        return self.has_live_owner(record) and self.has_open_row(record)
 
     def is_unsettled(self, record: StreamRecord) -> bool:
         """Return whether nobody is left to write the row of a stream that ended."""
         # In this order: a row that is open after its proxy's death stays open.
-        return not self.has_live_owner(record) and self.has_open_row(record)
+        return not self.has_live_owner(record) and bool(self.unwritten([record]))
 
     def has_live_owner(self, record: StreamRecord) -> bool:
         """Return whether the proxy lives that writes the row of a stream that ended."""
@@ -280,9 +282,10 @@ class ResumableStreams:
         assert end is not None, "only those that ended are asked about"
         return end.owner == self.incarnation or self.fleet.lives(end.owner)
 
-    def has_open_row(self, record: StreamRecord) -> bool:
-        """Return whether the last word on a stream that ended is not on the disk."""
-        return self.books.log is not None and self.books.is_open(str(record.head["request"]))
+    def unwritten(self, ended: Sequence[StreamRecord]) -> set[str]:
+        """Return the names of the streams whose last word is not on the disk. Raises Unavailable."""
+        names = {str(record.head["request"]): record.name for record in ended if self.books.log is not None}
+        return {names[request] for request in self.books.open_among(names)}
 
     def settle(self, found: "Sweep") -> None:
         """Close the rows of streams whose proxies cannot, and let the records go once that is on the disk."""

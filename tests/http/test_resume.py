@@ -3,7 +3,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -100,12 +100,12 @@ def test_a_usage_log_that_cannot_be_read_holds_no_stream(
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
     asked: list[str] = []
 
-    def unreadable(request: str) -> bool:
-        asked.append(request)
+    def unreadable(requests: Collection[str]) -> set[str]:
+        asked.extend(requests)
         raise Unavailable("the usage log cannot be read now")
 
     with monkeypatch.context() as disk:
-        disk.setattr(one.proxy.books, "is_open", unreadable)
+        disk.setattr(one.proxy.books, "open_among", unreadable)
         one.proxy.streams.settled.clear()
         eventually(lambda: len(asked) > 2, "looks at the stream")
         # Told again to who asks: it is nobody's.

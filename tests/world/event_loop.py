@@ -43,15 +43,15 @@ class SocketSelector(selectors.BaseSelector):
         return self.keys
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        return [(key, selectors.EVENT_READ) for key in self.ready]
+        return [(self.keys[fd], selectors.EVENT_READ) for fd in self.ready]
 
     @property
-    def ready(self) -> list[selectors.SelectorKey]:
-        return [self.keys[one.fd] for one in self.process.sockets if one.signaled and one.fd in self.keys]
+    def ready(self) -> list[int]:
+        return [one.fd for one in self.process.sockets if one.signaled and one.fd in self.keys]
 
     @property
     def edges(self) -> list[asyncio.Handle]:
-        return [key.data[0] for key in self.ready]
+        return [self.keys[fd].data[0] for fd in self.ready]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -117,7 +117,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def next_due(self) -> float | None:
         """The time of the next turn that has something to do."""
         untyped: Any = self
-        if untyped._ready or self.seen.edges:
+        if untyped._ready or self.seen.ready:
             return self.time()
         timers = untyped._scheduled
         while timers and timers[0]._cancelled:

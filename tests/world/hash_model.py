@@ -84,17 +84,17 @@ class PrefixHashes:
 
     def extend(self, span: Span) -> None:
         """Add the positions before the end of a span that are new."""
-        prompt, start, end = span.sequence.prompt, self.count, span.start + span.count
-        tokens = prompt[start:end] if start < len(prompt) else []
+        prompt, start, end = span.sequence.prompt, self.count, max(self.count, span.start + span.count)
+        tokens = prompt[start:end] + span.sequence.output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
         running, cells, size = self.running, self.cells, self.size
-        for position, token in enumerate((*tokens, *map(span.token, range(start + len(tokens), end))), start):
+        for position, token in zip(range(start, end), tokens, strict=True):
             block, offset = divmod(position, size)
             if not offset:
                 cells.extend(bytes(2 * size))
             running = mixed(running, token)
             place = 2 * block * size + offset
             cells[place], cells[place + size] = running & LOW, running >> HALF
-        self.running, self.count = running, max(start, end)
+        self.running, self.count = running, end
 
     def cells_of(self, heads: range, blocks: int) -> NDArray[np.int32]:
         """Return the cells of the first blocks as they lie in a pool of some heads."""

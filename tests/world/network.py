@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
-from fibres import FibreProcess
 from processes import WorldProcess
 from virtual_time import HERE, SeededWorld
 
@@ -196,7 +195,7 @@ class WirePoller:
         return self.wakeups if source in HERE.world.wakeups else self.pipes
 
     def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
-        if isinstance(process := HERE.world.current, FibreProcess):
+        if (process := HERE.world.current) is not None:
             process.poll(self.ready, timeout)
         return self.ready()
 

@@ -57,6 +57,10 @@ class WorldProcess(ABC):
     def turn(self) -> float | None:
         """Take one turn. Return when the next one is due; None: when something comes."""
 
+    def poll(self, readable: Callable[[], object], milliseconds: int | None) -> None:
+        """Wait as zmq's poll does; a process that returns from each turn has waited before it."""
+        return
+
     def notify(self) -> None:
         """Have it take a turn as soon as it can."""
         self.wake_at(max(self.world.now(), self.busy_until))
