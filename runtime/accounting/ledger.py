@@ -182,7 +182,8 @@ class LedgerEntry:
             self.discarded[reason] = self.discarded.get(reason, 0) + generated - delivered
 
     def take_back(self) -> None:
-        """Book as discarded what was accepted into a response that its reader is not given."""
+        """Book as discarded what was accepted into a response that its reader is not given. It is billed nothing."""
+        self.answered = False
         if self.delivered:
             self.discarded[UNREAD] = self.discarded.get(UNREAD, 0) + self.delivered
             self.delivered = 0

@@ -151,14 +151,20 @@ class InFlight:
             return
         if not is_joined(request):
             self.admissions.of(request).leave(request)
-        billed = request.billed
-        if label == FAILED and request.mailbox.is_whole:
-            # Its tokens are offered to nobody.
+        if (whole := request.mailbox.whole) is None:
+            self.settle(request, label)
+        else:
+            whole.end(partial(self.settle, request, label), failed=label == FAILED)
+
+    def settle(self, request: Request, label: str) -> None:
+        """Bill a request that has ended: nothing of an answer that its reader is not given."""
+        billed, finish, whole = request.billed, request.finish or label, request.mailbox.whole
+        if whole is not None and whole.failed:
             request.entry.take_back()
-            billed = replace(billed, completion_tokens=0, audio_tokens=0)
+            billed, finish, label = replace(billed, completion_tokens=0, audio_tokens=0), FAILED, FAILED
         if request.journal is not None:
-            request.journal.close(billed, request.finish or label)
-        self.books.close(request, billed, request.finish or label)
+            request.journal.close(billed, finish)
+        self.books.close(request, billed, finish)
         if request.journal is not None:
             request.journal.let_go()
         self.metrics.add_request(request, billed, label)

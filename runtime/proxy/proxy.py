@@ -39,6 +39,7 @@ from pontil.runtime.proxy.self_test import SelfTest
 from pontil.runtime.proxy.slow_readers import SlowReaders
 from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_routes
 from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
+from pontil.runtime.proxy.whole_answer import WholeAnswer
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.threads import go_on
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -269,10 +270,12 @@ class Proxy:
         """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
         self.admissions.by_group[embedding.model].check(asked, snapshot.workers, priority, caller, allowance)
         with ExitStack() as broken:
-            streams = []
+            streams, answer = [], WholeAnswer(len(asked))
+            broken.callback(answer.fail)
             for first in range(0, len(asked), PORTION):
                 portion = asked[first : first + PORTION]
                 stream = self.submit_all(portion, name, "", priority, caller, allowance, snapshot, embedding)
+                stream.expect_whole(answer)
                 broken.callback(stream.cancel)
                 streams.append(stream)
                 await asyncio.sleep(0)

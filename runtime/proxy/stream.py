@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.wakeup import Wakeup
+from pontil.runtime.proxy.whole_answer import WholeAnswer
 from pontil.runtime.wire.messages import Logprobs
 
 if TYPE_CHECKING:
@@ -85,11 +86,13 @@ class Mailbox:
     Events that the reader has not taken are merged into one Delta per choice, so a slow reader holds at most one
     answer, and the writer never blocks. After `close` the rest is still delivered, then the end. Nothing is delivered
     while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise. It is
-    `untaken` while the reader takes nothing at all, and `is_whole` if the reader takes the whole answer or an error.
+    `untaken` while the reader takes nothing at all. It is a part of a `whole` answer if the reader takes that or an
+    error.
     """
 
     def __init__(self, held: bool = False) -> None:
-        self.held, self.untaken, self.is_whole = held, False, False
+        self.held, self.untaken = held, False
+        self.whole: WholeAnswer | None = None
         self.deltas: dict[int, Delta] = {}
         self.ended: dict[int, Ended] = {}
         self.end: Finished | PontilError | None = None
@@ -211,12 +214,18 @@ class Stream:
         """True if what was drained was not all that there is."""
         return False
 
+    def expect_whole(self, answer: WholeAnswer) -> None:
+        """Make the requests that run parts of this answer, unless they are parts of one."""
+        for request in self.requests:
+            if request.mailbox.end is None and request.mailbox.whole is None:
+                request.mailbox.whole = answer
+
     async def all(self) -> list[ChoiceEvent]:
         """Wait for the end of all requests and return their events, with a single wake-up. Raises the error of a
         request that failed."""
         wakeup = Wakeup()
+        self.expect_whole(WholeAnswer(sum(request.mailbox.end is None for request in self.requests)))
         for request in self.requests:
-            request.mailbox.is_whole = True
             request.mailbox.listener = partial(wake_at_end, request.mailbox, wakeup)
         while self.end is None:
             await wakeup.wait()

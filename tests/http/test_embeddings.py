@@ -235,6 +235,22 @@ def test_a_text_that_no_worker_can_embed_ends(alone: ScriptedSite) -> None:
     assert answer.status == 503 and "attempt 3 of 3" in answer.json["error"]["message"]
 
 
+def test_of_texts_of_which_one_fails_none_is_billed(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def choosy(worker: ScriptedWorker, message: Embed) -> Iterator[Message]:
+        wrong = Failed(worker.incarnation, worker.proxy, message.request_id, message.attempt, "wait", 503)
+        return iter([wrong]) if message.prompt == [9] else vector_of(worker, message)
+
+    path = tmp_path / "usage.db"
+    with site(tmp_path, tokenizer, usage_log=str(path), **SERVED) as made:
+        embedder(made, embedder=choosy)
+        assert embed(made, [[1, 2], [3], [9]]).status == 503
+        live = made.ask("GET", "/admin/ledger").json
+        assert (live["requests"], live["prompt_tokens"], live["imbalance"]) == (3, 0, 0)
+    with closing(open_to_read(path)) as database:
+        assert [(one.requests, one.prompt_tokens) for one in usage_sums(database)] == [(3, 0)]
+        assert all(finding.equal for finding in audit(database)), audit(database)
+
+
 def test_the_books_and_the_metrics_have_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = tmp_path / "usage.db"
     with site(tmp_path, tokenizer, usage_log=str(path), **SERVED) as made:
