@@ -89,7 +89,7 @@ def spelled(value: Any, indent: str = "") -> str:
 
 def helps(command: click.Command, words: list[str]) -> Iterator[str]:
     """Yield the help of a command and of all below it."""
-    done = CliRunner().invoke(command, ["--help"], prog_name=" ".join(words), terminal_width=WIDTH)
+    done = CliRunner().invoke(cli, [*words[1:], "--help"], prog_name=words[0], terminal_width=WIDTH)
     yield f"$ {' '.join(words)} --help\n{done.output}\n"
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
