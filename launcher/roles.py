@@ -198,7 +198,7 @@ def import_for_workers() -> None:
 
 
 def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
-    from pontil.runtime.config import worker_config
+    from pontil.runtime.config.worker_config import worker_config
 
     import_for_workers()
     from pontil.runtime.worker.process import run_worker
@@ -207,7 +207,7 @@ def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> No
 
 
 def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
-    from pontil.runtime.config import proxy_config
+    from pontil.runtime.config.proxy_config import proxy_config
 
     with quick_import():
         from pontil.http.app.service import run_proxy

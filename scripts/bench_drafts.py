@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
-from pontil.runtime.config import WorkerConfig  # noqa: E402
+from pontil.runtime.config.worker_config import WorkerConfig  # noqa: E402
 from pontil.runtime.engine.draft_costs import gain  # noqa: E402
 from pontil.runtime.engine.draft_policy import AdaptivePolicy, DraftPlan, Option  # noqa: E402
 from pontil.runtime.engine.drafter import Drafter, LookupDrafter  # noqa: E402

@@ -74,7 +74,7 @@ def be_proxy(values: dict[str, Any]) -> None:
     the one before."""
     with quick_import():
         from pontil.http.app.service import run_proxy
-        from pontil.runtime.config import proxy_config
+        from pontil.runtime.config.proxy_config import proxy_config
         from pontil.runtime.proxy.proxy import Proxy
 
     start, worst = Proxy.start, [0.0]
@@ -127,7 +127,7 @@ def be_worker(values: dict[str, Any], rate: float) -> None:
     with quick_import():
         import torch
 
-        from pontil.runtime.config import worker_config
+        from pontil.runtime.config.worker_config import worker_config
         from pontil.runtime.worker.assembly import assemble
         from pontil.runtime.worker.process import serve
         from pontil.runtime.worker.worker import Worker

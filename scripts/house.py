@@ -153,8 +153,7 @@ def of_class(annotation: ast.expr) -> bool:
 
 def assigned_to_self(method: FunctionNode) -> Iterator[str]:
     for node in ast.walk(method):
-        is_bound = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if is_bound and isinstance(node.value, ast.Name) and node.value.id == "self":
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
             yield node.attr
 
 

@@ -5,7 +5,6 @@
 import re
 import shlex
 from contextlib import nullcontext
-from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -14,7 +13,7 @@ from click.testing import CliRunner
 from source_tree import each, text_of, texts
 
 from pontil.launcher.cli import cli
-from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
+from pontil.launcher.config.options import OPTIONS, flag_name, read_options
 from pontil.launcher.config.sources import load_toml
 from pontil.launcher.config.topology import plan
 from pontil.launcher.errors import OptionError
@@ -25,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 EVERY_PAGE = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 SCRIPTS = {path.name: path.read_text() for path in (ROOT / "scripts").iterdir() if path.is_file()}
-LAUNCH_FLAGS = {f"--{flag_name(each)}" for each in fields(LaunchOptions)}
+LAUNCH_FLAGS = {f"--{flag_name(each)}" for each in OPTIONS}
 EIGHT_GPUS = HostDevices(tuple(range(8)), 8, 8)
 # Flags of other programs; the first is of our tests.
 FOREIGN = {"--client-table", "--link-table", "--no-cache-dir", "--shuffle", "--vllm-pd-disaggregation"}

@@ -33,7 +33,7 @@ OPENINGS = RELATIVES | {
     "Everybody",
 }
 
-# Modules that lie directly in a top-level folder and that every room of it may import.
+# Modules and rooms of a top-level folder that every room of it may import.
 SHARED = {
     "launcher": {"errors", "version"},
     "runtime": {"command_pipe", "config", "errors", "reporting", "sampling_params", "threads"},
@@ -48,6 +48,7 @@ ARROWS: dict[str, set[str]] = {
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
     "runtime/foundation": set(),
     "runtime": set(),
+    "runtime/config": set(),
     "runtime/accounting": set(),
     "runtime/graph": set(),
     # A worker's own times, which each of its rooms may note.
@@ -132,11 +133,11 @@ ARROWS: dict[str, set[str]] = {
         "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/host": set(),
-    "launcher/config": {"launcher/host", "runtime/graph"},
+    "launcher/config": {"launcher/host", "runtime/config", "runtime/graph"},
     "launcher/control": {"launcher/config"},
     "launcher/logs": {"launcher/control"},
     "launcher/child": {"launcher/config", "launcher/host", "launcher/logs"},
-    "launcher/keys": {"launcher/child", "launcher/config"},
+    "launcher/keys": {"launcher/child", "launcher/config", "runtime/config"},
     "launcher/supervisor": {
         "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
     },
@@ -221,8 +222,9 @@ def allowed(importer: str, module: str) -> bool:
     room = room_of(importer)
     if folder == FOUNDATION:
         return not importer.startswith("gpu_ops/")
-    if folder in SHARED and name in SHARED[folder]:
-        return importer.startswith(f"{folder}/") or folder in ARROWS[room]
+    top, _, inner = folder.partition("/")
+    if top in SHARED and (inner or name) in SHARED[top] and (importer.startswith(f"{top}/") or top in ARROWS[room]):
+        return True
     return room_of(module) in ARROWS[room] | {room} or module in ARROWS[room]
 
 

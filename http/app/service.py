@@ -39,7 +39,7 @@ from pontil.http.response.answer_checker import AnswerChecker
 from pontil.http.routes.conversations import Conversations
 from pontil.http.routes.endpoint_table import endpoints
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.proxy.live_snapshot import LiveSnapshot
@@ -80,7 +80,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
             "ACCESS_LOG": False,
             "AUTO_EXTEND": False,
             "MOTD": False,
-            "REQUEST_MAX_SIZE": READ_ANYWAY * (proxy.config.max_body_bytes or MOST_BODY),
+            "REQUEST_MAX_SIZE": READ_ANYWAY * (proxy.config.max_body_size or MOST_BODY),
             "REQUEST_MAX_HEADER_SIZE": MAX_HEAD_BYTES,
             "REQUEST_TIMEOUT": RECEIVE_SECONDS,
             "KEEP_ALIVE_TIMEOUT": IDLE_SECONDS,
@@ -104,7 +104,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
         # Without ignore_body, Sanic would buffer the whole body before any check; without a format of errors, look for
         # one in the handler's source.
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True, error_format="json")(handler)
-    pages = CrossOrigin(proxy.config.cors_origins)
+    pages = CrossOrigin(proxy.config.cors_origin)
     add_probes(app, served, pages)
     probes = {endpoint.path for endpoint in served if endpoint.door is RouteAccess.OPEN}
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()), probes)

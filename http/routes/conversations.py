@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pontil.http.request.ordered_executor import OrderedExecutor
 from pontil.http.request.responses_input import REFERENCE, Item
 from pontil.http.store.response_store import KeptResponse, ResponseStore
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, RequestError, Unavailable
 
 LOG = logging.getLogger("pontil.http")

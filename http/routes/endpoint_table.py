@@ -67,7 +67,7 @@ def endpoints(
     # A recording takes more room than its text.
     hears = proxy.graph is not None and proxy.graph.recognizer is not None
     bodies = BodyReader(
-        lambda: config.max_body_bytes or largest_body(None if hears else model.known_context), intake.in_flight,
+        lambda: config.max_body_size or largest_body(None if hears else model.known_context), intake.in_flight,
         config.strict_parameters,
     )  # fmt: skip
     routes = GenerationRoutes(proxy, model, prompts, bodies, intake.grammars, answers)

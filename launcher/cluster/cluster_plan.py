@@ -5,12 +5,12 @@ Nothing here has side effects."""
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from pontil.launcher.cluster.spelling import words_for
 from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.graph_choice import graph_of
-from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.config.options import OPTIONS, LaunchOptions
 from pontil.launcher.config.plan_checks import check_deadlines, check_lists, check_own_endpoint, check_proxies
 from pontil.launcher.config.worker_lists import roles_of
 from pontil.launcher.config.worker_roles import LISTED_ROLES
@@ -28,7 +28,7 @@ PROXYS = {
     "share_prefixes", "strict_parameters", "keys", "usage_log", "usage_log_days", "slow_log", "log_dir",
     "otlp_traces_endpoint", "otlp_headers", "otlp_traces_sample_rate",
 }  # fmt: skip
-EVERY = {each.name for each in fields(LaunchOptions)}
+EVERY = {each.name for each in OPTIONS}
 
 
 @dataclass(frozen=True, slots=True)

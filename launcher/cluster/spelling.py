@@ -2,17 +2,16 @@
 """The words that pass options to another launch."""
 
 from collections.abc import Collection
-from dataclasses import fields
 from typing import Any
 
-from pontil.launcher.config.options import LaunchOptions, flag_name
+from pontil.launcher.config.options import OPTIONS, LaunchOptions, flag_name
 
 
 def words_for(options: LaunchOptions, names: Collection[str]) -> list[str]:
     """Return the flags, among fields of these names, that give a launch the same values. Defaults need none."""
     return [
         word
-        for each in fields(LaunchOptions)
+        for each in OPTIONS
         if each.name in names and (value := getattr(options, each.name)) != each.default
         for word in spelled(flag_name(each), value)
     ]

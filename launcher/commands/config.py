@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from pontil.launcher.commands.launch import LaunchCommand, config_flag, launch_flags
-from pontil.launcher.config.options import LaunchOptions, read_environment, read_settings
+from pontil.launcher.config.options import OPTIONS, read_environment, read_settings
 from pontil.launcher.config.sources import Setting
 
 
@@ -40,7 +39,7 @@ def row(setting: Setting) -> dict[str, Any]:
 
 def table(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield the options under the headings they were declared with."""
-    sections = {each.name: each.metadata["section"] for each in fields(LaunchOptions)}
+    sections = {each.name: each.metadata["section"] for each in OPTIONS}
     widths = [max(len(text) for text in column) for column in zip(*map(cells, settings), strict=True)]
     for section, group in groupby(settings, lambda each: sections[each.field]):
         yield f"{section}:"

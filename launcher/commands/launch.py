@@ -4,7 +4,7 @@
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields, replace
+from dataclasses import MISSING, Field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.config.addresses import controls_of
 from pontil.launcher.config.environment import LaunchEnvironment
 from pontil.launcher.config.kv_tier_list import disk_path
-from pontil.launcher.config.options import LaunchOptions, flag_name, read_environment, read_options
+from pontil.launcher.config.options import OPTIONS, LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.config.parsers import WILDCARDS
 from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.control.local_proxy import at_home, open_directory
@@ -51,7 +51,7 @@ class LaunchCommand(click.Command):
     """A command that shows its many options under the headings they were declared with."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        sections = {each.name: each.metadata["section"] for each in fields(LaunchOptions)}
+        sections = {each.name: each.metadata["section"] for each in OPTIONS}
         for section, group in groupby(self.get_params(context), lambda each: sections.get(str(each.name), "Other")):
             with formatter.section(section):
                 formatter.write_dl([record for each in group if (record := each.get_help_record(context))])
@@ -59,7 +59,7 @@ class LaunchCommand(click.Command):
 
 def launch_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add one click option per field of LaunchOptions. Values stay text here: the field's reader checks them."""
-    for declared in reversed(fields(LaunchOptions)):
+    for declared in reversed(OPTIONS):
         command = click_option(declared)(command)
     return command
 

@@ -4,7 +4,7 @@
 import os
 import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import click
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.commands.unit_file import SECRETS, UnitFile
 from pontil.launcher.config.graph_choice import graph_of
-from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
+from pontil.launcher.config.options import OPTIONS, flag_name, read_options
 from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists, check_stages
 from pontil.launcher.config.topology import control_endpoints
 from pontil.launcher.errors import LaunchError, OptionError
@@ -77,7 +77,7 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     read_client_keys(options, {})
     unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in secrets.items()}, user)
     left_out = {*SECRETS, *([unit.device_option] if unit.is_template else [])}
-    told = [word for each in fields(LaunchOptions) if each.name not in left_out for word in spelled(each, given)]
+    told = [word for each in OPTIONS if each.name not in left_out for word in spelled(each, given)]
     return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *told])
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.launcher.config.parsers import size
+from pontil.runtime.config.readers import size
 
 MEMORY, DISK = "memory", "disk"
 FORMS = "must be tiers like memory:8GiB,disk:/var/cache/pontil:64GiB"

@@ -28,6 +28,8 @@ from pontil.launcher.config.served_models import embedding_model, served_embeddi
 from pontil.launcher.config.worker_plan import plan_demands, plan_workers
 from pontil.launcher.host.devices import CPU, HostDevices
 from pontil.launcher.version import VERSION
+from pontil.runtime.config.declaration import values_of
+from pontil.runtime.config.proxy_config import ProxyOptions
 from pontil.runtime.graph.catalog import GraphModel
 
 
@@ -149,10 +151,8 @@ def plan_proxies(
 def plan_proxy(
     options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
 ) -> ChildPlan:
-    config = {
+    config = values_of(ProxyOptions, options) | {
         "name": "proxy",
-        "host": options.host,
-        "port": options.port,
         "model": stage_model(options, first_stage(graph)),
         "served_model_name": served_name(options),
         "embedding_model": embedding_model(options),
@@ -160,42 +160,15 @@ def plan_proxy(
         "graph": None if graph is None else graph.name,
         "control": control,
         "version": VERSION,
-        "disagg": options.disagg,
-        "routing": options.routing,
         "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
-        "usage_log_days": options.usage_log_days,
-        "max_attempts": options.max_attempts,
-        "first_byte_timeout": options.first_byte_timeout,
-        "stream_idle_timeout": options.stream_idle_timeout,
-        "prefill_timeout": options.prefill_timeout,
-        "link_timeout": options.link_timeout,
-        "worker_ttl": options.worker_ttl,
-        "failover_timeout": options.failover_timeout,
-        "awaits_self_test": options.self_test,
         "resume_folder": str(run / "streams") if options.resume_window else None,
-        "resume_window": options.resume_window,
-        "slow_log": options.slow_log,
         "in_flight_bodies": str(run / "in-flight-bodies"),
         "response_store": response_store(options, run),
-        "response_store_size": options.response_store_size,
-        "response_store_days": options.response_store_days,
-        "max_body_bytes": options.max_body_size,
-        "allowed_hosts": list(options.allowed_hosts),
         "callers": [],
         "admin": None,
         "allowances": [],
-        "fair_by": options.fair_by,
-        "share_prefixes": options.share_prefixes,
-        "strict_parameters": options.strict_parameters,
-        "cors_origins": list(options.cors_origin),
-        "tool_call_parser": options.tool_call_parser,
-        "reasoning_parser": options.reasoning_parser,
         "kv_transfers": options.http is not None,
-        "otlp_traces_endpoint": options.otlp_traces_endpoint,
         "trace_headers": [],
-        "otlp_traces_sample_rate": options.otlp_traces_sample_rate,
-        "allow_chaos": options.allow_chaos,
-        "log_level": options.log_level,
     }
     return ChildPlan("proxy", "proxy", CPU, machine.cores, config)
 

@@ -11,7 +11,7 @@ from pontil.launcher.config.addresses import is_own, url_host
 from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.config.graph_choice import first_stage, stage_model
 from pontil.launcher.config.kv_tier_list import DISK, MEMORY, bytes_of, disk_path
-from pontil.launcher.config.options import DRAFT_TOKENS, LaunchOptions
+from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.config.parsers import host_of
 from pontil.launcher.config.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.config.stage_plan import stage_lists
@@ -22,12 +22,9 @@ from pontil.launcher.host.device_list import repeated
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
 from pontil.launcher.host.ports import address_towards
 from pontil.launcher.version import VERSION
+from pontil.runtime.config.declaration import values_of
+from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
 from pontil.runtime.graph.catalog import GraphModel
-
-# The fields of runtime.config's Deadlines, each an option.
-DEADLINES = (
-    "first_byte_timeout", "kv_handshake_timeout", "kv_lease", "kv_stall_timeout", "kv_transfer_timeout", "link_timeout",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,41 +81,23 @@ def plan_worker(
         raise OptionError(
             f"{name} has {len(ranks)} devices joined by +, and --speculative-model is for workers of one: use commas."
         )
-    config = {
+    config = values_of(WorkerOptions, options) | {
+        "deadlines": values_of(Deadlines, options),
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,
         "model": embedding_model(options) if embeds else stage_model(options, node),
         "served_model_name": served_embedding_name(options) if embeds else served_name(options),
         "control": setting.control,
         **meeting_point(options, name, setting.run, setting.control),
-        "dtype": options.dtype,
-        "kv_cache_dtype": options.kv_cache_dtype,
         "max_model_len": None if (embeds and options.role != EMBED) or not answers else options.max_model_len,
-        "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": options.max_num_batched_tokens,
-        "max_interleaved_tokens": options.max_interleaved_tokens,
-        "block_size": options.block_size,
-        "prefix_caching": options.prefix_caching,
         "speculative_tokens": speculative_tokens(options) if guesses else 0,
         "speculative_model": options.speculative_model if guesses else None,
-        "kv_cache_memory": options.kv_cache_memory,
         "kv_tier_memory": bytes_of(options.kv_tier, MEMORY) if guesses else 0,
         "kv_tier_disk": disk_path(options.kv_tier) if guesses else None,
         "kv_tier_disk_size": bytes_of(options.kv_tier, DISK) if guesses else 0,
-        "gpu_memory_share": options.gpu_memory_share,
-        "kv_connector": options.kv_connector,
-        "deadlines": {name: getattr(options, name) for name in DEADLINES},
-        "kernels": options.kernels,
-        "quantization": options.quantization,
-        "deterministic": options.deterministic,
-        "pooling": options.pooling,
-        "log_level": options.log_level,
         "graph": graph.name if graph is not None and node is not None else None,
         "node": None if node is None else node.name,
-        "stream_memory": options.stream_memory,
-        "revision": options.revision,
         "version": VERSION,
         "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
-        "allow_chaos": options.allow_chaos,
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
 

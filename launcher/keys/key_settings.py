@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pontil.launcher.config.parsers import Reader, number, whole
 from pontil.launcher.config.sources import closest
+from pontil.runtime.config.readers import Reader, number, whole
 
 # Names with values, in the order of the table below. The proxy makes an Allowance of them.
 Settings = tuple[tuple[str, Any], ...]

@@ -2,11 +2,11 @@
 """Reload of a running launch on SIGHUP: its keys, and its options, of which only the log level may change."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.config.options import NOTHING, LaunchOptions, flag_name
+from pontil.launcher.config.options import NOTHING, OPTIONS, LaunchOptions, flag_name
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.client_keys import change_client_keys, read_client_keys
 from pontil.launcher.keys.key_change import change_keys
@@ -30,7 +30,7 @@ class Reloader:
             wanted = self.read()
         except OptionError as error:
             return [f"Nothing was reloaded: {error.message}"]
-        changed = [each.name for each in fields(LaunchOptions) if self.differs(each.name, wanted)]
+        changed = [each.name for each in OPTIONS if self.differs(each.name, wanted)]
         taken = [name for name in changed if name in CHANGEABLE]
         self.running = replace(self.running, **{name: getattr(wanted, name) for name in taken})
         if "log_level" in taken:
@@ -53,4 +53,4 @@ class Reloader:
 
 
 def flag_name_of(name: str) -> str:
-    return next(flag_name(each) for each in fields(LaunchOptions) if each.name == name)
+    return next(flag_name(each) for each in OPTIONS if each.name == name)

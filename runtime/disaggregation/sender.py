@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.disaggregation.rank_pools import Publication, RankPools
 from pontil.runtime.disaggregation.states import SENDING, SENDING_ENDS, SendAction, SendEvent, SendState, rule
 from pontil.runtime.errors import TransferError

@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission import check_capacity, check_seats, check_together

@@ -27,7 +27,7 @@ from pontil.runtime.accounting.usage_tables import (
     UsageRow,
     WorkerRow,
 )
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable, UsageLogError
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.request import Request

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.graph.catalog import GraphNode
 from pontil.runtime.proxy.bookkeeper import Bookkeeper

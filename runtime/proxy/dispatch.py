@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.proxy.embedding_task import embed_message
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics import MOVED, UNREACHABLE, Metrics

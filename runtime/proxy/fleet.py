@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.proxy.metrics_pages import MetricsPages
 from pontil.runtime.proxy.siblings import Siblings
 from pontil.runtime.proxy.stream_record import StreamRecords

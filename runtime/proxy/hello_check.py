@@ -3,7 +3,7 @@
 
 from typing import get_args
 
-from pontil.runtime.config import WorkerRole
+from pontil.runtime.config.worker_config import WorkerRole
 from pontil.runtime.wire.messages import Hello
 
 # The least of each number. Block 0 is padding, so that one block holds nothing.

@@ -5,7 +5,7 @@ never for another group's workers."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import TooManyRequests, Unavailable
 from pontil.runtime.proxy.admission_control import AdmissionControl
 from pontil.runtime.proxy.dispatch import Dispatcher

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
@@ -100,7 +100,7 @@ class Proxy:
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.ledger = self.books.ledger
-        self.self_test = SelfTest(config.awaits_self_test, tokenizer, self.trial_routes, self.try_out)
+        self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.admission = self.admissions.generating
         self.queue = self.admission.queue

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.graph.part import Producer
 from pontil.runtime.graph.stream_buffer import StreamBuffer, StreamFault

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.streams.item_form import array_of, grant_of, size_of
 from pontil.runtime.streams.stream_memory import StreamMemory

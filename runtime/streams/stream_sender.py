@@ -5,7 +5,7 @@ import hmac
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.streams.producer_stream import ENDED, WINDOW, ProducerStream, SenderPort
 from pontil.runtime.wire.codec import encode
 from pontil.runtime.wire.messages import StreamAck, Subscribe, Subscribed, Unsubscribe

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.tracing.tracer import Tracer

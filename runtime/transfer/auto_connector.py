@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.connectors import AUTO, usable
 from pontil.runtime.threads import ThreadFailures

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.security import TransferSecurity

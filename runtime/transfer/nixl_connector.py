@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.threads import ThreadFailures

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 from pontil.runtime.transfer.connector import (

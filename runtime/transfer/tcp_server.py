@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage, epoch_after_data
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 from pontil.runtime.transfer.block_encryption import PUBLIC_BYTES, TAG_BYTES, CipherPair, KeyAgreement

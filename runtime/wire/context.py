@@ -3,7 +3,7 @@
 
 import zmq
 
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.keys import Keys, is_network
 from pontil.runtime.wire.zap_authenticator import ZapAuthenticator

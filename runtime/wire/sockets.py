@@ -24,7 +24,7 @@ from typing import Any
 
 import zmq
 
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.address_family import is_ipv6

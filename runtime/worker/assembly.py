@@ -12,7 +12,7 @@ from pontil.runtime.cache.block_recorder import BlockRecorder
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.runner import Runner

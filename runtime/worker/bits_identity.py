@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.models.config import ModelConfig
 
 # The code that decides about bits, below this package.

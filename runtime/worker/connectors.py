@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.foundation.connectors import AUTO, NAMES
 from pontil.runtime.threads import ThreadFailures

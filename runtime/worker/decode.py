@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer

@@ -9,7 +9,7 @@ import torch
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.draft_head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.draft_model import DraftModel
 from pontil.runtime.engine.draft_policy import AdaptivePolicy

@@ -10,7 +10,7 @@ import torch
 from pontil.gpu_ops.kernels.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import open_kernels
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.encoder_directory import EncoderCheckpoint, is_encoder, stated_pooling

@@ -16,7 +16,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.plan_tables import PlanReader

@@ -14,7 +14,7 @@ from pontil.runtime.cache.device_memory import DeviceMemory
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.link import CudaLink, DeviceLink
 from pontil.runtime.engine.device.runner_choice import estimate_recordings, make_runner
 from pontil.runtime.engine.engine import Engine

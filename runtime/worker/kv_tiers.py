@@ -15,7 +15,7 @@ from pontil.runtime.cache.tier.measure import seconds_of_block, seconds_of_turn
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier import KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import torch
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
 from pontil.runtime.loaders.omni_config import read_code2wav_config

@@ -6,7 +6,7 @@ import os
 import time
 
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import GraphError, PontilError, RequestError
 from pontil.runtime.graph.catalog import GraphModel
 from pontil.runtime.graph.part import GraphPart, graph_part

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Container, Iterable
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.graph.catalog import GRAPHS
 from pontil.runtime.wire.messages import Message, Submit

@@ -5,7 +5,7 @@ A decode worker has connections to prefill workers, a consumer of streams to pro
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import PontilError
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.context import Context

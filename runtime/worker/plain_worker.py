@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.keys import Keys

@@ -10,7 +10,7 @@ from collections import abc
 from dataclasses import dataclass, field, replace
 
 from pontil.runtime.cache.head_groups import can_divide
-from pontil.runtime.config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer, peer_of
 from pontil.runtime.disaggregation.states import SendEvent, SendState

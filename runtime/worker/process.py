@@ -6,7 +6,7 @@ import signal
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import RankLost
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.reporting import Reporter

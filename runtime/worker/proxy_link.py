@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import IncompatiblePeer
 from pontil.runtime.grammar.grammar import LIBRARY
 from pontil.runtime.wire.messages import (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkpoint of a stage, and what a worker of one of Qwen3-Omni's stages loads beside it."""
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.graph.catalog import QWEN3_OMNI
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.omni_config import read_talker_config, speech_obstacle

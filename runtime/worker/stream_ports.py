@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's ends of the streams of all its runs: memory, connector, sockets, producers and consumers."""
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.graph.part import GraphPart
 from pontil.runtime.graph.stream_buffer import StreamBuffer
 from pontil.runtime.streams.consumer_stream import ConsumerStream, FromProducer, ReceiverPort

@@ -8,7 +8,7 @@ from functools import partial
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools

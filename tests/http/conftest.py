@@ -28,7 +28,7 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A prefill and a decode worker that answer properly; shared, so tests leave the site as it was."""
-    with site(tmp_path_factory.mktemp("site"), tokenizer, max_body_bytes=100_000) as made:
+    with site(tmp_path_factory.mktemp("site"), tokenizer, max_body_size=100_000) as made:
         made.pair()
         yield made
 

@@ -7,7 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from command_line import CORE, ROOT, app
 from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.cli import cli
-from pontil.launcher.config.options import LaunchOptions, flag_name
+from pontil.launcher.config.options import OPTIONS, flag_name
 from pontil.launcher.version import VERSION
 from pontil.runtime.accounting.usage_file import UsageFile
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -24,7 +24,7 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 def test_help_shows_every_flag_and_hides_what_is_not_for_people() -> None:
     shown = app("launch", "--help").stdout
-    for each in fields(LaunchOptions):
+    for each in OPTIONS:
         assert f"--{flag_name(each)}" in shown
     commands = app("--help").stdout
     assert "launch" in commands and "child" not in commands

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from pontil.launcher.config.options import LaunchOptions
-from pontil.runtime.config import ProxyConfig, WorkerConfig, proxy_config, worker_config
+from pontil.runtime.config.proxy_config import ProxyConfig, proxy_config
+from pontil.runtime.config.worker_config import WorkerConfig, worker_config
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER: dict[str, Any] = {
     "name": "decode:0", "role": "decode", "device": "cpu", "cores": [0, 1], "model": "m", "served_model_name": "m",
     "control": "ipc:///c", "peer_endpoint": "ipc:///p",
 }  # fmt: skip
-PROXY: dict[str, Any] = {
-    "host": "127.0.0.1", "port": 1, "model": "m", "served_model_name": "m", "control": "ipc:///c", "version": "0",
-}  # fmt: skip
+PROXY: dict[str, Any] = {"model": "m", "served_model_name": "m", "control": "ipc:///c", "version": "0"}
 
 
 @pytest.mark.parametrize("made", [worker_config(WORKER), proxy_config(PROXY), LaunchOptions()])
@@ -43,7 +42,7 @@ def test_only_a_new_process_reads_its_configuration() -> None:  # D12
         for path in (ROOT / room).rglob("*.py")
         if any(f"{name}(" in path.read_text() for name in ("worker_config", "proxy_config", *names_of_configs()))
     }
-    assert readers == {"launcher/roles.py", "runtime/config.py"}
+    assert readers == {"launcher/roles.py", "runtime/config/proxy_config.py", "runtime/config/worker_config.py"}
 
 
 def names_of_configs() -> tuple[str, str]:

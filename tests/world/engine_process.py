@@ -17,7 +17,7 @@ from virtual_time import SeededWorld
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig

@@ -25,7 +25,7 @@ from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.roles import EXIT_CODES
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.receiver import ReceiveTransfer
 from pontil.runtime.errors import PontilError, RankLost
 from pontil.runtime.reporting import Reporter

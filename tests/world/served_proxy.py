@@ -18,7 +18,7 @@ from pontil.http.app.service import Service, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.accounting.usage_tables import RequestRow
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.proxy import fleet

@@ -30,7 +30,8 @@ from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
-from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.config.proxy_config import proxy_config
+from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.foundation.line_pipe import LinePipe
 
 # Seconds until an event reaches the supervisor, or what it says a process.

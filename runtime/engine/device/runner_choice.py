@@ -9,7 +9,7 @@ import torch
 from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.device_attention import CELLS, DeviceAttention
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import CudaLink, DeviceLink
 from pontil.runtime.engine.device.tile_forward import DeviceLimits

@@ -13,7 +13,7 @@ from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import left_in
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.engine.plan_tables import PlanWriter
 from pontil.runtime.engine.tile_plan import TilePlan

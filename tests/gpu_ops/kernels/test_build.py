@@ -19,7 +19,7 @@ from pontil.gpu_ops.kernels import prebuild as prebuilding
 from pontil.gpu_ops.kernels.build import FLAGS, KernelError, build
 from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
 from pontil.gpu_ops.kernels.kernel_set import CHOICES, open_kernels
-from pontil.launcher.config.options import KERNELS
+from pontil.runtime.config.worker_config import KERNELS
 
 QUICK = InstructionSet("generic", frozenset(), ("-O0",))
 # Quick to compile: these tests are not about the code. The second ends a process that lacks the matrix unit.

@@ -25,7 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> It
     import hashlib
 
     callers = (("alice", hashlib.sha256(KEY.encode()).hexdigest()),)
-    with site(tmp_path_factory.mktemp("cors"), tokenizer, cors_origins=(APP,), callers=callers) as made:
+    with site(tmp_path_factory.mktemp("cors"), tokenizer, cors_origin=(APP,), callers=callers) as made:
         made.worker()
         yield made
 
@@ -67,7 +67,7 @@ def test_names_of_headers_are_repeated_only_where_they_are_names(asked: str) -> 
 
 
 def test_any_origin(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with site(tmp_path, tokenizer, cors_origins=("*",)) as made:
+    with site(tmp_path, tokenizer, cors_origin=("*",)) as made:
         answer = made.ask("GET", "/health", None, {"origin": OTHER})
         assert sharing(answer.headers)["access-control-allow-origin"] == "*" and answer.headers["vary"] is None
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import sanic.mixins.routes
+from proxy_configs import bare_config
 from scripted_site import MODEL
 
 from pontil.http.app.service import build_app
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -19,6 +19,6 @@ def test_no_handler_is_read_for_a_format_of_errors(
     """Sanic would parse the source of each handler whose route names no format, though all errors are JSON."""
     read: list[object] = []
     monkeypatch.setattr(sanic.mixins.routes, "getsource", read.append)
-    proxy = Proxy(ProxyConfig("127.0.0.1", 0, MODEL, MODEL, f"ipc://{tmp_path}/control", "1.2.3"), tokenizer)
+    proxy = Proxy(bare_config(f"ipc://{tmp_path}/control", model=MODEL, version="1.2.3"), tokenizer)
     build_app(proxy)
     assert read == []

@@ -20,7 +20,7 @@ NAMES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A site whose other routes may be read by the pages of any origin."""
-    with site(tmp_path_factory.mktemp("shared"), tokenizer, cors_origins=("*",)) as made:
+    with site(tmp_path_factory.mktemp("shared"), tokenizer, cors_origin=("*",)) as made:
         yield made
 
 

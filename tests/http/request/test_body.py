@@ -27,7 +27,7 @@ LIMIT = 100_000
 
 @pytest.fixture
 def served(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
-    with site(tmp_path, tokenizer, max_body_bytes=LIMIT) as made:
+    with site(tmp_path, tokenizer, max_body_size=LIMIT) as made:
         made.worker()
         yield made
 

@@ -2,7 +2,6 @@
 """The command `pontil config`, run as a real process."""
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.launcher.commands.config import spelled
-from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
-from pontil.launcher.config.parsers import seconds
+from pontil.launcher.config.options import OPTIONS, flag_name, read_options
+from pontil.runtime.config.readers import seconds
 
 
 def shown(*words: str, folder: Path, **variables: str) -> dict[str, dict[str, Any]]:
@@ -26,7 +25,7 @@ def test_every_option_is_shown_with_its_source(tmp_path: Path) -> None:  # G1
     (tmp_path / "pontil.toml").write_text('port = 9000\nmax-num-seqs = 3\ndecode = ["cpu:0-3", "cpu"]\n')
     given = ("--config", "pontil.toml", "--port", "9002", "--no-prefix-caching")
     rows = shown(*given, folder=tmp_path, PONTIL_PORT="9001", PONTIL_MAX_NUM_SEQS="5")
-    assert list(rows) == [flag_name(each) for each in fields(LaunchOptions)]
+    assert list(rows) == [flag_name(each) for each in OPTIONS]
     assert rows["port"] == {"name": "port", "value": 9002, "source": "flag", "place": "--port"}
     assert (rows["max-num-seqs"]["value"], rows["max-num-seqs"]["place"]) == (5, "PONTIL_MAX_NUM_SEQS")
     assert (rows["decode"]["value"], rows["decode"]["source"]) == ("cpu:0-3,cpu", "file")

@@ -19,7 +19,7 @@ from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.disk_room import check_folder
-from pontil.runtime.config import worker_config
+from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.probe.footprint import MemoryDemand
 
 BOTH = "memory:8GiB,disk:/var/cache/kv:64GiB"

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions, read_options
-from pontil.launcher.config.parsers import size
+from pontil.launcher.config.options import OPTIONS, LaunchOptions, read_options
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, RankDevice
-from pontil.runtime.config import Deadlines, ProxyConfig, WorkerConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.config.readers import size
+from pontil.runtime.config.worker_config import Deadlines, WorkerConfig
 
 
 def config_file(folder: Path, text: str) -> Path:
@@ -127,7 +128,7 @@ def test_names_of_hosts_are_a_list(tmp_path: Path) -> None:
 def test_defaults_are_what_the_processes_would_choose_themselves() -> None:
     for config in (WorkerConfig, ProxyConfig, Deadlines):
         own = {each.name: each.default for each in fields(config)}
-        for each in fields(LaunchOptions):
+        for each in OPTIONS:
             if each.name in own and each.name not in ("model", "served_model_name", "control", "role", "host", "port"):
                 assert each.default == own[each.name], each.name
 

@@ -12,7 +12,8 @@ from pontil.launcher.config.options import read_options
 from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.config.proxy_config import proxy_config
+from pontil.runtime.config.worker_config import worker_config
 
 JOIN = "ipc:///run/there/control"
 

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The variables that Kubernetes sets for Services never become an option, nor a reason not to start."""
 
-from dataclasses import fields
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.launcher.config.options import LaunchOptions, flag_name, read_options
+from pontil.launcher.config.options import OPTIONS, LaunchOptions, flag_name, read_options
 from pontil.launcher.config.service_links import service_links
 from pontil.launcher.config.sources import variable_name
 from pontil.launcher.errors import OptionError
 
-OPTIONS = [variable_name(flag_name(each)) for each in fields(LaunchOptions)]
+VARIABLES = [variable_name(flag_name(each)) for each in OPTIONS]
 # The name of a Service is a DNS label (RFC 1035), and so are those of its ports.
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
-REST = LABEL | st.sampled_from([flag_name(each) for each in fields(LaunchOptions)])
+REST = LABEL | st.sampled_from([flag_name(each) for each in OPTIONS])
 
 
 def links(service: str, port: int = 8000, protocol: str = "tcp", port_name: str = "http") -> dict[str, str]:
@@ -45,13 +43,13 @@ def test_a_service_called_pontil_hinders_no_launch() -> None:  # D9
 @given(REST, st.integers(1, 65535), st.sampled_from(["tcp", "udp", "sctp"]), LABEL)
 def test_no_name_of_a_service_is_an_option(rest: str, port: int, protocol: str, port_name: str) -> None:  # D9
     made = links(f"pontil-{rest}", port, protocol, port_name)
-    assert service_links(made) == set(made) and not set(made) & set(OPTIONS)
+    assert service_links(made) == set(made) and not set(made) & set(VARIABLES)
     assert read_options({}, None, made) == LaunchOptions()
 
 
 def test_options_keep_their_names_beside_a_service() -> None:
     """Only the option `port` is named like a link, and its value tells them apart."""
-    for option in OPTIONS:
+    for option in VARIABLES:
         links_then = service_links({**links("pontil"), option: "7"})
         assert option not in links_then, option
     chosen = links("pontil") | {"PONTIL_PORT": "9001"}

@@ -2,7 +2,7 @@
 """Precedence of defaults, the file, the environment and flags, and the values that are refused."""
 
 import json
-from dataclasses import Field, fields
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.launcher.config.environment import SECRETS
-from pontil.launcher.config.options import LaunchOptions, flag_name, read_options, read_settings
+from pontil.launcher.config.options import OPTIONS, LaunchOptions, flag_name, read_options, read_settings
 from pontil.launcher.config.sources import Setting, settle, variable_name
 from pontil.launcher.errors import OptionError
 
-OPTIONS = {flag_name(each): each for each in fields(LaunchOptions)}
+BY_FLAG = {flag_name(each): each for each in OPTIONS}
 ORDER = ("file", "environment", "flag")
 
 
@@ -48,17 +48,17 @@ def setting(name: str, settings: list[Setting]) -> Setting:
     return next(each for each in settings if each.name == name)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", BY_FLAG)
 def test_every_option_can_be_given_in_every_way(name: str, tmp_path: Path) -> None:  # G1
-    text, value = another(OPTIONS[name])
+    text, value = another(BY_FLAG[name])
     path, variable = tmp_path / "c.toml", variable_name(name)
     path.write_text(f"{name} = {json.dumps(text)}\n")
     assert setting(name, read_settings({}, path)) == Setting(name, value, "file", str(path))
     if variable not in SECRETS:  # The values of these are keys, not the files that hold them.
         assert setting(name, read_settings({}, None, {variable: text})) == Setting(name, value, "environment", variable)
     given: Any = value if isinstance(value, bool) else text
-    assert setting(name, read_settings({OPTIONS[name].name: given})) == Setting(name, value, "flag", f"--{name}")
-    assert setting(name, read_settings({})) == Setting(name, OPTIONS[name].default, "default", "")
+    assert setting(name, read_settings({BY_FLAG[name].name: given})) == Setting(name, value, "flag", f"--{name}")
+    assert setting(name, read_settings({})) == Setting(name, BY_FLAG[name].default, "default", "")
 
 
 @given(st.dictionaries(st.sampled_from(ORDER), st.integers(0, 65535)))
@@ -104,12 +104,12 @@ def test_other_variables_are_nobodys_business() -> None:
 
 
 def test_two_options_never_share_a_name() -> None:
-    assert len({variable_name(name) for name in OPTIONS}) == len(OPTIONS)
+    assert len({variable_name(name) for name in BY_FLAG}) == len(BY_FLAG)
     assert settle({}, {"port": 1}, None, {}) == []
 
 
 def test_no_secret_is_given_on_the_command_line() -> None:
     """Options never take secrets, only files that hold them: every user of a machine can read every command line."""
-    for name, declared in OPTIONS.items():
+    for name, declared in BY_FLAG.items():
         words = set(name.split("-")) & {"key", "keys", "token", "secret", "password"}
         assert not words or {"FILE", "PATH"} & set(declared.metadata["metavar"].split("|")), name

@@ -17,7 +17,8 @@ from pontil.launcher.config.stage_list import PlacedStage, read_placement, stage
 from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.runtime.config import proxy_config, worker_config
+from pontil.runtime.config.proxy_config import proxy_config
+from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.graph.catalog import GRAPHS
 
 TWO_CORES = HostDevices((0, 1), 2, 0)

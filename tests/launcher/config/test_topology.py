@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.config import options
 from pontil.launcher.config.addresses import MAX_IPC_PATH, url_host
 from pontil.launcher.config.options import read_options
 from pontil.launcher.config.topology import Topology, plan
-from pontil.launcher.config.worker_plan import DEADLINES
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
 from pontil.runtime.chat import dialect
-from pontil.runtime.config import Deadlines, proxy_config, worker_config
+from pontil.runtime.config.proxy_config import CALL_PARSERS, REASONING_PARSERS, proxy_config
+from pontil.runtime.config.worker_config import Deadlines, worker_config
 from pontil.runtime.foundation import connectors
 from pontil.runtime.probe.footprint import MemoryDemand
 
@@ -189,8 +188,8 @@ def test_configurations_are_what_the_processes_take() -> None:
     assert {worker.control for worker in taken} == {proxy_config(proxy.config).control, made.control}
     assert {child.config["model"] for child in made.children} == {"/cache/x.gguf"}
     served = proxy_config(json.loads(json.dumps(proxy.config)))
-    assert (served.allowed_hosts, served.max_body_bytes) == (("llm.example",), 1 << 24)
-    assert served.cors_origins == ("https://app.example",) and served.strict_parameters
+    assert (served.allowed_hosts, served.max_body_size) == (("llm.example",), 1 << 24)
+    assert served.cors_origin == ("https://app.example",) and served.strict_parameters
     assert len({worker.peer_endpoint for worker in taken}) == 2
 
 
@@ -219,7 +218,6 @@ def test_a_proxy_embeds_where_it_is_asked_to() -> None:
 def test_every_deadline_reaches_the_process_that_keeps_it() -> None:  # C14, D13
     """Give each deadline its own value, so that none can be taken for another."""
     names = [each.name for each in fields(Deadlines)]
-    assert list(DEADLINES) == names
     wanted: dict[str, Any] = {
         name: 700.0 + number for number, name in enumerate((*names, "worker_ttl", "failover_timeout"))
     }
@@ -251,8 +249,8 @@ def test_deadlines_that_contradict_each_other_are_refused(flags: dict[str, Any],
 
 
 def test_the_names_of_parsers_are_those_of_the_parsers() -> None:
-    assert (options.CALL_PARSERS, options.REASONING_PARSERS) == (dialect.CALL_PARSERS, dialect.REASONING_PARSERS)
-    for calls, reasoning in zip(options.CALL_PARSERS, cycle(options.REASONING_PARSERS), strict=False):
+    assert (CALL_PARSERS, REASONING_PARSERS) == (dialect.CALL_PARSERS, dialect.REASONING_PARSERS)
+    for calls, reasoning in zip(CALL_PARSERS, cycle(REASONING_PARSERS), strict=False):
         taken = proxy_config(topology(tool_call_parser=calls, reasoning_parser=reasoning).children[0].config)
         assert (taken.tool_call_parser, taken.reasoning_parser) == (calls, reasoning)
 

@@ -18,7 +18,7 @@ from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.keys.client_keys import ClientKeys, change_client_keys, digest, new_line, read_client_keys
 from pontil.launcher.keys.key_settings import SETTINGS, read_key_settings
-from pontil.runtime.config import proxy_config
+from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.proxy.rate_limits import Allowance
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789=="

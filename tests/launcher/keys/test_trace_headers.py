@@ -11,7 +11,7 @@ from pontil.launcher.config.topology import plan_proxy
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.keys.trace_headers import Headers, read_trace_headers
-from pontil.runtime.config import proxy_config
+from pontil.runtime.config.proxy_config import proxy_config
 
 HERE, THERE, SAFE = "http://127.0.0.1:4318/v1/traces", "http://collector:4318/v1/traces", "https://collector/v1/traces"
 BOTH = {"OTEL_EXPORTER_OTLP_TRACES_HEADERS": "api-key=s3cret%20s,X-Team=a", "OTEL_EXPORTER_OTLP_HEADERS": "other=1"}

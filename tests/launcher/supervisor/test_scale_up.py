@@ -8,7 +8,7 @@ from pontil.launcher.config.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.supervisor.scale_up import another, free_name
-from pontil.runtime.config import worker_config
+from pontil.runtime.config.worker_config import worker_config
 
 EIGHT = HostDevices(tuple(range(8)), 8, 2)
 

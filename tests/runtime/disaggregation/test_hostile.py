@@ -17,7 +17,7 @@ from pools import LAYOUT
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer

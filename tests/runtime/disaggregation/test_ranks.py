@@ -13,7 +13,7 @@ from pools import wait_for
 from rank_groups import Open, RankPair
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.disaggregation.rank_connector import PEER_ENDED
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT

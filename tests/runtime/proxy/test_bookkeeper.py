@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from proxy_configs import bare_config
 
 from pontil.runtime.accounting.usage_tables import WorkerRow
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 
 
 @pytest.fixture
 def books(tmp_path: Path) -> Iterator[Bookkeeper]:
-    config = ProxyConfig("127.0.0.1", 0, "tiny", "tiny", "", "0", usage_log=str(tmp_path / "usage"))
+    config = bare_config(usage_log=str(tmp_path / "usage"))
     made = Bookkeeper(config, "p1", lambda: 0.0)
     yield made
     made.end()

@@ -2,9 +2,9 @@
 """Deadlines count waiting, not work (C14): in virtual time."""
 
 import pytest
+from proxy_configs import bare_config
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -18,8 +18,8 @@ class DelayedWorker:
 
     def __init__(self, tokenizer: Tokenizer, **options: float) -> None:
         self.clock = Clock()
-        config = ProxyConfig("127.0.0.1", 0, "m", "m", "", "0", **({"first_byte_timeout": 10.0} | options))  # type: ignore[arg-type]
-        self.proxy = VirtualProxy(config, tokenizer, self.clock)
+        given: dict[str, Any] = {"first_byte_timeout": 10.0, **options}
+        self.proxy = VirtualProxy(bare_config(model="m", **given), tokenizer, self.clock)
         self.worker = VirtualWorker(self.proxy, "mixed:0", 2, 80.0, 0.05)
 
 

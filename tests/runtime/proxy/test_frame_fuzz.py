@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 from effort import examples
 from message_fuzz import mutated
+from proxy_configs import bare_config
 from stage_site import StageSite
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.request import Request
 from pontil.runtime.proxy.stream import Finished
@@ -93,7 +93,7 @@ def operators_can_read(proxy: Proxy) -> None:
 @pytest.mark.parametrize("kind", ABOUT_TOKENS)
 def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kind: str) -> None:
     chance, clock = random.Random(3), Clock()
-    config = ProxyConfig("127.0.0.1", 0, "m", "m", "", "0", first_byte_timeout=20.0)
+    config = bare_config(model="m", first_byte_timeout=20.0)
     site = VirtualProxy(config, tokenizer, clock)
     workers = [VirtualWorker(site, f"mixed:{number}", 16, 400.0, 0.01) for number in range(2)]
     for number in range(examples(30, 1000)):

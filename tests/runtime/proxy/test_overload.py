@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import pytest
+from proxy_configs import bare_config
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.rate_limits import Allowance
 from pontil.runtime.proxy.stream import Stream
@@ -60,7 +60,7 @@ class Crowd:
 class OverloadWorld:
     def __init__(self, tokenizer: Tokenizer, speed: float, pace: float, seats: int = 16) -> None:
         self.clock, self.draws = Clock(), random.Random(5)
-        config = ProxyConfig("127.0.0.1", 0, "m", "m", "", "0", first_byte_timeout=DEADLINE)
+        config = bare_config(model="m", first_byte_timeout=DEADLINE)
         self.proxy = VirtualProxy(config, tokenizer, self.clock)
         self.worker = VirtualWorker(self.proxy, "mixed:0", seats, speed, pace)
         self.longest_queue = 0

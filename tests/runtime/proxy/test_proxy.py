@@ -12,10 +12,10 @@ import pytest
 from event_reader import take
 from live_proxy import TEXT, LiveProxy, collect, submitted, until
 from open_resources import OpenResources, held
+from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker, silent
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.stream import Delta, Finished
@@ -281,7 +281,7 @@ def test_goodbye_stops_new_requests_and_lets_the_others_end(play: Callable[..., 
 def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """The messages that arrived meanwhile are read before any worker is given up."""
     now = 100.0
-    proxy = Proxy(ProxyConfig("127.0.0.1", 0, "tiny", "tiny", "", "0", worker_ttl=5.0), tokenizer, lambda: now)
+    proxy = Proxy(bare_config(worker_ttl=5.0), tokenizer, lambda: now)
     proxy.registry.hello(Hello("i", SCHEMA, "mixed:0", "mixed", 1, "cpu", "m", "m", "k", "e", 16, 9, 4, 99, 9), now)
     now = 130.0
     proxy.tick()

@@ -76,7 +76,7 @@ def test_a_pair_that_moves_blocks_passes_and_nobody_sees_or_pays_it(
         assert 'finish_reason="' not in live_proxy.proxy.metrics.render().decode()
         await collect(live_proxy.proxy.submit([5, 6], SamplingParams(max_tokens=3, seed=1), name="mine"))
 
-    play(scene, awaits_self_test=True, usage_log=str(usage))
+    play(scene, self_test=True, usage_log=str(usage))
     with closing(sqlite3.connect(usage)) as database:
         assert database.execute("SELECT name FROM requests").fetchall() == [("mine",)]
         assert database.execute("SELECT sum(booked), sum(late) FROM workers").fetchone() == (3, 2)
@@ -91,7 +91,7 @@ def test_a_pair_of_which_nothing_moves_fails(play: Callable[..., None], script: 
         assert result["error"] == "no KV block moved from prefill:0 to decode:0" + why
         assert not live_proxy.proxy.ready and live_proxy.proxy.self_test.shown[0]["state"] == "FAILED"
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 def test_a_worker_that_fails_is_named_and_no_other_is_asked(play: Callable[..., None]) -> None:
@@ -104,7 +104,7 @@ def test_a_worker_that_fails_is_named_and_no_other_is_asked(play: Callable[..., 
         await beaten(live_proxy)
         assert live_proxy.proxy.ledger.imbalance == 0
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 def refusing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
@@ -124,7 +124,7 @@ def test_workers_without_a_pair_are_tested_alone_and_new_ones_when_they_come(pla
         decode = live_proxy.workers[1]
         assert decode.submits.qsize() == 2 and second.submits.qsize() == 1, "pairs that were tested are left alone"
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 def test_a_worker_that_leaves_meanwhile_has_no_result(play: Callable[..., None]) -> None:
@@ -135,7 +135,7 @@ def test_a_worker_that_leaves_meanwhile_has_no_result(play: Callable[..., None])
         await asyncio.to_thread(worker.fall_silent, live_proxy.proxy.registry)
         assert await answer == [] and live_proxy.proxy.self_test.shown == []
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 def test_a_route_that_failed_is_tried_again(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_route_that_failed_is_tried_again(play: Callable[..., None], monkeypat
         await until(lambda: live_proxy.proxy.ready)
         assert live_proxy.proxy.self_test.shown == [{"route": "mixed:0", "state": "PASSED", "bytes": 0}]
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 def test_a_short_context_gets_a_short_prompt(play: Callable[..., None]) -> None:
@@ -158,7 +158,7 @@ def test_a_short_context_gets_a_short_prompt(play: Callable[..., None]) -> None:
         submit = await submitted(worker)
         assert len(submit.prompt) == 8 - self_test.PARAMS.max_tokens and len(submit.cache_salt) == 16
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 def test_a_worker_that_takes_another_role_is_tested_in_its_new_pairs(play: Callable[..., None]) -> None:
@@ -171,7 +171,7 @@ def test_a_worker_that_takes_another_role_is_tested_in_its_new_pairs(play: Calla
         await until(lambda: [row for row in live_proxy.proxy.self_test.shown if row.items() >= pair.items()])
         assert len(live_proxy.proxy.self_test.shown) == 1
 
-    play(scene, awaits_self_test=True)
+    play(scene, self_test=True)
 
 
 async def nodes(live_proxy: LiveProxy, **computers: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_model_that_speaks_is_asked_for_sound_and_nobody_sees_or_pays_it(play:
         assert (proxy.ledger.imbalance, proxy.ledger.totals.requests) == (0, 0)
         assert live_proxy.value("pontil_audio_seconds_total") == live_proxy.value("pontil_generation_tokens_total") == 0
 
-    play(scene, awaits_self_test=True, graph="speech-demo")
+    play(scene, self_test=True, graph="speech-demo")
 
 
 def test_a_model_that_is_to_speak_and_cannot_is_not_ready(play: Callable[..., None]) -> None:
@@ -210,7 +210,7 @@ def test_a_model_that_is_to_speak_and_cannot_is_not_ready(play: Callable[..., No
         assert told["route"] == "sound" and told["error"].startswith("an answer in sound fails: out of breath")
         assert live_proxy.proxy.readiness.objection == "the self-test has not passed yet"
 
-    play(scene, awaits_self_test=True, graph="speech-demo", max_attempts=1)
+    play(scene, self_test=True, graph="speech-demo", max_attempts=1)
 
 
 def test_a_server_is_ready_when_every_stage_has_a_worker(play: Callable[..., None]) -> None:  # D21

@@ -13,7 +13,7 @@ from emulated_nixl import EmulatedAgent
 from pools import LAYOUT, EmulatedNixl, Pool, need, wait_for
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation import connectors
 from pontil.runtime.transfer import nixl_agent

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pools import LAYOUT, Pool
 from relay import Relay, Spoil
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.transfer.block_encryption import BROKEN
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.security import TransferSecurity

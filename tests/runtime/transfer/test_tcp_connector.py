@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pools import DEADLINE, LAYOUT, Pool, wait_for
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.transfer.tcp_connector import TcpConnector
 from pontil.runtime.transfer.tcp_frames import ANSWER, EPOCH, READ, REFUSED, REQUEST, RUN
 from pontil.runtime.transfer.tcp_server import TcpConnection

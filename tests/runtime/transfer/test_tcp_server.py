@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pools import KINDS, LAYOUT, Pool, wait_for
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import ModelError
 from pontil.runtime.transfer import tcp_server
 from pontil.runtime.transfer.tcp_connector import TcpConnector

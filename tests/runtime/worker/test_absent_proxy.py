@@ -7,7 +7,7 @@ from kernels import CACHE
 from tiny_bert import write_tiny_bert
 from workers import Silent, open_worker
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.worker.embedding_assembly import assemble_embedder
 from pontil.runtime.worker.embedding_worker import EmbeddingWorker
 from pontil.runtime.worker.plain_worker import PlainWorker

@@ -18,7 +18,7 @@ from pontil.gpu_ops.kernels.build import KernelError
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.tcp_connector import TcpConnector

@@ -12,7 +12,7 @@ from workers import DEFAULTS, Silent
 
 from pontil.http.request.chat_request import read_chat
 from pontil.http.request.completion_request import read_completion
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import DECLARED, SamplingParams

@@ -12,7 +12,7 @@ from pretend_device import PretendDevice, PretendLink, PretendMemory
 from tiny import build, layout_of, reference
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.batch import Batch, Tile
 from pontil.runtime.engine.device.block_rounds import Round
 from pontil.runtime.engine.device.device_runner import DeviceRunner

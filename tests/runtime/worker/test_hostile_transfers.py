@@ -11,7 +11,7 @@ from hostile_connector import FINITE, HostileConnector, Mischief
 from pools import need
 from workers import HostileWorker, PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation import receiver as kv_receiver
 from pontil.runtime.errors import TransferError
 

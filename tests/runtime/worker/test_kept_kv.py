@@ -10,7 +10,7 @@ import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt, told
 
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.config import WorkerRole
+from pontil.runtime.config.worker_config import WorkerRole
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.proxy.held_prefixes import short_key
 

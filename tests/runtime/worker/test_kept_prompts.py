@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Begin

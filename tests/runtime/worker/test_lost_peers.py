@@ -9,7 +9,7 @@ import pytest
 from relay import BACK, THERE, Relay
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.wire.messages import SCHEMA, Greet, Message, Withdrawn
 from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection

@@ -9,7 +9,7 @@ import pytest
 from relay import BACK, THERE, Relay
 from workers import greedy, open_worker, prompt
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.wire.messages import Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
 from pontil.runtime.wire.sockets import ControlServer, open_context
 

@@ -17,7 +17,7 @@ from workers import (
     prompt,
 )
 
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.disaggregation.states import ReceiveAction, SendState
 from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
 from pontil.runtime.wire.sockets import PeerClient

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.tile_plan import TilePlan
 from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.reporting import Reporter

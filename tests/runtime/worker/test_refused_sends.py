@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, prompt
 
-from pontil.runtime.config import DEADLINES
+from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.wire.messages import (
     Abandon,
     Begin,

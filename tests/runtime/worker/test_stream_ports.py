@@ -13,7 +13,7 @@ from open_resources import held
 from served import wait_for
 from stream_world import EDGE, RUN, a_buffer, item, read
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.graph.policies import LeftContext
 from pontil.runtime.transfer.tcp_connector import TcpConnector

@@ -9,7 +9,7 @@ import pytest
 from pools import need
 from workers import PromptWorker, ScriptedProxy, Silent, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.config import Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import ModelError
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Begin, ChunkReady, Fetched, Handoff, Submit

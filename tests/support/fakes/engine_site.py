@@ -5,10 +5,10 @@ import os
 from collections.abc import Sequence as Sequential
 from dataclasses import dataclass, field
 
+from proxy_configs import bare_config
 from seat_world import SeatWorld, formula
 from virtual_site import BEAT, Clock, VirtualProxy
 
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.rate_limits import Allowance
@@ -94,7 +94,7 @@ class EngineSite(VirtualProxy):
     """The proxy; `ask` submits a request whose prompt says who it is."""
 
     def __init__(self, tokenizer: Tokenizer, fair: bool = True) -> None:
-        config = ProxyConfig("127.0.0.1", 0, "m", "m", "", "0", fair_by="key" if fair else "none")
+        config = bare_config(model="m", fair_by="key" if fair else "none")
         super().__init__(config, tokenizer, Clock())
         self.made: dict[str, EngineWorker] = {}
         self.asked = 0

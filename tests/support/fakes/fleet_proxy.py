@@ -4,8 +4,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy_configs import bare_config
+
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.held_prefixes import short_key
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.stream import Stream
@@ -41,7 +42,7 @@ def fleet_proxy(
     folder: Path, tokenizer: Tokenizer, size: int, roles: tuple[str, ...], shared: int = 0, seats: int = 256
 ) -> FleetProxy:
     """Return a proxy with so many workers, which have these roles in turn and the first `shared` blocks of PROMPT."""
-    made = FleetProxy(Proxy(ProxyConfig("127.0.0.1", 0, "tiny", "tiny", f"ipc://{folder}/c", "1"), tokenizer))
+    made = FleetProxy(Proxy(bare_config(f"ipc://{folder}/c", version="1"), tokenizer))
     made.proxy.dispatcher.send = made.send
     keys = dict.fromkeys(short_key(key) for key in list(full_keys(PROMPT, "", BLOCK))[:shared])
     for number in range(size):

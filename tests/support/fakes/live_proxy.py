@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from event_reader import take
+from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker
 
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.stream import Delta, Finished, Stream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class LiveProxy:
 @asynccontextmanager
 async def live_proxy(tmp_path: Path, tokenizer: Tokenizer, **options: Any) -> AsyncIterator[LiveProxy]:
     control = f"ipc://{tmp_path}/control"
-    config = ProxyConfig("127.0.0.1", 0, "tiny", "tiny", control, "0", **options)
+    config = bare_config(control, **options)
     made = LiveProxy(Proxy(config, tokenizer), tokenizer)
     made.proxy.start()
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from workers import DEADLINE, ScriptedProxy, Silent
 
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.graph.catalog import TINY_SPEECH, GraphModel, edge_name
 from pontil.runtime.graph.part import GraphPart, Producer
 from pontil.runtime.graph.policies import ChunkPolicy

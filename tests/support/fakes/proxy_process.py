@@ -38,7 +38,7 @@ class LineReporter:
 
 def main() -> None:
     from pontil.http.app.service import run_proxy
-    from pontil.runtime.config import proxy_config
+    from pontil.runtime.config.proxy_config import proxy_config
     from pontil.runtime.errors import PontilError
 
     reporter = LineReporter()

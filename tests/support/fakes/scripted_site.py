@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
 from pontil.http.app.service import BACKLOG, build_app
 from pontil.http.app.timed_protocol import TimedProtocol
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ class ScriptedSite:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, **config: Any) -> None:
         control = f"ipc://{folder}/control"
-        self.proxy = Proxy(ProxyConfig("127.0.0.1", 0, MODEL, MODEL, control, "1.2.3", **config), tokenizer)
+        self.proxy = Proxy(bare_config(control, model=MODEL, version="1.2.3", **config), tokenizer)
         self.tokenizer = tokenizer
         self.endpoint = self.proxy.bind()
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -8,9 +8,9 @@ from copy import deepcopy
 from itertools import count
 from typing import Any
 
+from proxy_configs import bare_config
 from stage_model import GRAPH, RATE, TALKER_END, Kept, StageJob, answer_of, sound_of
 
-from pontil.runtime.config import ProxyConfig
 from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.proxy.proxy import TICK, Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ class StageSite(Proxy):
 
     def __init__(self, tokenizer: Tokenizer, count: int = 5, lag: int = 0, **options: Any) -> None:
         self.now, self.steps = 0.0, 0
-        config = ProxyConfig("127.0.0.1", 0, "tiny", "tiny", "ipc:///nowhere", "0", **options)
+        config = bare_config("ipc:///nowhere", **options)
         super().__init__(config, tokenizer, lambda: self.now, GRAPH)
         self.count, self.lag = count, lag
         self.workers: dict[str, StageWorker] = {}

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from hostile_connector import HostileConnector
 from kernels import CACHE
 
-from pontil.runtime.config import WorkerConfig, WorkerRole
+from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
 from pontil.runtime.proxy.held_prefixes import HeldPrefixes
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.transfer.nixl_connector import NixlConnector

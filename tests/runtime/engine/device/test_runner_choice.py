@@ -9,7 +9,7 @@ from tiny import build, layout_of, reference
 
 from pontil.gpu_ops.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.model_runner import NONE, ModelRunner

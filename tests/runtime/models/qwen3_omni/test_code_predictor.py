@@ -14,7 +14,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.linear import Linear
-from pontil.runtime.config import WorkerConfig
+from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.sampler import uniform
 from pontil.runtime.graph.catalog import QWEN3_OMNI
 from pontil.runtime.loaders.omni_config import read_talker_config

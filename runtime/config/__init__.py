@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of each kind of process, whose options are declared once, here."""

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options and the frozen configuration of a worker. The launcher builds it once, before the first fork."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, option
+from pontil.runtime.config.readers import choice, number, size, some_seconds, switch, text, whole
+from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
+from pontil.runtime.foundation import connectors
+
+WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "int8", "fp8")
+KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
+QUANTIZATIONS = ("none", "int8", "gguf")
+POOLINGS = ("auto", "mean", "last", "cls")
+# The most guesses of a draft model, unless --speculative-tokens says otherwise.
+DRAFT_TOKENS = 8
+KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines(SharedDeadlines):
+    """Time limits of a handoff on a worker, in seconds. The first worker of a request to hear of it waits
+    `first_byte_timeout` for the other one, as long as the proxy waits for the first token. A transfer has
+    `kv_transfer_timeout`, counted anew from its reservation and from each block that was computed for it; a pull
+    without a byte for `kv_stall_timeout` has failed. Blocks that are handed over are kept for `kv_lease`, which the
+    decode worker renews. A prefill worker answers a decode worker within `kv_handshake_timeout`. A connection over a
+    network on which nothing comes for `link_timeout` is taken for cut."""
+
+    kv_handshake_timeout: float = option(
+        ENGINE, 5.0, "Longest wait for a prefill worker to answer a decode worker.", some_seconds, "SECONDS"
+    )
+    kv_lease: float = option(
+        ENGINE, 30.0, "How long handed-over KV blocks are kept without a renewal.", some_seconds, "SECONDS"
+    )
+    kv_stall_timeout: float = option(
+        ENGINE, 5.0, "Silence of a peer after which a transfer of KV blocks has failed.", some_seconds, "SECONDS"
+    )
+    kv_transfer_timeout: float = option(
+        ENGINE, 120.0, "Longest time from the reservation for a prompt to its last KV block.", some_seconds, "SECONDS"
+    )
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds between two renewals of a lease: two of them may be lost before it runs out."""
+        return self.kv_lease / 3
+
+
+DEADLINES = Deadlines()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(SharedOptions):
+    """The options of every worker; one that has no use for an option ignores it."""
+
+    dtype: str = option(MODEL, "auto", "Type of weights and activations.", choice(*DTYPES), "|".join(DTYPES))
+    max_model_len: int | None = option(MODEL, None, "Longest prompt plus answer, in tokens.", whole(1), "TOKENS")
+    quantization: str = option(
+        MODEL, "none", "Weights below 16 bits on a CPU: int8, or as the GGUF file has them.", choice(*QUANTIZATIONS),
+        "|".join(QUANTIZATIONS),
+    )  # fmt: skip
+    pooling: str = option(
+        MODEL, "auto", "How a vector is made of a text's tokens; auto: as the model's files say.", choice(*POOLINGS),
+        "|".join(POOLINGS),
+    )  # fmt: skip
+    revision: str | None = option(
+        PROCESSES, None, "A name for what these workers serve, other than that of workers that they replace.", text,
+        "NAME",
+    )  # fmt: skip
+    max_num_seqs: int = option(ENGINE, 64, "Sequences a worker runs at once.", whole(1, 65536), "COUNT")
+    max_num_batched_tokens: int = option(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")
+    max_interleaved_tokens: int | None = option(
+        ENGINE,
+        None,
+        "Prompt tokens computed in a step in which others decode (default: 64 on a CPU).",
+        whole(1),
+        "TOKENS",
+    )
+    block_size: int = option(ENGINE, 16, "Tokens in one block of KV cache.", whole(1, 1024), "TOKENS")
+    prefix_caching: bool = option(
+        ENGINE, True, "Keep computed prompts, so that those that begin alike are not computed again.", switch
+    )
+    keep_kv: bool = option(
+        ENGINE,
+        True,
+        "Keep the KV of a worker on a CPU over its death, so that the next process finds it cached.",
+        switch,
+    )
+    speculative_tokens: int = option(
+        ENGINE, 0, "Most tokens guessed at a time; changes no answer, only its speed. With a draft model 0 stands for "
+        f"{DRAFT_TOKENS}.", whole(0, 16), "COUNT",
+    )  # fmt: skip
+    speculative_model: str | None = option(
+        ENGINE, None, "What guesses: a smaller model with the same tokenizer, an EAGLE head, or mtp, a layer of "
+        "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
+    )  # fmt: skip
+    kv_cache_memory: int | None = option(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
+    gpu_memory_share: float = option(
+        ENGINE, 0.9, "Share of a GPU's memory that may be used, by KV cache whatever weights and steps leave of it.",
+        number(0.05, 1.0), "SHARE",
+    )  # fmt: skip
+    kv_cache_dtype: str = option(
+        ENGINE, "auto", "Type of the KV cache; auto: as --dtype. int8, fp8: half of 16 bits.", choice(*KV_DTYPES),
+        "|".join(KV_DTYPES),
+    )  # fmt: skip
+    kv_connector: str = option(
+        ENGINE, connectors.AUTO, f"What carries KV blocks; auto: {KV_REACHES}.", choice(*connectors.NAMES),
+        "|".join(connectors.NAMES),
+    )  # fmt: skip
+    stream_memory: int = option(
+        ENGINE, 256 << 20, "Memory of each worker for what it streams to the next stage of a model of several.", size,
+        "SIZE",
+    )  # fmt: skip
+    kernels: str = option(
+        ENGINE, "auto", "What computes on a CPU: our kernels for an instruction set, or torch.", choice(*KERNELS),
+        "auto|torch|SET",
+    )  # fmt: skip
+    deterministic: bool = option(
+        ENGINE, False, "Compute products on GPUs so that a row's bits know no batch, as on CPUs; slower.", switch
+    )
+
+
+@dataclass(frozen=True)
+class WorkerConfig(WorkerOptions):
+    """The configuration of one worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the
+    address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
+    derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
+    the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
+    if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret (runtime/wire/keys.py),
+    where it has one. `more_controls` are the endpoints of further proxies. `pooling` is for a worker that embeds.
+    `deterministic` chooses products on a
+    GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
+    runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
+    `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
+    bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
+    during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
+    process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
+    it does for a worker on a CPU. With `allow_chaos` the supervisor may cut the link over which KV blocks come, and
+    stall all others."""
+
+    name: str
+    role: WorkerRole
+    device: str
+    cores: tuple[int, ...]
+    model: str
+    served_model_name: str
+    control: str
+    peer_endpoint: str
+    kv_tier_memory: int = 0
+    kv_tier_disk: str | None = None
+    kv_tier_disk_size: int = 0
+    transfer_host: str = "127.0.0.1"
+    cache_dir: str | None = None
+    lent_cores: str | None = None
+    rank: int = 0
+    ranks: int = 1
+    rank_endpoint: str | None = None
+    deadlines: Deadlines = DEADLINES
+    keys: str | None = field(default=None, repr=False)
+    graph: str | None = None
+    node: str | None = None
+    version: str | None = None
+    kept_memory: tuple[int, int] | None = None
+    more_controls: tuple[str, ...] = ()
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The endpoints of all proxies."""
+        return (self.control, *self.more_controls)
+
+    @property
+    def model_path(self) -> Path:
+        return Path(self.model)
+
+    @property
+    def drafts(self) -> bool:
+        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes."""
+        return self.speculative_model is not None and self.speculative_tokens > 0 and self.ranks == 1
+
+    @property
+    def draft_model_path(self) -> Path | None:
+        """The model that guesses for this worker's, if it may decode."""
+        return Path(str(self.speculative_model)) if self.drafts and self.role in ("decode", "mixed") else None
+
+    @property
+    def cache_path(self) -> Path | None:
+        return None if self.cache_dir is None else Path(self.cache_dir)
+
+
+def worker_config(values: dict[str, Any]) -> WorkerConfig:
+    """Return the configuration from its JSON form. An unknown or missing key raises TypeError: only the launcher writes
+    it."""
+    deadlines, kept = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
+    made = {
+        "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines,
+        "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
+        "more_controls": tuple(values.get("more_controls", ())),
+    }  # fmt: skip
+    return WorkerConfig(**{**values, **made})
