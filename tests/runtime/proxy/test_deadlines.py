@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deadlines count waiting, not work (C14): in virtual time."""
 
+from typing import Any
+
 import pytest
 from proxy_configs import bare_config
 from virtual_site import Clock, VirtualProxy, VirtualWorker
