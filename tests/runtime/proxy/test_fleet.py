@@ -8,19 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proxy_configs import bare_config
 from scripted_worker import eventually
 
 from pontil.runtime.accounting import usage_log
-from pontil.runtime.config import ProxyConfig
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.fleet import Fleet
 from pontil.runtime.proxy.siblings import Siblings
 
 
 def config(folder: Path) -> ProxyConfig:
-    return ProxyConfig(
-        "127.0.0.1", 0, "tiny", "tiny", "", "0", usage_log=str(folder / "usage"), shared_folder=str(folder / "proxies")
-    )  # fmt: skip
+    return bare_config(usage_log=str(folder / "usage"), shared_folder=str(folder / "proxies"))
 
 
 @pytest.fixture
