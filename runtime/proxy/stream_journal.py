@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a proxy writes into the record of a stream while its request runs, and when it ends."""
+"""The notes of a proxy in the record of a stream, while its request runs and when it ends."""
 
 import logging
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from command_line import app
+from command_line import computing_app
 from safetensors.torch import load_file, save_file
 from tiny_gguf import write_tiny_gguf
 from workers import open_worker
@@ -129,7 +129,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
 
 def refused(model: Path, *flags: str, code: int = 1) -> str:
     """Return the sentence with which a launch of this model ends."""
-    done = app("launch", "--model", str(model), *flags, computing=True)
+    done = computing_app("launch", "--model", str(model), *flags)
     *before, sentence = done.stderr.splitlines()
     assert done.returncode == code and sentence.startswith("Error: "), done.stderr
     assert "Traceback" not in done.stderr and not any("starting it again" in line for line in before)

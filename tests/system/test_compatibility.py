@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import APP, app
+from command_line import APP, computing_app
 from served import START_TIMEOUT, Served, launched, wait_for
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -67,12 +67,12 @@ def refused(served: Served, joined: "subprocess.CompletedProcess[str]") -> str:
 def test_a_worker_unlike_the_others_is_refused(
     served: Served, door: str, model: str, flags: tuple[str, ...], says: str
 ) -> None:  # C8
-    assert refused(served, app(*words(door, model, *flags), computing=True)) == f"decode:0 has {says}"
+    assert refused(served, computing_app(*words(door, model, *flags))) == f"decode:0 has {says}"
 
 
 def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tmp_path: Path) -> None:  # C8
     write_tiny_llama(tmp_path / "tiny", seed=1)
-    sentence = refused(served, app(*words(door, str(tmp_path / "tiny"), "--dtype", "float32"), computing=True))
+    sentence = refused(served, computing_app(*words(door, str(tmp_path / "tiny"), "--dtype", "float32")))
     found = re.fullmatch(
         r"decode:0 has model tiny \((\w+)\) but mixed:0 has tiny \((\w+)\): start it with the same --model", sentence
     )
