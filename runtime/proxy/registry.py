@@ -143,6 +143,8 @@ class Registry:
         # Changed with any worker that comes, goes, or takes another role.
         self.version = 0
         self.rows: tuple[ProcessRow, ...] = ()
+        # Names and pids of processes that ended, the last ones last.
+        self.ended: dict[tuple[str, int], None] = {}
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
@@ -294,19 +296,31 @@ class Registry:
         """Take a new table. Remove and return the workers whose row now shows another pid or a dead process.
 
         Applies only to workers that a table has shown before, alive or ended: one of the same name on another host is
-        not the supervisor's.
+        not the supervisor's. A table may have shown one before its Hello was read, which came earlier.
         """
-        self.rows = tuple(map(ProcessRow.of, rows))
+        before, self.rows = self.rows, tuple(map(ProcessRow.of, rows))
+        self.note_ended(before)
         by_name = {row.name: row for row in self.rows}
         gone = []
         for worker in self.workers.values():
             row = by_name.get(worker.hello.name)
             alive = row is not None and row.pid == worker.hello.pid and not row.dead
-            ended = row is not None and worker.hello.pid in row.ended_pids
+            ended = (worker.hello.name, worker.hello.pid) in self.ended
             if (worker.confirmed or ended) and not alive:
                 gone.append(worker)
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
+
+    def note_ended(self, before: Sequence[ProcessRow]) -> None:
+        """Remember the last processes that a table has shown as ended, or no more."""
+        shown = {(row.name, row.pid) for row in self.rows if not row.dead}
+        ended = [(row.name, row.pid) for row in before if row.pid is not None and (row.name, row.pid) not in shown]
+        ended += [(row.name, pid) for row in self.rows for pid in row.ended_pids]
+        for one in ended:
+            self.ended.pop(one, None)
+            self.ended[one] = None
+        while len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
 
     def remove(self, workers: Any) -> list[RegisteredWorker]:
         gone = list(workers)

@@ -318,6 +318,17 @@ def test_a_worker_that_died_before_any_table_named_it_is_dead(now: dict[str, Any
     assert "ended_pids" not in workers.topology()[0]
 
 
+@pytest.mark.parametrize("then", [[row("decode:0", 99)], []])
+def test_a_worker_whose_hello_is_read_after_its_end_is_dead_with_the_next_table(then: list[dict[str, Any]]) -> None:
+    """As by a proxy that starts slowly, while an operator restarts the worker, or removes it."""
+    workers = registry()
+    for now in (row("decode:0", ONE.pid), row("decode:0", None, "exited")):
+        assert workers.show([now]) == []
+    workers.show(then)
+    assert workers.hello(ONE, 0.0) is None
+    assert names(workers.show(then)) == ["decode:0"]
+
+
 def test_a_namesake_on_another_host_outlives_the_tables_own() -> None:
     workers = registry(ONE)
     assert workers.show([row("decode:0", 99) | {"ended_pids": [7]}]) == []
