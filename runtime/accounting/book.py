@@ -27,14 +27,14 @@ class Claim:
     `heard` is what the worker sent; `booked` is the part of it in entries, `late` the rest, `unheard` what another
     worker received from it and repeated before its own frame came. `before` is its count when it first registered here,
     `since` when it last did, `stated` the count it stated last, `heard_then` what had been heard at that moment;
-    `missing` was lost with a connection.
+    `missing` was lost with connections: what the first heartbeat of a registration counts and nobody heard. Its Hello
+    does not show that, since frames that came before it by an earlier connection may be read after it.
     """
 
     heard: int = 0
     booked: int = 0
     late: int = 0
     unheard: int = 0
-    heard_at_hello: int = 0
     before: int | None = None
     since: int | None = None
     stated: int = 0
@@ -48,8 +48,9 @@ class Claim:
             return
         if self.before is None:
             self.before = start
-        if start != self.since:
-            self.since, self.missing = start, max(0, start - self.before - self.heard_at_hello)
+        elif start != self.since:
+            self.missing = max(0, count - self.before - self.heard)
+        self.since = start
         self.stated, self.heard_then = count, self.heard
 
     @property
@@ -74,10 +75,7 @@ class Book(Claim):
     prompts: Claim = field(default_factory=Claim)
 
     def registered(self, name: str) -> None:
-        """Note a registration. A worker generates nothing between its Hello and the Welcome, so what is missing now
-        never comes."""
         self.name, self.gone = name, False
-        self.heard_at_hello, self.prompts.heard_at_hello = self.heard, self.prompts.heard
 
     def hear_counters(self, counters: Mapping[str, int]) -> None:
         """Take the counters of a heartbeat."""

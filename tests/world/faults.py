@@ -61,6 +61,9 @@ HOST = "host"
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
 # The jumps of the clock of the day, which goes on alike for all processes.
 CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
+# Share of cuts, and of second kills, that wait for a message or a meeting, and seconds for which a cut does. There are
+# up to so many cuts in a row: all but the first after fewer than so many messages.
+AIMED, CUT_WITHIN, CUTS, FIRST_MESSAGES = 0.5, 1.0, 3, 4
 # Seconds within which what waited for a disk is written.
 WRITTEN_WITHIN = 60.0
 
@@ -103,6 +106,8 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
 
 # Seconds in which the second death of a process comes, from when its successor serves, and between two looks for it.
 KILLED_AGAIN_WITHIN, SERVES_FOR, LOOK_AGAIN = 10.0, 0.3, 0.01
+# Those in which it has met a worker, and between two looks for that.
+MEETS_FOR, LOOK_FOR_MEETING = 0.02, 0.5e-3
 
 
 def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
@@ -178,24 +183,52 @@ class FaultMaker:
         self.world.after(fault.seconds, process.resume)
 
     def kill_twice(self, fault: SeedFault, process: WorldProcess) -> None:
-        """Kill a process, and its successor soon after that has begun to serve."""
+        """Kill a process, and its successor soon after that has begun to serve: every other one as soon as it meets a
+        worker, so that a registration or a greeting is not over."""
         process.kill()
         within = self.world.now() + KILLED_AGAIN_WITHIN
 
         def look() -> None:
             serving = [one for one in (*self.site.workers, *self.site.proxies) if one.name == fault.target]
-            if serving:
-                self.world.after(fault.draw * SERVES_FOR, serving[0].kill)
-            elif self.world.now() < within:
-                self.goes_on(LOOK_AGAIN + SERVES_FOR)
+            if not serving and self.world.now() < within:
+                self.goes_on(LOOK_AGAIN + SERVES_FOR + MEETS_FOR)
                 self.world.after(LOOK_AGAIN, look)
+            elif serving and fault.draw * 1e6 % 1 < AIMED:
+                kill_at_a_meeting(serving[0], self.world.now() + SERVES_FOR, fault.draw * MEETS_FOR)
+            elif serving:
+                self.world.after(fault.draw * SERVES_FOR, serving[0].kill)
 
         look()
 
     def cut(self, fault: SeedFault, process: WorldProcess) -> None:
-        """Break one connection of a process, with or without what is on its way."""
-        if links := breakable_links(process):
-            links[int(fault.draw * len(links))].cut(survives=fault.draw * 1000 % 1 < 0.3)
+        """Break one connection of a process, with or without what is on its way. Every other one breaks with the next
+        message on its way, and up to two that come in its place with one of their first messages."""
+        links = breakable_links(process)
+        if not links:
+            return
+        link = links[int(fault.draw * len(links))]
+        if fault.draw * 1e6 % 1 < AIMED:
+            again = int(fault.draw * 1e7 % 1 * CUTS)
+            self.cut_soon(link, [0, *[int(fault.draw * 1e8 % 1 * FIRST_MESSAGES)] * again])
+        else:
+            link.cut(survives=fault.draw * 1000 % 1 < 0.3)
+
+    def cut_soon(self, link: WireLink, after: list[int]) -> None:
+        """Break a link after so many more messages, or in a while; and what comes in its place."""
+        link.messages_left, *others = after
+        self.goes_on(CUT_WITHIN + LOOK_AGAIN)
+        self.world.after(CUT_WITHIN, link.cut)
+        until = self.world.now() + CUT_WITHIN
+
+        def look() -> None:
+            made = [one for one in self.world.network.open_links() if one.names == link.names]
+            if made and not link.open:
+                self.cut_soon(made[-1], others)
+            elif self.world.now() < until:
+                self.world.after(LOOK_AGAIN, look)
+
+        if others:
+            look()
 
     def silence(self, fault: SeedFault, process: WorldProcess) -> None:
         """Let nothing through one direction of a connection. Beyond the link's timeout both ends take it for cut, and
@@ -204,7 +237,7 @@ class FaultMaker:
         if not links:
             return
         link, way = links[int(fault.draw * len(links))], int(fault.draw * 1000 % 1 < 0.5)
-        names = link.ends[0].process.name, link.ends[1].process.name
+        names = link.names
         unreachable = self.world.network.unreachable
         link.silence(way)
         unreachable.add(names)
@@ -273,6 +306,16 @@ class FaultMaker:
         if isinstance(process, EngineProcess) and not isinstance(process, DriverProcess):
             process.most_rows = FEW_ROWS
             self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))
+
+
+def kill_at_a_meeting(process: WorldProcess, latest: float, seconds: float) -> None:
+    """Kill a process so many seconds after its first connection with a worker, and at the latest time in any case."""
+    world = process.world
+    others = [end.process for link in world.network.links_of(process) for end in link.ends]
+    if world.now() >= latest or any(isinstance(one, EngineProcess) and one is not process for one in others):
+        world.after(seconds, process.kill)
+    elif process.alive:
+        world.after(LOOK_FOR_MEETING, partial(kill_at_a_meeting, process, latest, seconds))
 
 
 def breakable_links(process: WorldProcess) -> list[WireLink]:

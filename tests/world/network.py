@@ -37,6 +37,8 @@ class WireLink:
         self.dealer, self.router, self.identity = dealer, router, dealer.identity
         self.ends: tuple[WireSocket, WireSocket] = (router, dealer)
         self.open, self.works = True, False
+        # It breaks with the message on its way that comes after so many.
+        self.messages_left = math.inf
         # True once another connection has taken its id: the ROUTER hears it no more, and nobody is told.
         self.is_replaced = False
         # Messages that the ROUTER has not read.
@@ -49,6 +51,10 @@ class WireLink:
 
     def __repr__(self) -> str:
         return f"{self.dealer.process}-{self.router.process}"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.router.process.name, self.dealer.process.name
 
     def greet(self) -> None:
         """Shake hands, once the server's process runs."""
@@ -75,6 +81,9 @@ class WireLink:
         when = max(self.world.now() + delay, self.arrivals[way] + 1e-7)
         self.arrivals[way] = when
         self.world.at(when, self.arrive, way, parts, sender)
+        self.messages_left -= 1
+        if self.messages_left < 0:
+            self.cut()
 
     def arrive(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
         target = self.ends[way]
@@ -133,7 +142,8 @@ class WireLink:
 
 
 class WireNetwork:
-    """All sockets of the world. A late message is late by `jitter` s on average."""
+    """All sockets of the world. A late message is late by `jitter` s on average. Queues are so many times shorter than
+    the sockets ask for."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world, self.chance = world, world.random("network")
@@ -143,6 +153,7 @@ class WireNetwork:
         self.dead: list[WireLink] = []
         self.descriptors = FIRST_DESCRIPTOR
         self.jitter = JITTER
+        self.queues_shorter = 1
         # Pairs of names of processes that cannot connect to each other at present, one to the other.
         self.unreachable: set[tuple[str, str]] = set()
 

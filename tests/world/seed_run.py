@@ -34,6 +34,8 @@ JOINS_WITHIN = 2.0
 SETTLED_AFTER = 2.0
 # Virtual seconds after which a seed is ended in any case.
 LONGEST = 400.0
+# Share of seeds whose sockets have queues that are so many times as short: who reads nothing for a while fills them.
+SHORT_QUEUES, SHORTER = 0.15, 1024
 # A folder in memory, for the files that proxies share.
 MEMORY = Path("/dev/shm")
 
@@ -68,6 +70,7 @@ class SeedRun:
         plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)
         world.network.jitter = shape.jitter
+        world.network.queues_shorter = SHORTER if world.random("queues").random() < SHORT_QUEUES else 1
         self.site = SupervisedSite(world, plan, model, folder)
         if isinstance(trace, SeedRecorder):
             trace.begin(world, lambda: self.site.proxies)

@@ -56,7 +56,8 @@ class WireSocket(ABC):
         process.sockets.append(self)
 
     def setsockopt(self, option: int, value: Any) -> None:
-        self.options[option] = value
+        is_limit = option in (zmq.SNDHWM, zmq.RCVHWM)
+        self.options[option] = max(1, value // self.network.queues_shorter) if is_limit else value
 
     def getsockopt(self, option: int) -> int:
         if option == EVENTS:

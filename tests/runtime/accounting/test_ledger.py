@@ -217,6 +217,15 @@ def test_what_was_lost_with_a_connection_is_missing_and_not_an_imbalance() -> No
     assert (ledger.books["w"].missing, ledger.imbalance) == (3, 0)
 
 
+def test_what_an_earlier_connection_brings_after_the_hello_is_not_missing() -> None:
+    ledger = ledger_of("w")
+    ledger.state("w", {"generated_tokens": 4, "generated_before": 4})
+    ledger.registered("w", "w")
+    ledger.stray("w", "gone", 0, 0, 0, 2)
+    ledger.state("w", {"generated_tokens": 7, "generated_before": 7})
+    assert (ledger.books["w"].missing, ledger.imbalance) == (1, 0)
+
+
 def test_an_entry_is_closed_once_and_memory_is_bounded() -> None:
     ledger = Ledger()
     for number in range(REMEMBERED + 10):
