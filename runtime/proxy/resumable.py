@@ -42,7 +42,7 @@ HELD = "this stream still has a reader: close that connection first, and try aga
 class StreamJournal:
     """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
     there. `written` is the number of ids of each choice that the record has. `cut` ends the connection of its
-    client."""
+    client, who `has_id` of the stream once the answer has begun: nobody else can continue it."""
 
     def __init__(
         self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
@@ -53,6 +53,7 @@ class StreamJournal:
         self.seen = -1
         self.noted_at = 0.0
         self.cut: Callable[[], None] = nothing
+        self.has_id: Callable[[], bool] = lambda: True
 
     @property
     def name(self) -> str:
@@ -116,10 +117,11 @@ class ResumableStreams:
         self.orphans: dict[str, int] = {}
 
     def begin(
-        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
+        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None], has_id: Callable[[], bool]
     ) -> tuple[str, Stream]:  # fmt: skip
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
-        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable if that cannot be.
+        the caller needs to render it again, `cut` ends the connection of the reader, who `has_id` once told. Raises
+        Unavailable if that cannot be.
         The request is cancelled then, whatever fails: nobody is offered its answer."""
         request = stream.request
         with ExitStack() as undo:
@@ -127,7 +129,9 @@ class ResumableStreams:
             if self.records is None:
                 raise Unavailable("streams cannot be continued here: ask for it without pontil-resume")
             record = self.records.begin(head_of(request) | dict(about))
-            self.adopt(record, request, cut).note()
+            journal = self.adopt(record, request, cut)
+            journal.has_id = has_id
+            journal.note()
             undo.pop_all()
         return record.name, Stream([request], self.detach, self.turn)
 
@@ -261,9 +265,11 @@ class ResumableStreams:
         journal.cut()
 
     def hand_over_all(self) -> None:
-        """Leave all streams to other proxies, since this one ends."""
+        """Leave all streams to other proxies, since this one ends, but for those that their readers could not ask
+        for."""
         for journal in list(self.journals.values()):
-            self.hand_over(journal)
+            if journal.has_id():
+                self.hand_over(journal)
 
     async def watch(self) -> None:
         """Look after the streams that nobody owns for as long as this proxy serves."""
