@@ -7,6 +7,7 @@ from functools import partial, wraps
 from typing import Any
 
 from sanic import HTTPResponse, Request
+from sanic.http import Stage
 
 from pontil.http.access.endpoint import Handler
 from pontil.http.fields.delivery import Delivery
@@ -58,6 +59,11 @@ def cut(request: Request) -> None:
     """End the connection at once: the client asks for the rest of its stream."""
     protocol: Any = request.protocol
     protocol.transport.abort()
+
+
+def has_begun(request: Request) -> bool:
+    """Return whether the head of the answer, with the stream's id, is on its way."""
+    return request.stream is None or request.stream.stage is not Stage.HANDLER
 
 
 def check_not_asked(request: Request) -> None:
@@ -153,6 +159,6 @@ class ResumableRoutes:
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
         about = {"path": context.path, "body": context.body or b"", "heading": asdict(heading)}
-        name, stream = streams.begin(submit(), about, partial(cut, request))
+        name, stream = streams.begin(submit(), about, partial(cut, request), partial(has_begun, request))
         request.ctx.stream_id = name
         return stream, ResumableFormat(form, ResumePoint(name), params)

@@ -56,10 +56,11 @@ class ResumableStreams:
         self.orphans: dict[str, int] = {}
 
     def begin(
-        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None]
+        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None], has_id: Callable[[], bool]
     ) -> tuple[str, Stream]:  # fmt: skip
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
-        the caller needs to render it again, `cut` ends the reader's connection. Raises Unavailable if that cannot be.
+        the caller needs to render it again, `cut` ends the connection of the reader, who `has_id` once told. Raises
+        Unavailable if that cannot be.
         The request is cancelled then, whatever fails: nobody is offered its answer."""
         request = stream.request
         with ExitStack() as undo:
@@ -67,7 +68,9 @@ class ResumableStreams:
             if self.records is None:
                 raise Unavailable("streams cannot be continued here: ask for it without pontil-resume")
             record = self.records.begin(head_of(request) | dict(about))
-            self.adopt(record, request, cut).note()
+            journal = self.adopt(record, request, cut)
+            journal.has_id = has_id
+            journal.note()
             undo.pop_all()
         return record.name, Stream([request], self.detach, self.turn)
 
@@ -221,10 +224,10 @@ class ResumableStreams:
         journal.cut()
 
     def hand_over_all(self) -> None:
-        """Leave all streams to other proxies, since this one ends. One whose end cannot be recorded is left by the end
-        of this process, after its row."""
+        """Leave all streams to other proxies, since this one ends, but for those that their readers could not ask for.
+        One whose end cannot be recorded is left by the end of this process, after its row."""
         for journal in list(self.journals.values()):
-            if journal.end is None:
+            if journal.end is None and journal.has_id():
                 self.hand_over(journal, ends=True)
 
     async def watch(self) -> None:

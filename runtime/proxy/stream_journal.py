@@ -20,7 +20,8 @@ class StreamJournal:
     """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
     there. `written` is the number of ids of each choice that the record has; it is `up_to_date` if the last note could
     be written, and else nobody else may go on from it while this proxy lives. `end` is what was billed, with its label,
-    once the answer is complete. `cut` ends the connection of its client."""
+    once the answer is complete. `cut` ends the connection of its client, who
+    `has_id` of the stream once the answer has begun: nobody else can continue it."""
 
     def __init__(
         self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
@@ -33,6 +34,7 @@ class StreamJournal:
         self.seen = -1
         self.noted_at = 0.0
         self.cut: Callable[[], None] = nothing
+        self.has_id: Callable[[], bool] = lambda: True
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ that goes on does so as its key's."""
 import asyncio
 import threading
 from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_a_stream_that_goes_on_has_the_weight_of_its_key(tmp_path: Path, tokeniz
 
         async def go_on() -> None:
             begun = made.proxy.submit([5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(weight=3.0))
-            name, _ = streams.begin(begun, {"body": b""}, lambda: None)
+            name, _ = streams.begin(begun, {"body": b""}, lambda: None, lambda: True)
             before = begun.request.share
             streams.hand_over(streams.journals[name])
             request = streams.take_up(await streams.claim(name, NO_KEY), lambda: None, 3.0).request
@@ -116,3 +117,22 @@ def test_a_stream_that_goes_on_has_the_weight_of_its_key(tmp_path: Path, tokeniz
             made.proxy.in_flight.cancel(request)
 
         within(made, go_on())
+
+
+def test_who_was_not_told_of_its_stream_has_an_answer_from_a_proxy_that_leaves(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """It could not ask another proxy for the rest."""
+    with site(tmp_path, tokenizer, resume_folder=str(tmp_path / "streams")) as made, ThreadPoolExecutor() as threads:
+        worker = made.worker(script=silent)
+        asked = threads.submit(made.ask, "POST", "/v1/completions", BODY, {"pontil-resume": "1"})
+        worker.submits.get(timeout=60)
+
+        async def leave() -> None:
+            made.proxy.streams.hand_over_all()
+            made.proxy.drain()
+            made.proxy.abandon()
+
+        within(made, leave())
+        assert asked.result(60).status == 503
+        assert not made.proxy.streams.journals

@@ -16,7 +16,11 @@ from answer_forms import RESPONSE
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
-from operators import all_work_in_their_roles_again, every_change_ends
+from operators import (
+    all_work_in_their_roles_again,
+    every_change_ends,
+    who_asked_a_leaving_proxy_has_an_answer,
+)
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
 
 from pontil.runtime.accounting.audit import audit
@@ -282,6 +286,7 @@ CHECKS: tuple[Check, ...] = (
     memory_that_ran_out_is_said,
     every_change_ends,
     all_work_in_their_roles_again,
+    who_asked_a_leaving_proxy_has_an_answer,
     hostile_requests_have_a_defined_answer,
     no_thread_failed,
 )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from processes import WorldProcess
-from virtual_time import SeededWorld
+from virtual_time import HERE, SeededWorld
 
 # Seconds of one turn of the loop, and of what is done in a thread.
 TURN, THREAD = 30e-6, 0.3e-3
@@ -61,8 +61,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.process = process
         # Built by create_server: makes the protocol of a connection.
         self.factory: Callable[[], Any] | None = None
+        # Called when it is stopped.
+        self.stopped: Callable[[], object] | None = None
         self.seen = SocketSelector(process)
         super().__init__(self.seen)
+        self.set_exception_handler(note_failure)
 
     def time(self) -> float:
         return self.process.world.now()
@@ -99,6 +102,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.factory = protocol_factory
         return ListeningServer()
 
+    def stop(self) -> None:
+        """Have the process end its server."""
+        if self.stopped is not None:
+            self.stopped()
+
     def turn(self) -> None:
         """Do what `_run_once` does, but for its waiting."""
         untyped: Any = self
@@ -123,6 +131,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while timers and timers[0]._cancelled:
             heapq.heappop(timers)._scheduled = False
         return timers[0]._when if timers else None
+
+
+def note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Note that something that the loop called has raised. Of tasks nobody knows when they are found to have failed."""
+    if "handle" in context:
+        HERE.world.failures.append(f"{context['message']}: {context['exception']!r}")
 
 
 def settle(future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:

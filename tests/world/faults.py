@@ -4,14 +4,14 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
 from engine_process import EngineProcess
 from network import WireLink
-from operators import LOOK, Operators
+from operators import LOOK, RESTART_PROXIES, SCALE, Operators
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from site_plan import SitePlan
@@ -73,6 +73,8 @@ CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
     "restart": (2, ()),
     "role": (3, (0.1, 1.0, 4.0)),
 }
+# Share of changes that are of the launch instead: of how many workers it has, which is taken back, or of its proxies.
+OF_LAUNCH, LAUNCH_CHANGES = 0.35, {SCALE: (0.1, 1.0, 4.0), RESTART_PROXIES: (0.0,)}
 
 
 def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
@@ -83,7 +85,15 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
         lasts = CHANGES[kind][1]
         at, target = chance.random() * seconds, chance.choice(plan.worker_names)
         made.append(SeedFault(at, kind, target, chance.choice(lasts) if lasts else 0.0, chance.random()))
-    return made
+    # Drawn behind all of the others, which stay as they are.
+    return [of_launch(change, chance) for change in made]
+
+
+def of_launch(change: SeedFault, chance: random.Random) -> SeedFault:
+    if chance.random() >= OF_LAUNCH:
+        return change
+    kind = chance.choice(list(LAUNCH_CHANGES))
+    return replace(change, kind=kind, seconds=chance.choice(LAUNCH_CHANGES[kind]))
 
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
@@ -162,7 +172,7 @@ class FaultMaker:
     def happen(self, fault: SeedFault) -> None:
         self.world.note("fault", fault)
         self.goes_on(fault.seconds)
-        if fault.kind in CHANGES:
+        if fault.kind in CHANGES or fault.kind in LAUNCH_CHANGES:
             self.operators.act(fault)
             return
         if fault.kind == CLOCK:

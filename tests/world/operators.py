@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators' changes: asked of the supervisor's rollouts as its control socket does, and taken back."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from supervised_site import HostLaunch, SupervisedSite
 from virtual_time import SeededWorld
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 LOOK, ENDS_WITHIN = 0.2, 120.0
 # The role that a worker of each role is given for a while.
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill", "mixed": "decode"}
+# Changes of how many workers there are, and of all proxies one after the other.
+SCALE, RESTART_PROXIES = "scale", "restart proxies"
 # Seconds until the requests of a drained worker are moved: so many, or none.
 DRAIN_TIMEOUTS = (0.0, 0.5, 3.0)
 
@@ -30,7 +34,7 @@ class ChangeClient:
         self.text = ""
 
     def __repr__(self) -> str:
-        return f"{self.request['command']} {self.request['names'][0]}"
+        return f"{self.request['command']} {self.request.get('names') or self.request.get('counts') or 'proxies'}"
 
     def say(self, text: str) -> None:
         self.world.note("said", text)
@@ -53,20 +57,42 @@ class Operators:
 
     def act(self, fault: "SeedFault") -> None:
         """Ask for a change; after the seconds of the fault, take it back."""
-        request: dict[str, Any] = {"command": fault.kind, "names": [fault.target]}
+        timeout = DRAIN_TIMEOUTS[int(fault.draw * len(DRAIN_TIMEOUTS))]
+        if fault.kind == RESTART_PROXIES:
+            alone = self.site.plan.proxies == 1
+            request = {"command": "restart", "proxies": True, "drain_timeout": timeout, "force": alone}
+            self.watch(self.ask(request, self.site.plan.proxy_names[0]))
+            return
+        if fault.kind == SCALE:
+            self.scale(fault, timeout)
+            return
+        request = {"command": fault.kind, "names": [fault.target]}
         role = fault.target.split(":")[0]
         back = {"command": "undrain", "names": [fault.target]} if fault.kind == "drain" else None
         if fault.kind == "role":
             back = request | {"role": role}
             request["role"] = OTHER_ROLE[role]
         else:
-            request["drain_timeout"] = DRAIN_TIMEOUTS[int(fault.draw * len(DRAIN_TIMEOUTS))]
-        self.watch(self.ask(request))
+            request["drain_timeout"] = timeout
+        self.watch(self.ask(request, fault.target))
         if back is not None:
-            self.world.after(fault.seconds, lambda: self.insist(back))
+            self.world.after(fault.seconds, lambda: self.insist(back, fault.target))
 
-    def ask(self, request: dict[str, Any]) -> ChangeClient:
-        launch = self.site.launch_of(request["names"][0])
+    def scale(self, fault: "SeedFault", timeout: float) -> None:
+        """Ask for one worker more or fewer of the target's role, and later for the planned ones."""
+        plan = self.site.plan
+        own = sorted(name for name in plan.worker_names if plan.host_of(name) == plan.host_of(fault.target))
+        planned = Counter(name.split(":")[0] for name in own)
+        role = fault.target.split(":")[0]
+        fewer = planned[role] > 1 and fault.draw * 1000 % 1 < 0.5
+        counts = {role: planned[role] + (-1 if fewer else 1)}
+        self.watch(self.ask({"command": SCALE, "counts": counts, "drain_timeout": timeout}, fault.target))
+        back = {"command": SCALE, "counts": dict(planned), "drain_timeout": timeout}
+        self.world.after(fault.seconds, lambda: self.insist(back, fault.target, own))
+
+    def ask(self, request: dict[str, Any], name: str) -> ChangeClient:
+        """Ask the launch that has, or had, a process of this name."""
+        launch = self.site.launch_of(name)
         client = ChangeClient(self.world, request, launch)
         self.asked.append(client)
         if launch.is_over:
@@ -87,14 +113,20 @@ class Operators:
             self.busy(LOOK)
             self.world.after(LOOK, lambda: self.watch(client))
 
-    def insist(self, request: dict[str, Any], client: ChangeClient | None = None) -> None:
-        """Ask again until it is done."""
-        if client is None or client.ended_at is not None and client.code:
-            client = self.ask(request)
+    def insist(
+        self, request: dict[str, Any], name: str, own: list[str] | None = None, client: ChangeClient | None = None
+    ) -> None:  # fmt: skip
+        """Ask again until it is done, and the launch has its `own` workers: another change may have been under way."""
+        if client is None or client.ended_at is not None and (client.code or not self.has_all(name, own)):
+            client = self.ask(request, name)
         elif client.ended_at is not None or self.world.now() >= client.began + ENDS_WITHIN:
             return
         self.busy(LOOK)
-        self.world.after(LOOK, lambda: self.insist(request, client))
+        self.world.after(LOOK, lambda: self.insist(request, name, own, client))
+
+    def has_all(self, name: str, own: list[str] | None) -> bool:
+        workers = [child.name for child in self.site.launch_of(name).supervisor.children if not child.plan.is_proxy]
+        return own is None or sorted(workers) == own
 
 
 def every_change_ends(run: "SeedRun") -> Iterator[str]:
@@ -112,7 +144,7 @@ def all_work_in_their_roles_again(run: "SeedRun") -> Iterator[str]:
     for child in run.site.children:
         if child.plan.is_proxy:
             continue
-        if (child.plan.role, child.drain_state.value) != (roles[child.name], "working"):
+        if (child.plan.role, child.drain_state.value) != (roles.get(child.name), "working"):
             yield f"{child.name} is {child.drain_state.value} as {child.plan.role}"
     for process in run.site.proxies:
         assert process.proxy is not None
@@ -120,6 +152,23 @@ def all_work_in_their_roles_again(run: "SeedRun") -> Iterator[str]:
             name = worker.hello.name
             if worker.role != roles.get(name) or worker.leaving:
                 yield f"{process} sees {name} {'draining ' if worker.leaving else ''}as {worker.role}"
+
+
+def who_asked_a_leaving_proxy_has_an_answer(run: "SeedRun") -> Iterator[str]:
+    """A proxy that restarts in order leaves nobody without an answer, or the id of a stream that goes on elsewhere. One
+    who sends or reads slowly may be late; who ends its own way, or sends behind another request, may have none."""
+    if any(fault.kind in ("full", "slow disk", "stop") for fault in run.faults):
+        # An answer ends when its row is written.
+        return
+    left = [one for one in run.site.world.processes if one.ends is not None and isinstance(one, ProxyProcess)]
+    for call in run.calls:
+        wish = call.wish
+        if wish.shares or wish.shuts or wish.reads or wish.sends:
+            continue
+        for one in call.tries:
+            asked = next((at for at in left if at.name == one.proxy and at.ends and at.ends >= one.began), None)
+            if one.ended == "lost" and asked is not None and asked.code == 0:
+                yield f"{one.name} was lost with {asked}"
 
 
 def planned_roles(plan: SitePlan) -> dict[str, str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any, cast
 
 from event_loop import LoopProcess
 from processes import FAILED
+from sanic.application.constants import ServerStage
+from sanic.application.state import ApplicationServerInfo
 from sanic.touchup.service import TouchUp
 from sanic_routing import router
 from virtual_time import HERE, SeededWorld
@@ -27,6 +30,8 @@ from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
+# Seconds between two looks of a proxy that leaves at its connections.
+LOOK = 0.1
 # Looks of a proxy at the others for each page of metrics.
 LOOKS_PER_PAGE = 16
 
@@ -76,6 +81,27 @@ class ProxyProcess(LoopProcess):
         await server.before_start()
         await server.after_start()
         self.listens = True
+        app.state.server_info.append(ApplicationServerInfo({}, ServerStage.SERVING))
+        self.loop.stopped = lambda: self.loop.create_task(self.leave(server)).add_done_callback(self.served)
+
+    async def leave(self, server: Any) -> None:
+        """End the server as sanic does once its loop has stopped, and exit."""
+        await server.before_stop()
+        self.listens = False
+        for connection in list(server.connections):
+            connection.close_if_idle()
+        latest = self.loop.time() + server.app.config.GRACEFUL_SHUTDOWN_TIMEOUT
+        while server.connections and self.loop.time() < latest:
+            await asyncio.sleep(LOOK)
+        for connection in list(server.connections):
+            connection.abort()
+        assert self.proxy is not None
+        log = self.proxy.books.log
+        waiting, given_up = waiting_rows(log), 0 if log is None else log.given_up
+        await server.after_stop()
+        if log is not None and log.given_up > given_up:
+            self.world.disks.lost_rows |= waiting
+        self.acts(self.world.now(), lambda: self.kill(0))
 
     def served(self, task: Any) -> None:
         self.failure = task.exception()
@@ -92,14 +118,19 @@ class ProxyProcess(LoopProcess):
             file.database.close()
         disks = self.world.disks
         if log.failing or disks.usage_is_late:
-            rows = [*log.pending.rows.values(), *log.in_hand.rows.values()]
-            disks.lost_rows |= {row.name for row in rows if isinstance(row, RequestRow)}
+            disks.lost_rows |= waiting_rows(log)
 
     def obey(self, commands: LinePipe) -> None:
         """Have the service obey the commands of the supervisor that have come."""
         if self.service is not None:
             for line in commands.read():
                 self.call(self.service.obey, json.loads(line))
+
+
+def waiting_rows(log: UsageLog | None) -> set[str]:
+    """Return the requests whose rows are not on the disk yet."""
+    rows = [] if log is None else [*log.pending.rows.values(), *log.in_hand.rows.values()]
+    return {row.name for row in rows if isinstance(row, RequestRow)}
 
 
 def read_records_whole() -> None:

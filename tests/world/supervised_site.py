@@ -27,6 +27,7 @@ from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError
+from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
@@ -36,6 +37,8 @@ from pontil.runtime.foundation.line_pipe import LinePipe
 
 # Seconds until an event reaches the supervisor, or what it says a process.
 NOTICES_WITHIN = 1e-3
+# The machine of a launch, with cores for a few more workers than are planned, all of which have the first one.
+MACHINE = HostDevices(cores=tuple(range(4)), quota=4, gpus=0)
 # Seconds of a proxy's start, at least and at most.
 PROXY_START = (0.6, 1.4)
 
@@ -60,7 +63,8 @@ class HostLaunch:
         plans, prepare = site.plan.child_plans(site.folder), ChildPlan("prepare", "prepare", "cpu", (), {})
         own = tuple(one for one in plans if site.plan.host_of(one.name) == number)
         self.supervisor = Supervisor(
-            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self), Console(io.StringIO()),
+            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self, machine=MACHINE),
+            Console(io.StringIO()),
             RunDirectory(site.folder / f"run-{number}"), selector=ReadySelector(),
         )  # fmt: skip
         self.supervisor.oom = OomWatch(site.oom_counter)
