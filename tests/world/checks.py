@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from answer_checks import events_come_in_their_order, texts_equal_the_oracle
 from answer_forms import RESPONSE
 from clients import ClientTry, ClientWish
+from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
 from operators import (
@@ -277,6 +278,9 @@ CHECKS: tuple[Check, ...] = (
     no_row_is_open_without_a_record,
     the_audit_is_equal,
     nobody_waits_past_a_deadline,
+    one_token_comes_soon_beside_many,
+    limits_are_those_of_the_key,
+    who_waits_as_told_is_let_in,
     nothing_is_left_two_seconds_after_the_last_fault,
     every_plan_is_carried_out_and_answered,
     every_rank_holds_what_the_prefix_cache_names,

@@ -73,6 +73,10 @@ class ClientTry:
     # The number of times that it was continued over another connection, and the last event's id.
     continued: int = 0
     event: str | None = None
+    # Seconds after which it was asked to come again, and why; the time at which its answer began.
+    retry_after: float | None = None
+    served_at: float | None = None
+    reason: str = ""
     # The name of the answer, whether it is kept, the kinds of what came of it, and what is odd about them.
     answer: str | None = None
     kept: bool = False
@@ -217,6 +221,8 @@ class ClientCall:
     def received(self, new: bytes) -> None:
         assert self.pending is not None
         reader = self.pending.reader
+        if reader.status == 200:
+            self.last.served_at = self.last.served_at or self.world.now()
         if reader.status == 200 and self.wish.stream:
             self.last.stream = reader.headers.get("x-pontil-stream", self.last.stream)
             *events, self.rest = (self.rest + new).split(b"\n\n")
@@ -238,7 +244,12 @@ class ClientCall:
                 self.finish_try("broken")
                 self.pause(self.ask)
         elif reader.status in (429, 503):
-            self.refused(float(reader.headers.get("retry-after", 0)))
+            self.last.retry_after = float(reader.headers.get("retry-after", 0))
+            self.last.reason = json.loads(reader.body)["error"]["message"]
+            if reader.status == 429 and not self.last.continued:
+                self.wait_for_limit(self.last.retry_after)
+            else:
+                self.refused(self.last.retry_after)
         elif reader.status == 408 and self.is_too_slow:
             self.refused(0.0)
         elif self.last.continued and reader.status == 409:
@@ -255,6 +266,12 @@ class ClientCall:
     def is_too_slow(self) -> bool:
         """Return whether it is so slow to send its request that this may be refused."""
         return self.wish.sends is not None and self.world.now() - self.last.began >= RECEIVED_WITHIN
+
+    def wait_for_limit(self, seconds: float) -> None:
+        """Ask again when the limit of its key is said to allow it."""
+        self.finish_try("refused")
+        self.began = self.world.now() + seconds
+        self.world.after(seconds, self.ask)
 
     def refused(self, seconds: float) -> None:
         if self.last.continued:

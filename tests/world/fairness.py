@@ -1,16 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work conservation, watched in virtual time: no worker that generates is idle while a request waits that it could
-take."""
+"""Fairness: no worker that generates is idle while a request waits that it could take, nobody waits for what another
+tenant asks for, and limits are those that a key has."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from clients import ClientTry
 from engine_process import EngineProcess
+from greedy_tenants import IN_A_MINUTE, MOST_AT_ONCE
 from served_proxy import ProxyProcess
+from site_plan import CALLERS, LIMITED, MODEST
 from supervised_site import SupervisedSite
-from virtual_time import SeededWorld
+from virtual_time import HERE, SeededWorld
+
+from pontil.gpu_ops.attention import QUERY_TILE
+from pontil.runtime.engine.prompt_turns import PromptTurns
+from pontil.runtime.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from seed_run import SeedRun
 
 # Seconds between two looks, and after which a request that waits beside an idle worker waits too long.
 LOOK, IDLE_WITHIN = 0.25, 2.0
+# Seconds in which a tenant that asks for one token has it: some dozens of steps, where other tenants ask for seconds.
+ONE_TOKEN_WITHIN = 0.5
+# Steps in which a prompt of one turn has it, and one more for each prompt beside it.
+SHORT_WITHIN = 3
+# Words of a refusal for the rate of a key. The longest that one is told to wait, in whole seconds: until requests that
+# were in flight may have ended, and until two more may begin, each a quarter longer.
+PER_MINUTE = "per minute"
+LONGEST_WAITS = {False: 2, True: ceil(1.25 * 2 * 60 / IN_A_MINUTE)}
 
 
 class IdleWorkers:
@@ -51,3 +73,104 @@ def waiting_beside_idle(process: ProxyProcess, workers: list[EngineProcess]) -> 
             is_heard = not {(process.name, one.name), (one.name, process.name)} & process.world.network.unreachable
             if one.stopped_at is None and worker and not worker.requests and one.name in usable and is_heard:
                 yield request.id, one
+
+
+def tries_of(run: "SeedRun", key: str) -> list[ClientTry]:
+    return sorted(
+        (one for call in run.calls if call.wish.key == key for one in call.tries), key=lambda one: one.began
+    )  # fmt: skip
+
+
+def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
+    """A tenant's request for one token does not wait for another's many choices and long prompts, where nothing is
+    amiss."""
+    for call in run.calls:
+        waited = call.ended_at - call.began
+        is_small = call.wish.key == MODEST[1] and call.wish.max_tokens == 1
+        if is_small and waited > ONE_TOKEN_WITHIN and run.watch.was_calm(call.began, call.ended_at):
+            yield f"client {call.wish.number} waited {waited:.2f} s for one token"
+
+
+def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
+    """Who has no limits is told of none, who has them is not told to wait for longer than they take, and never has more
+    requests in flight."""
+    limited = [one for key, _ in run.plan.allowances for one in tries_of(run, key_of(key))]
+    for call in run.calls:
+        for one in call.tries:
+            if one.status == 429 and one not in limited and not one.continued:
+                yield f"{one.name} has no limits, and is told: {one.reason}"
+    for one in limited:
+        longest = LONGEST_WAITS[PER_MINUTE in one.reason]
+        if one.status == 429 and (one.retry_after is None or not 1 <= one.retry_after <= longest):
+            yield f"{one.name} is told to come again after {one.retry_after} s, and not within {longest}: {one.reason}"
+        beside = [other for other in limited if other.served_at is not None and is_served(other, one.served_at)]
+        if len(beside) > MOST_AT_ONCE:
+            yield f"{one.name} is served beside {len(beside) - 1} others of its key"
+
+
+def who_waits_as_told_is_let_in(run: "SeedRun") -> Iterator[str]:
+    """Who comes again when it was told to, is not refused once more for the rate of its key, where nobody else of it
+    was let in meanwhile and nothing was amiss."""
+    for key, _ in run.plan.allowances:
+        all_tries = tries_of(run, key_of(key))
+        for call in run.calls:
+            for one, again in pairwise(call.tries):
+                if {PER_MINUTE in each.reason for each in (one, again)} != {True}:
+                    continue
+                others = [
+                    each for each in all_tries if each.status != 429 and one.began - 1 < each.began < again.ended_at
+                ]
+                if not others and run.watch.was_calm(one.began, again.ended_at):
+                    yield f"{again.name} is refused, after {one.retry_after} s that it was told to wait"
+
+
+def is_served(one: ClientTry, at: float | None) -> bool:
+    """Return whether a try had the begin of its answer, and not its end, at a time."""
+    return at is not None and one.served_at is not None and one.served_at <= at < (one.ended_at or inf)
+
+
+class StarvedPrompts:
+    """The steps in which prompts of one turn wait for it, beside how many others."""
+
+    def __init__(self) -> None:
+        self.steps: dict[Sequence, int] = {}
+        self.beside: dict[Sequence, int] = {}
+
+    def divided(self, prompts: list[Sequence], counts: dict[Sequence, int]) -> None:
+        """Look at the division of one step."""
+        first = min((one.priority for one in prompts), default=0)
+        waiting = [
+            one for one in prompts if one.priority == first and one not in counts and one.remaining <= QUERY_TILE
+        ]
+        self.steps = {one: self.steps.get(one, 0) + 1 for one in waiting}
+        self.beside = {one: max(self.beside.get(one, 0), len(prompts) - 1) for one in waiting}
+        for one, steps in self.steps.items():
+            if steps > SHORT_WITHIN + self.beside[one]:
+                HERE.world.violate(
+                    f"a_short_prompt_has_its_turn_soon: {one.id} has none in {steps} steps, beside {self.beside[one]}"
+                )
+
+
+def watch_turns() -> None:
+    """Have the division of each step among prompts be looked at."""
+    divide = PromptTurns.divide
+
+    def divided(turns: Any, prompts: Iterable[Sequence], budget: int) -> dict[Sequence, int]:
+        given = list(prompts)
+        counts = divide(turns, given, budget)
+        starved = STARVED.get(turns)
+        if starved is None:
+            starved = STARVED[turns] = StarvedPrompts()
+        starved.divided(given, counts)
+        return counts
+
+    untyped: Any = PromptTurns
+    untyped.divide = divided
+
+
+# Those of each engine.
+STARVED: "WeakKeyDictionary[PromptTurns, StarvedPrompts]" = WeakKeyDictionary()
+
+
+def key_of(name: str) -> str:
+    return dict((*CALLERS.items(), MODEST, LIMITED))[name]

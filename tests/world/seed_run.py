@@ -15,9 +15,10 @@ from conversations import next_turn, with_conversations
 from engine_process import TinyModel
 from fairness import IdleWorkers
 from faults import FaultMaker, SeedFault, planned, planned_changes
+from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
-from load import shaped, wishes
+from load import LoadShape, shaped, wishes
 from recording import SeedRecorder
 from request_connections import Dialer
 from served_proxy import ProxyProcess
@@ -67,6 +68,8 @@ class SeedRun:
     ) -> None:  # fmt: skip
         world = self.world = SeededWorld(seed, trace)
         plan, shape = shaped(plan.of_seed(seed), world.random("shape"))
+        plan, shape = tenanted(plan, shape, world.random("tenants"))
+        self.folder, self.model = folder, model
         plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)
         world.network.jitter = shape.jitter
@@ -81,13 +84,20 @@ class SeedRun:
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
         self.made = FaultMaker(world, self.site)
-        wanted = with_habits(wishes(plan, shape, world.random("load")), world.random("habits"))
-        self.wishes = with_conversations(wanted, world.random("conversations"), model.tokenizer)
+        self.watch = SeedWatch(self)
+        self.wishes = self.wished(shape)
         seconds = shape.faults_within * self.wishes[-1][0] if self.wishes else 1.0
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
         self.faults: Sequence[SeedFault] = sorted(drawn, key=lambda fault: fault.at)[:most_faults]
-        self.folder, self.model = folder, model
+
+    def wished(self, shape: LoadShape) -> list[tuple[float, ClientWish]]:
+        """Return the requests, each with the seconds from the first."""
+        draw = self.world.random
+        if self.plan.tenants:
+            return tenants_wishes(self.plan, draw("load"))
+        wanted = with_habits(wishes(self.plan, shape, draw("load")), draw("habits"))
+        return with_conversations(wanted, draw("conversations"), self.model.tokenizer)
 
     def find_proxy(self) -> ProxyProcess | None:
         """Return the proxy that the kernel gives a new connection, if one listens."""
@@ -136,7 +146,7 @@ class SeedRun:
         self.made.plan(list(self.faults), begin)
         self.asked_at = REAL.cpu()
         self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
-        world.at(begin, SeedWatch(self).begin)
+        world.at(begin, self.watch.begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)

@@ -9,6 +9,7 @@ from pathlib import Path
 import bounded_answers
 import copying
 import engine_process
+import fairness
 import install
 import rank_meetings
 import served_proxy
@@ -36,6 +37,7 @@ def read(folder: Path) -> TinyModel:
     served_proxy.leave_pages_seldom()
     engine_process.measure_tiers_at_once()
     served_proxy.read_records_whole()
+    fairness.watch_turns()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)
     tokenizer = load_tokenizer(folder)

@@ -14,6 +14,8 @@ from pontil.launcher.host.devices import Placement
 
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}
+# Callers of seeds with tenants alone: hostile clients have not heard of their keys.
+MODEST, LIMITED = ("eve", "key-of-eve"), ("dan", "key-of-dan")
 VERSION = "0"
 # Of so many seeds these have workers of several ranks: those of each prefill and each decode worker.
 ROUND = 24
@@ -59,6 +61,9 @@ class SitePlan:
     worker_start: tuple[float, float] = (1.0, 3.0)
     # Kinds of faults that are likely.
     likely: tuple[str, ...] = ()
+    # Whether the clients are tenants (greedy_tenants.py), and the limits of callers.
+    tenants: bool = False
+    allowances: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
     # Most prompt tokens of a step.
     batched_tokens: int = 256
 
@@ -111,7 +116,9 @@ class SitePlan:
 
     def child_plans(self, folder: Path) -> list[ChildPlan]:
         controls = [f"ipc:///world/control-{number}" for number in range(self.proxies)]
-        digests = [[name, hashlib.sha256(key.encode()).hexdigest()] for name, key in CALLERS.items()]
+        digests = [
+            [name, hashlib.sha256(key.encode()).hexdigest()] for name, key in (*CALLERS.items(), MODEST, LIMITED)
+        ]
         shared = {"shared_folder": str(folder / "proxies")} if self.proxies > 1 else {}
         proxies = [
             ChildPlan(name, "proxy", "cpu", (), {
@@ -120,7 +127,7 @@ class SitePlan:
                 "resume_folder": str(folder / "streams"), "resume_window": self.resume_window,
                 "response_store": str(folder / "responses"),
                 "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
-                "callers": digests, **shared,
+                "callers": digests, "allowances": self.allowances, **shared,
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip

@@ -30,11 +30,16 @@ class SeedWatch:
         self.run, self.world = run, run.world
         self.stopped_at: dict[object, float] = {}
         self.disturbed_at = run.world.time
+        self.disturbances: list[float] = []
         self.seen: set[str] = set()
 
     @property
     def calm(self) -> float:
         return self.world.time - self.disturbed_at
+
+    def was_calm(self, since: float, until: float) -> bool:
+        """Return whether nothing was amiss from a while before a time until another."""
+        return not any(since - SEATED_WITHIN < at < until + LOOK for at in self.disturbances)
 
     def begin(self) -> None:
         self.look()
@@ -47,6 +52,7 @@ class SeedWatch:
             self.stopped_at[process] = now
         if stopped or network.unreachable or not self.run.site.is_whole or self.run.made.is_busy:
             self.disturbed_at = now
+            self.disturbances.append(now)
         for watch in WATCHES:
             for what in watch(self):
                 if what not in self.seen:
