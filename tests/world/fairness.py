@@ -92,8 +92,8 @@ def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
 
 
 def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
-    """Who has no limits is told of none, who has them is not told to wait for longer than they take, and never has more
-    requests in flight."""
+    """A key without limits is told of none. One that has them is not told to wait for longer than they take, and never
+    has more requests in flight."""
     limited = [one for key, _ in run.plan.allowances for one in tries_of(run, key_of(key))]
     for call in run.calls:
         for one in call.tries:

@@ -320,7 +320,7 @@ def test_a_worker_that_died_before_any_table_named_it_is_dead(now: dict[str, Any
 
 @pytest.mark.parametrize("then", [[row("decode:0", 99)], []])
 def test_a_worker_whose_hello_is_read_after_its_end_is_dead_with_the_next_table(then: list[dict[str, Any]]) -> None:
-    """As by a proxy that starts slowly, while an operator restarts the worker, or removes it."""
+    """A proxy that starts slowly reads it while an operator restarts the worker, or removes it."""
     workers = registry()
     for now in (row("decode:0", ONE.pid), row("decode:0", None, "exited")):
         assert workers.show([now]) == []
