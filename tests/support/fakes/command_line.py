@@ -13,9 +13,6 @@ APP = ROOT / "app.py"
 CORE = min(os.sched_getaffinity(0))
 
 
-def app(
-    *words: str, folder: Path = ROOT, typed: str = "", computing: bool = False, **variables: str
-) -> "subprocess.CompletedProcess[str]":
-    """Run `app.py` with these words in this folder, with these variables added to the environment. `computing`: it
-    starts workers."""
-    return run_program([str(APP), *words], variables, folder, typed, computing=computing)
+def app(*words: str, folder: Path = ROOT, typed: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run `app.py` with these words in this folder, with these variables added to the environment."""
+    return run_program([str(APP), *words], variables, folder, typed)
