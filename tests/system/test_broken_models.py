@@ -10,7 +10,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from command_line import computing_app
+from command_line import APP
+from forked_program import run_program
 from safetensors.torch import load_file, save_file
 from tiny_gguf import write_tiny_gguf
 from workers import open_worker
@@ -129,7 +130,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
 
 def refused(model: Path, *flags: str, code: int = 1) -> str:
     """Return the sentence with which a launch of this model ends."""
-    done = computing_app("launch", "--model", str(model), *flags)
+    done = run_program([str(APP), "launch", "--model", str(model), *flags], computing=True)
     *before, sentence = done.stderr.splitlines()
     assert done.returncode == code and sentence.startswith("Error: "), done.stderr
     assert "Traceback" not in done.stderr and not any("starting it again" in line for line in before)

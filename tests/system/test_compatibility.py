@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command_line import APP, computing_app
-from served import START_TIMEOUT, Served, launched, wait_for
+from forked_program import run_program
+from served import APP, START_TIMEOUT, Served, launched, wait_for
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
@@ -29,8 +29,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, model: str, door: str) -> I
         yield one
 
 
-def words(door: str, model: str, *more: str) -> tuple[str, ...]:
-    return ("launch", "--role", "decode", "--join", door, "--model", model, *SMALL, *more)
+def joining(door: str, model: str, *more: str) -> list[str]:
+    """Return the launch of a worker as a program and its words."""
+    return [str(APP), "launch", "--role", "decode", "--join", door, "--model", model, *SMALL, *more]
 
 
 def refusals(served: Served) -> dict[str, str]:
@@ -67,12 +68,12 @@ def refused(served: Served, joined: "subprocess.CompletedProcess[str]") -> str:
 def test_a_worker_unlike_the_others_is_refused(
     served: Served, door: str, model: str, flags: tuple[str, ...], says: str
 ) -> None:  # C8
-    assert refused(served, computing_app(*words(door, model, *flags))) == f"decode:0 has {says}"
+    assert refused(served, run_program(joining(door, model, *flags), computing=True)) == f"decode:0 has {says}"
 
 
 def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tmp_path: Path) -> None:  # C8
     write_tiny_llama(tmp_path / "tiny", seed=1)
-    sentence = refused(served, computing_app(*words(door, str(tmp_path / "tiny"), "--dtype", "float32")))
+    sentence = refused(served, run_program(joining(door, str(tmp_path / "tiny"), "--dtype", "float32"), computing=True))
     found = re.fullmatch(
         r"decode:0 has model tiny \((\w+)\) but mixed:0 has tiny \((\w+)\): start it with the same --model", sentence
     )
@@ -82,7 +83,7 @@ def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tm
 # Without --long: tests/runtime/proxy/test_registry.py forgets refusals, tests/system/test_one_host.py welcomes workers.
 @pytest.mark.long
 def test_one_that_fits_is_welcome_and_the_refusal_forgotten(served: Served, door: str, model: str) -> None:
-    joined = subprocess.Popen([sys.executable, str(APP), *words(door, model, "--dtype", "float32")])
+    joined = subprocess.Popen([sys.executable, *joining(door, model, "--dtype", "float32")])
     try:
         wait_for(lambda: served.topology().get("decode:0", {}).get("state") == "READY", START_TIMEOUT, "the welcome")
         assert refusals(served) == {}

@@ -16,8 +16,3 @@ CORE = min(os.sched_getaffinity(0))
 def app(*words: str, folder: Path = ROOT, typed: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run `app.py` with these words in this folder, with these variables added to the environment."""
     return run_program([str(APP), *words], variables, folder, typed)
-
-
-def computing_app(*words: str) -> "subprocess.CompletedProcess[str]":
-    """Run `app.py` with these words, which start workers."""
-    return run_program([str(APP), *words], computing=True)
