@@ -113,7 +113,7 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
         clock.run_until(clock.now + 40.0)
         assert isinstance(right.mailbox.end, Finished), "another request suffered"
         assert wrong.mailbox.end is not None, "it has an end"
-        operators_can_read(site)
+    operators_can_read(site)
 
 
 RUN_PROMPT = [5, 9, 4]

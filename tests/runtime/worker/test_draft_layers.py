@@ -31,9 +31,9 @@ LENGTH = examples(18, 30)
 KINDS: dict[str, SamplingParams] = {
     "greedy": greedy(LENGTH, ignore_eos=True, logprobs=2),
     "seeded": drawn(LENGTH, top_p=0.9, seed=5),
-    "choices": drawn(12, n=3, logprobs=0, allowed_token_ids=FRESH),
-    "penalized": greedy(20, ignore_eos=True, repetition_penalty=1.3),
-    "stop": greedy(40, min_tokens=20, stop=("e", "t")),
+    "choices": drawn(8, n=3, logprobs=0, allowed_token_ids=FRESH),
+    "penalized": greedy(10, ignore_eos=True, repetition_penalty=1.3),
+    "stop": greedy(24, min_tokens=8, stop=("e", "t")),
     "guided": drawn(30, grammar=grammar_of_choices(["the whole of it", "a part of that", "nothing"])),
 }
 
