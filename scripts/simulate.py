@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_SHOWN = 5
 SIZES = (
     "--prefill", "--decode", "--mixed", "--proxies", "--requests", "--faults", "--changes", "--hosts", "--tiers",
-    "--prefill-ranks", "--decode-ranks",
+    "--kept-kv", "--prefill-ranks", "--decode-ranks",
 )  # fmt: skip
 
 

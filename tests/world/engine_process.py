@@ -11,9 +11,10 @@ import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
 from hash_model import HashRunner, StepCost, layout_of
+from kept_memory import TornRunner, recording_clock, take_over
 from network import is_readable
 from processes import FAILED, WorldProcess
-from virtual_time import SeededWorld
+from virtual_time import HERE, SeededWorld
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.command_pipe import CommandPipe
@@ -25,7 +26,7 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.worker import kv_tiers
-from pontil.runtime.worker.assembly import WorkerResources, equip
+from pontil.runtime.worker.assembly import WorkerResources, equip, first_epoch_of
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.worker import Worker
 
@@ -155,10 +156,19 @@ def resources(
 ) -> WorkerResources:  # fmt: skip
     """Put a worker's engine together, as `runtime/worker/assembly.py` does around a model that it loaded."""
     layout = layout_of(config.block_size, model.kv_heads)
-    storage = KVStorage(layout, blocks, torch.device("cpu"))
+    runs: type[HashRunner] = HashRunner
+    device, kept, recorder = torch.device("cpu"), None, None
+    if config.kept_memory is None:
+        storage = KVStorage(layout, blocks, device)
+    else:
+        kept, runs = take_over(config.kept_memory), TornRunner
+        storage = kept.open(layout, blocks, device, first_epoch_of(config))
     pool = GhostPool(blocks, storage.epochs.numpy())
-    engine = equip(config, HashRunner(storage, model.config.vocab_size, cost), storage, pool)
+    if kept is not None:
+        recorder = kept.recorder(storage, pool, recording_clock)
+        HERE.world.note("restored", recorder.restored)
+    engine = equip(config, runs(storage, model.config.vocab_size, cost), storage, pool)
     return WorkerResources(
         model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
-        "float32", "hash",
+        "float32", "hash", recorder=recorder,
     )  # fmt: skip

@@ -60,13 +60,13 @@ class Operators:
         timeout = DRAIN_TIMEOUTS[int(fault.draw * len(DRAIN_TIMEOUTS))]
         if fault.kind == RESTART_PROXIES:
             alone = self.site.plan.proxies == 1
-            request = {"command": "restart", "proxies": True, "drain_timeout": timeout, "force": alone}
-            self.watch(self.ask(request, self.site.plan.proxy_names[0]))
+            asked = {"command": "restart", "proxies": True, "drain_timeout": timeout, "force": alone}
+            self.watch(self.ask(asked, self.site.plan.proxy_names[0]))
             return
         if fault.kind == SCALE:
             self.scale(fault, timeout)
             return
-        request = {"command": fault.kind, "names": [fault.target]}
+        request: dict[str, Any] = {"command": fault.kind, "names": [fault.target]}
         role = fault.target.split(":")[0]
         back = {"command": "undrain", "names": [fault.target]} if fault.kind == "drain" else None
         if fault.kind == "role":

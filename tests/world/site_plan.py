@@ -28,6 +28,8 @@ SITES = {9: (0, 0, 3, 2), 11: (2, 2, 0, 1), 17: (1, 1, 1, 1)}
 SHORT_WINDOW = 5.0
 # Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
 SECOND_HOST, TIERS = 0.15, 0.2
+# Share of seeds whose workers' memory outlives them.
+KEPT_KV = 0.25
 SMALL_POOL, TIER_MEMORY, TIER_DISK = 72, 4 << 10, 1 << 20
 
 
@@ -53,6 +55,8 @@ class SitePlan:
     far: str = ""
     # Tiers of workers: 0 for none, 1 for memory, 2 for memory and a disk. Less: some seeds have them.
     tiers: int = -1
+    # Memory that outlives its worker: 1 for all workers, 0 for none. Less: some seeds have it.
+    kept_kv: int = -1
     # Processes of each worker; None: most seeds have one, some have several, and then one host and no tiers.
     prefill_ranks: int | None = None
     decode_ranks: int | None = None
@@ -71,11 +75,14 @@ class SitePlan:
         """Return the plan of one seed, with what is left open drawn."""
         hosts, far = 1 + (chance.random() < SECOND_HOST), chance.choice(("prefill", "decode"))
         tiers = chance.choice((1, 2, 2)) if chance.random() < TIERS else 0
+        # Drawn behind all of the others, which stay as they are.
+        kept = int(chance.random() < KEPT_KV)
         if self.kv_heads > 1:
-            return replace(self, hosts=1, tiers=0)
+            return replace(self, hosts=1, tiers=0, kept_kv=0)
         split = self.prefill > 0 and self.decode > 0
         made = replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
         made = replace(made, tiers=tiers if self.tiers < 0 else self.tiers)
+        made = replace(made, kept_kv=kept if self.kept_kv < 0 else self.kept_kv)
         return replace(made, blocks=min(made.blocks, SMALL_POOL)) if made.tiers else made
 
     def host_of(self, name: str) -> int:
@@ -141,7 +148,7 @@ class SitePlan:
                     "model": "tiny", "served_model_name": "tiny", "control": controls[0],
                     "more_controls": controls[1:], "peer_endpoint": f"ipc:///world/{name}",
                     "max_num_seqs": self.seats, "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
-                    **tiers,
+                    "keep_kv": bool(self.kept_kv), **tiers,
                 },
                 rank_endpoint("/world", name),
             )

@@ -131,6 +131,8 @@ class HostLaunch:
         else:
             kind = DriverProcess if told["config"]["ranks"] > 1 else EngineProcess
             made = worker = kind(self.world, name, self.site.ghosts)
+            if files := told["config"].get("kept_memory"):
+                told["config"]["kept_memory"] = [self.kept(made, file) for file in files]
             begin = self.begin_worker(worker, told["config"], self.kept(made, given["--commands-fd"]))
         reporter = WorldReporter(self.kept(made, given["--report-fd"]), made, self.wake)
         made.at_death.append(self.wake)
