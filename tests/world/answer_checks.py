@@ -11,6 +11,9 @@ from hash_model import answer_of
 if TYPE_CHECKING:
     from seed_run import SeedRun
 
+# Seconds after its window until a stream is gone in any case: it may end at the end of its window, and is kept for one
+# more; and seconds in which somebody looks for records that are too old.
+ENDS_WITHIN, LOOKED_FOR = 4.0, 1.0
 # Last events of a stream that breaks, in place of its end.
 FAILURES = ("error", "response.failed")
 
@@ -35,6 +38,21 @@ def events_come_in_their_order(run: "SeedRun") -> Iterator[str]:
     for call in run.calls:
         for one in call.tries:
             yield from (f"{one.name} {what}" for what in disorder(call.wish, one))
+
+
+def a_late_reader_has_all_or_nothing(run: "SeedRun") -> Iterator[str]:
+    """A stream that its client broke off and asks for again goes on to its end, or is said to be gone: this at the
+    latest when its window and the time of an answer are over, where nothing was amiss."""
+    for call in run.calls:
+        for one in call.tries:
+            left, back = one.left_at, one.back_at
+            if left is None or back is None or back < left:
+                continue
+            if one.ended == "broken" and run.watch.was_calm(back, one.ended_at):
+                yield f"{one.name} came back after {back - left:.1f} s, and has a part"
+            late = back - left > run.plan.resume_window + ENDS_WITHIN
+            if one.ended == "complete" and late and run.watch.was_calm(back - LOOKED_FOR, one.ended_at):
+                yield f"{one.name} came back after {back - left:.1f} s, and has its answer"
 
 
 def disorder(wish: ClientWish, one: ClientTry) -> Iterator[str]:

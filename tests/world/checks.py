@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from answer_checks import events_come_in_their_order, texts_equal_the_oracle
+from answer_checks import a_late_reader_has_all_or_nothing, events_come_in_their_order, texts_equal_the_oracle
 from answer_forms import RESPONSE
 from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
@@ -272,6 +272,7 @@ CHECKS: tuple[Check, ...] = (
     texts_equal_the_oracle,
     events_come_in_their_order,
     a_stream_goes_on_within_its_window,
+    a_late_reader_has_all_or_nothing,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,
     who_was_refused_is_not_billed,

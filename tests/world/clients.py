@@ -10,6 +10,7 @@ from answer_forms import COMPLETION, PATHS, RESPONSE, Message, body_of, take_eve
 from connection_buffers import Pace
 from http_reader import HttpReader
 from request_connections import Dialer, PendingAnswer, RequestConnection
+from site_plan import SHORT_WINDOW
 from virtual_time import SeededWorld
 
 # Seconds until a client that was refused, or lost its proxy, asks again: so long, and up to twice that.
@@ -23,6 +24,8 @@ MOST_TRIES = 60
 GONE_AFTER = 1.0
 # The chance at each piece of a stream that its client breaks it off, and the seconds until it goes on.
 BREAKS, BREAK_PAUSES = 0.05, (0.0, 0.05, 0.5)
+# Where a window is waited for: the chance that the client comes back about its end, and the seconds from there.
+LATE, LATE_BY = 0.15, (-0.5, 0.0, 0.4, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,9 @@ class ClientTry:
     # The number of times that it was continued over another connection, and the last event's id.
     continued: int = 0
     event: str | None = None
+    # The last time that its client broke it off, and that it came back.
+    left_at: float | None = None
+    back_at: float | None = None
     # Seconds after which it was asked to come again, and why; the time at which its answer began.
     retry_after: float | None = None
     served_at: float | None = None
@@ -146,6 +152,7 @@ class ClientCall:
             return
         one = self.last
         one.continued += 1
+        one.back_at = self.world.now()
         self.send(connection, {"last-event-id": one.event or str(one.stream)}, b"")
 
     def dial(self) -> RequestConnection | None:
@@ -197,7 +204,14 @@ class ClientCall:
     def break_off(self) -> None:
         """Hang up in the middle of a stream, and go on with it soon."""
         self.hang_up()
-        self.pause(self.go_on, self.chance.choice(BREAK_PAUSES))
+        self.last.left_at = self.world.now()
+        pause, late = self.chance.choice(BREAK_PAUSES), self.world.random(f"late/{self.wish.number}")
+        if self.window > SHORT_WINDOW or late.random() >= LATE:
+            self.pause(self.go_on, pause)
+        else:
+            seconds = self.window + late.choice(LATE_BY)
+            self.began = self.world.now() + seconds
+            self.world.after(seconds, self.go_on)
 
     def finish_try(self, how: str) -> None:
         if self.last.ended is None:
