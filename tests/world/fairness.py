@@ -109,8 +109,8 @@ def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
 
 
 def who_waits_as_told_is_let_in(run: "SeedRun") -> Iterator[str]:
-    """A client that comes again when it was told to is not refused once more for the rate of its key, where no other one
-    of that key was let in meanwhile and nothing was amiss."""
+    """A client that comes again when it was told to is not refused once more for the rate of its key, where no other
+    one of that key was let in meanwhile and nothing was amiss."""
     for key, _ in run.plan.allowances:
         all_tries = tries_of(run, key_of(key))
         for call in run.calls:
