@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a proxy: what workers state is written as it changes, and while nothing happens nothing is."""
 
+import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from proxy_configs import bare_config
+from usage_rows import REQUEST
 
-from pontil.runtime.accounting.usage_tables import WorkerRow
+from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, WorkerRow
+from pontil.runtime.proxy import bookkeeper
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
 
 
@@ -57,3 +61,23 @@ def test_all_are_written_anew_while_the_log_may_have_given_some_up(
     books.log.failing = False
     books.checkpoint()
     assert workers_of(posted) == [["w1"], ["w1"]]
+
+
+def test_many_requests_are_asked_about_by_one_reading(books: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open the file takes longer than to ask it."""
+    assert books.log is not None
+    rows = [replace(REQUEST, id="ended", state=CLOSED), replace(REQUEST, id="runs", state=OPEN)]
+    written = books.log.post(rows, wanted=True)
+    assert written is not None
+    written.result(timeout=60)
+    opened, open_to_read = list[Path](), bookkeeper.open_to_read
+
+    def noted(path: Path) -> sqlite3.Connection:
+        opened.append(path)
+        return open_to_read(path)
+
+    monkeypatch.setattr(bookkeeper, "open_to_read", noted)
+    assert books.open_among(["ended", "runs", "unheard of"]) == {"runs", "unheard of"}
+    assert len(opened) == 1
+    assert books.open_among([]) == set()
+    assert len(opened) == 1
