@@ -246,6 +246,10 @@ class Scheduler:
             if sequence.times is not None:
                 sequence.times.scheduled = sequence.scheduled_at
             self.prefix.count(sequence, hit.computed)
+        elif hit.computed > sequence.reached:
+            # Others computed that of the prompt while it waited, or of tokens that are known from elsewhere.
+            sequence.cached_later += max(0, min(hit.computed, len(sequence.prompt)) - sequence.reached)
+            sequence.reached = hit.computed
         sequence.admissions += 1
         sequence.computed = hit.computed
         sequence.move(SequenceState.RUNNING)

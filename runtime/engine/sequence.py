@@ -98,7 +98,8 @@ class Sequence:
     some choices continue, they are `wanted`; `given` has the first tokens, by choice, that must not be sampled because
     the client has them. A sequence with `draws` false exists for its KV alone. `scheduled_at` is when its prompt was
     first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
-    before; of the prompt, `prompt_computed` tokens were computed here for the first time. A waiting sequence with a
+    before; of the prompt, `prompt_computed` tokens were computed here for the first time, `cached` were found at the
+    first admission, and `cached_later` after a preemption beyond what it had reached. A waiting sequence with a
     `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
     are not computed in this engine; only a draft model leaves out any.
 
@@ -134,6 +135,7 @@ class Sequence:
     generated: int = 0
     computed: int = 0
     cached: int = 0
+    cached_later: int = 0
     blocks: list[int] = field(default_factory=list)
     credits: int = 0
     keys: PromptKeys | None = None

@@ -311,6 +311,10 @@ class Registry:
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
 
+    def has_ended(self, message: Hello) -> bool:
+        """Return whether the process that said this has ended, as a table has shown by now."""
+        return (message.name, message.pid) in self.ended
+
     def note_ended(self, before: Sequence[ProcessRow]) -> None:
         """Remember the last processes that a table has shown as ended, or no more."""
         shown = {(row.name, row.pid) for row in self.rows if not row.dead}
@@ -319,6 +323,9 @@ class Registry:
         for one in ended:
             self.ended.pop(one, None)
             self.ended[one] = None
+        for name, pid in shown:
+            if pid is not None:
+                self.ended.pop((name, pid), None)
         while len(self.ended) > REMEMBERED:
             del self.ended[next(iter(self.ended))]
 

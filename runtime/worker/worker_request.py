@@ -198,12 +198,12 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         stop_match=sequence.stop_match,
         generated_tokens=sequence.generated if counted else None,
         prompt_tokens=len(sequence.prompt),
-        cached_tokens=sequence.cached,
+        cached_tokens=sequence.cached + sequence.cached_later,
         logprobs=[entry.to_wire() for entry in output.logprobs] or None,
         prompt_logprobs=(
             [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
         ),
-        first_cached_tokens=request.first_cached,
+        first_cached_tokens=request.cached if sequence.cached_later else request.first_cached,
         queue_seconds=request.queue_seconds if output.opens else None,
         computed_tokens=sequence.prompt_computed if output.opens else None,
         draft_tokens=output.drafted or None,

@@ -184,3 +184,18 @@ def test_what_was_cached_is_not_counted_as_computed_after_a_preemption_before_th
     tight.engine.add(other)
     drain(tight.engine)
     assert 0 < cached == twin.cached and twin.prompt_computed == 20 - cached
+
+
+def test_what_others_computed_of_a_prompt_while_it_was_preempted_is_cached(model: Model) -> None:  # A11
+    """Its first admission found nothing; what another prompt computed beyond its own part it does not compute."""
+    tight = rig(model, blocks=40, budget=16)
+    late, other = sequence("late", prompt(50), 4), sequence("other", prompt(50), 4)
+    tight.engine.add(late)
+    tight.engine.step()
+    assert 0 < late.prompt_computed < 50 and tight.scheduler.preempt(late)
+    other.priority = -1
+    tight.engine.add(other)
+    drain(tight.engine)
+    assert late.cached == 0 < late.cached_later and late.prompt_computed + late.cached_later == 50
+    assert other.cached > 0 == other.cached_later and other.prompt_computed + other.cached == 50
+    assert tight.engine.prompt_computed == late.prompt_computed + other.prompt_computed

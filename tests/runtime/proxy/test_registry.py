@@ -325,8 +325,10 @@ def test_a_worker_whose_hello_is_read_after_its_end_is_dead_with_the_next_table(
     for now in (row("decode:0", ONE.pid), row("decode:0", None, "exited")):
         assert workers.show([now]) == []
     workers.show(then)
-    assert workers.hello(ONE, 0.0) is None
+    assert workers.has_ended(ONE) and workers.hello(ONE, 0.0) is None
     assert names(workers.show(then)) == ["decode:0"]
+    workers.show([row("decode:0", ONE.pid)])
+    assert not workers.has_ended(ONE), "another process has that pid"
 
 
 def test_a_namesake_on_another_host_outlives_the_tables_own() -> None:
