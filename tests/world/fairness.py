@@ -92,8 +92,8 @@ def one_token_comes_soon_beside_many(run: "SeedRun") -> Iterator[str]:
 
 
 def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
-    """A key without limits is told of none. One that has them is not told to wait for longer than they take, and never
-    has more requests in flight."""
+    """No tenant without limits is told of one; one that has them is not told to wait for longer than they take, and
+    never has more requests in flight."""
     limited = [one for key, _ in run.plan.allowances for one in tries_of(run, key_of(key))]
     for call in run.calls:
         for one in call.tries:
@@ -109,8 +109,8 @@ def limits_are_those_of_the_key(run: "SeedRun") -> Iterator[str]:
 
 
 def who_waits_as_told_is_let_in(run: "SeedRun") -> Iterator[str]:
-    """A client that comes again when it was told to is not refused once more for the rate of its key, where no other
-    one of that key was let in meanwhile and nothing was amiss."""
+    """A tenant that comes again when it was told to is not refused once more for the rate of its key, where nobody else
+    of it was let in meanwhile and nothing was amiss."""
     for key, _ in run.plan.allowances:
         all_tries = tries_of(run, key_of(key))
         for call in run.calls:

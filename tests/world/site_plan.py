@@ -65,7 +65,7 @@ class SitePlan:
     worker_start: tuple[float, float] = (1.0, 3.0)
     # Kinds of faults that are likely.
     likely: tuple[str, ...] = ()
-    # True if the clients are tenants (greedy_tenants.py); and the limits of callers.
+    # True for clients that are tenants (greedy_tenants.py), and the limits of callers.
     tenants: bool = False
     allowances: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
     # Most prompt tokens of a step.
