@@ -191,7 +191,7 @@ def test_a_group_that_ends_hands_its_streams_to_the_others(tmp_path: Path) -> No
     alike = ("--model", str(tmp_path / "tiny"), "--kv-cache-memory", "32MiB")
     door = f"ipc://{tmp_path}/control"
     asked = [
-        {"model": "tiny", "prompt": [10 + number], "max_tokens": 200, "ignore_eos": True, "seed": number}
+        {"model": "tiny", "prompt": [10 + number], "max_tokens": 900, "ignore_eos": True, "seed": number}
         for number in range(8)
     ]
     with launched(tmp_path, "--role", "mixed", "--mixed", "cpu:0", "--control", door, *alike) as served:
