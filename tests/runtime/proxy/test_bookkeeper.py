@@ -10,6 +10,7 @@ import pytest
 from proxy_configs import bare_config
 from usage_rows import REQUEST
 
+from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, WorkerRow
 from pontil.runtime.proxy import bookkeeper
 from pontil.runtime.proxy.bookkeeper import Bookkeeper
@@ -70,7 +71,7 @@ def test_many_requests_are_asked_about_by_one_reading(books: Bookkeeper, monkeyp
     written = books.log.post(rows, wanted=True)
     assert written is not None
     written.result(timeout=60)
-    opened, open_to_read = list[Path](), bookkeeper.open_to_read
+    opened = list[Path]()
 
     def noted(path: Path) -> sqlite3.Connection:
         opened.append(path)
