@@ -30,6 +30,7 @@ from pontil.runtime.accounting.usage_tables import (
     Posted,
     ProxyRow,
     RequestRow,
+    TakenOver,
     columns_of,
     create,
 )
@@ -207,7 +208,7 @@ def upgrade(database: sqlite3.Connection) -> None:
 
 def insert(database: sqlite3.Connection, rows: Iterable[Posted]) -> None:
     """Write all of the rows or none. Raise sqlite3.Error."""
-    by_kind: dict[type[Posted], list[Sequence[Any]]] = {}
+    by_kind: dict[type[Posted], list[Sequence[Any]]] = {TakenOver: []}
     for row in rows:
         by_kind.setdefault(type(row), []).append([held(value) for value in VALUES[type(row)](row)])
     with database:

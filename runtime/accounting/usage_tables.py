@@ -119,6 +119,14 @@ class LostRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenOver:
+    """The beginning of what a proxy knows of a request that another one had begun. The shares that are there are
+    removed before any are written: of attempts that its record had no room for this proxy knows nothing."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RemovedRequests:
     """The sums over requests that were removed: as `pontil usage` and the audit sum them. `clients` are those that are
     no further stage of another."""
@@ -151,7 +159,7 @@ class RemovedShares:
 UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow
 SumRow = RemovedRequests | RemovedShares
 # Rows that a proxy posts about others.
-LostRow = LostProxy | LostRequest
+LostRow = LostProxy | LostRequest | TakenOver
 Posted = UsageRow | LostRow
 
 TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
@@ -208,6 +216,9 @@ STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
         (f"UPDATE proxies SET state = '{LOST}' WHERE state = '{OPEN}' AND incarnation = ?", (0,)),
     ),
     LostRequest: ((f"{LOSE} AND id = ?", (0,)),),
+    TakenOver: (
+        (f"DELETE FROM shares WHERE request IN (SELECT id FROM requests WHERE id = ? AND state = '{OPEN}')", (0,)),
+    ),
 }
 
 

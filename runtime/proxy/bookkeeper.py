@@ -24,6 +24,7 @@ from pontil.runtime.accounting.usage_tables import (
     ProxyRow,
     RequestRow,
     ShareRow,
+    TakenOver,
     UsageRow,
     WorkerRow,
 )
@@ -91,7 +92,8 @@ class Bookkeeper:
         """Go on with the row of a request that another proxy had begun."""
         if self.log is not None:
             self.open[request.id] = request
-            self.log.post([self.request_row(request, OPEN, request.usage, None), *share_rows(request)])
+            row = self.request_row(request, OPEN, request.usage, None)
+            self.log.post([TakenOver(request.id), row, *share_rows(request)])
 
     def lose_request(self, request_id: str) -> None:
         """Close the row of a request that nobody goes on with."""

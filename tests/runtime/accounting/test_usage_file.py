@@ -10,11 +10,11 @@ from threading import Thread
 
 import pytest
 from small_disk import filled, needed_disk
-from usage_rows import BALANCED, PROXY, REQUEST
+from usage_rows import BALANCED, PROXY, REQUEST, SHARE
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
-from pontil.runtime.accounting.usage_tables import LOST, OPEN, LostProxy, LostRequest
+from pontil.runtime.accounting.usage_tables import LOST, OPEN, LostProxy, LostRequest, TakenOver
 from pontil.runtime.errors import UsageLogError
 
 
@@ -143,6 +143,23 @@ def test_a_request_that_can_be_continued_outlives_its_proxy(tmp_path: Path) -> N
         two.write([replace(REQUEST, id="kept", proxy="proxy-1")])
         two.write([LostRequest("kept"), LostProxy("proxy-0", "[]")])
     assert states(path) == [("kept", "closed", 3), ("lost", LOST, 3)]
+
+
+def test_who_takes_a_request_over_leaves_no_share_that_it_does_not_know(tmp_path: Path) -> None:  # A11
+    """Such as that of an attempt that the dead proxy could not record. Shares of a closed request never change."""
+    path = tmp_path / "usage.db"
+    with closing(UsageFile(path, member(0))) as one, closing(UsageFile(path, member(1))) as two:
+        request = replace(REQUEST, id="r", proxy="proxy-0", state=OPEN)
+        known, unknown = (replace(SHARE, request="r", attempt=attempt) for attempt in (0, 1))
+        one.write([request, known, unknown, replace(SHARE, request="other")])
+        # In whichever order they wait, and however often that is written.
+        own = replace(known, generated=2, proxy="proxy-0")
+        two.write([own, TakenOver("r"), replace(request, proxy="proxy-1")])
+        two.write([replace(REQUEST, id="r", proxy="proxy-1"), own])
+        two.write([TakenOver("r")])
+    with closing(open_to_read(path)) as database:
+        found = database.execute("SELECT request, attempt, generated, proxy FROM shares ORDER BY request").fetchall()
+    assert found == [("other", 0, SHARE.generated, None), ("r", 0, 2, "proxy-0")]
 
 
 def test_two_that_start_at_once_prepare_a_file_once(tmp_path: Path) -> None:
