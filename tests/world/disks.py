@@ -64,6 +64,8 @@ class WorldDisks:
         self.files: dict[int, WorldDisk] = {}
         self.whole: Counter[int] = Counter()
         self.deadly: dict[WorldProcess, DeadlyWrite] = {}
+        # The processes whose last commit was refused.
+        self.refused: set[WorldProcess | None] = set()
         # Requests whose rows waited for a bad disk when their proxy died, and are lost (docs/operate/accounting.md).
         self.lost_rows: set[str] = set()
 
@@ -124,10 +126,13 @@ class WorldDatabase(sqlite3.Connection):
             written = disks.begin(self.disk, 2)
         except OSError:
             written = 0
+        process = HERE.world.current
         if written == 2:
             super().__exit__(None, None, None)
+            disks.refused.discard(process)
         else:
             self.rollback()
+            disks.refused.add(process)
         disks.end()
         if written < 2:
             raise sqlite3.OperationalError(FULL)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from disks import DIES_WITHIN, DISKS, WRITES, DeadlyWrite
+from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
 from engine_process import EngineProcess
 from network import WireLink
 from operators import LOOK, RESTART_PROXIES, SCALE, Operators
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
+from ready_probes import probe
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
@@ -277,6 +278,8 @@ class FaultMaker:
         disk, until = self.world.disks.disks[fault.target], self.world.now() + fault.seconds
         if fault.kind == "full":
             disk.full_until = max(disk.full_until, until)
+            if fault.target == USAGE:
+                probe(self.world, fault.seconds, lambda: self.site.proxies)
         else:
             disk.slow_until = max(disk.slow_until, until)
         self.world.at(until, partial(self.watch_logs, until + WRITTEN_WITHIN))

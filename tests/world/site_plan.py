@@ -134,7 +134,7 @@ class SitePlan:
                 "resume_folder": str(folder / "streams"), "resume_window": self.resume_window,
                 "response_store": str(folder / "responses"),
                 "in_flight_bodies": str(folder / f"bodies-{number}"), "number": number, "proxies": self.proxies,
-                "callers": digests, "allowances": self.allowances, **shared,
+                "callers": digests, "allowances": self.allowances, "self_test": False, **shared,
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
