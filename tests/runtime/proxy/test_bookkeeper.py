@@ -65,7 +65,7 @@ def test_all_are_written_anew_while_the_log_may_have_given_some_up(
 
 
 def test_many_requests_are_asked_about_by_one_reading(books: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To open the file takes longer than to ask it."""
+    """Opening the file takes longer than asking it."""
     assert books.log is not None
     rows = [replace(REQUEST, id="ended", state=CLOSED), replace(REQUEST, id="runs", state=OPEN)]
     written = books.log.post(rows, wanted=True)
