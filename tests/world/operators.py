@@ -167,7 +167,7 @@ def who_asked_a_leaving_proxy_has_an_answer(run: "SeedRun") -> Iterator[str]:
             continue
         for one in call.tries:
             asked = next((at for at in left if at.name == one.proxy and at.ends and at.ends >= one.began), None)
-            if one.ended == "lost" and one.stream is None and asked is not None and asked.code == 0:
+            if one.ended == "lost" and asked is not None and asked.code == 0:
                 yield f"{one.name} was lost with {asked}"
 
 
