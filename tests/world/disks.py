@@ -64,8 +64,8 @@ class WorldDisks:
         self.files: dict[int, WorldDisk] = {}
         self.whole: Counter[int] = Counter()
         self.deadly: dict[WorldProcess, DeadlyWrite] = {}
-        # The processes whose last commit was refused.
-        self.refused: set[WorldProcess | None] = set()
+        # The processes whose last commit to a disk was refused.
+        self.refused: set[tuple[WorldProcess | None, str]] = set()
         # Requests whose rows waited for a bad disk when their proxy died, and are lost (docs/operate/accounting.md).
         self.lost_rows: set[str] = set()
 
@@ -126,13 +126,13 @@ class WorldDatabase(sqlite3.Connection):
             written = disks.begin(self.disk, 2)
         except OSError:
             written = 0
-        process = HERE.world.current
+        writer = HERE.world.current, self.disk.name
         if written == 2:
             super().__exit__(None, None, None)
-            disks.refused.discard(process)
+            disks.refused.discard(writer)
         else:
             self.rollback()
-            disks.refused.add(process)
+            disks.refused.add(writer)
         disks.end()
         if written < 2:
             raise sqlite3.OperationalError(FULL)

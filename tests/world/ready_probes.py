@@ -4,6 +4,7 @@
 import json
 from collections.abc import Callable, Sequence
 
+from disks import USAGE
 from http_reader import HttpReader
 from request_connections import RequestConnection
 from served_proxy import ProxyProcess
@@ -26,7 +27,7 @@ class ReadyProbe:
 
     @property
     def is_refused(self) -> bool:
-        return self.process in self.world.disks.refused
+        return (self.process, USAGE) in self.world.disks.refused
 
     # The parts of an AnswerTaker.
 
