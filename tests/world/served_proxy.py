@@ -60,7 +60,8 @@ class ProxyProcess(LoopProcess):
             try:
                 proxy = self.proxy = Proxy(config, tokenizer)
             except PontilError as error:
-                self.world.note("exit", self, error)
+                # The folder has another name in each run.
+                self.world.note("exit", self, str(error).replace(self.world.disks.folder, ""))
                 reporter.failed(str(error))
                 self.acts(self.world.now(), lambda: self.kill(FAILED))
                 return
