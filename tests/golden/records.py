@@ -9,6 +9,8 @@ series (docs/operate/metrics.md).
 import json
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import click
 from click.testing import CliRunner
+from help_texts import WIDTH
 from prometheus_client import Metric
 from scripted_site import site
 
@@ -31,9 +33,9 @@ from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_con
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 
 RECORDS = Path(__file__).resolve().parent / "records"
+HELP_TEXTS = Path(__file__).resolve().parent / "help_texts.py"
 # The machine of all plans.
 MACHINE = HostDevices(tuple(range(8)), 8, 2, (80_000_000_000, 80_000_000_000))
-WIDTH = 110
 # Lines of launch; {model} is a directory with a small model.
 PLANS = (
     "",
@@ -66,7 +68,7 @@ CONFIGURED = (
 def all_records() -> Iterator[tuple[str, str]]:
     """Yield the name of each record and its text."""
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
-        yield "help.txt", "".join(helps(cli, ["pontil"]))
+        yield "help.txt", subprocess.check_output([sys.executable, str(HELP_TEXTS)], text=True)
         yield "plans.txt", plans(Path(folder))
         children = spelled([configured(words) for words in CONFIGURED])
         yield "children.json", children.replace(f'"version": "{VERSION}"', '"version": "VERSION"') + "\n"
@@ -85,15 +87,6 @@ def spelled(value: Any, indent: str = "") -> str:
         else [f"{json.dumps(name)}: {spelled(each, inner)}" for name, each in value.items()]
     )
     return f"{left}\n" + ",\n".join(inner + part for part in parts) + f"\n{indent}{right}"
-
-
-def helps(command: click.Command, words: list[str]) -> Iterator[str]:
-    """Yield the help of a command and of all below it."""
-    done = CliRunner().invoke(cli, [*words[1:], "--help"], prog_name=words[0], terminal_width=WIDTH)
-    yield f"$ {' '.join(words)} --help\n{done.output}\n"
-    if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            yield from helps(below, [*words, name])
 
 
 def plans(folder: Path) -> str:
