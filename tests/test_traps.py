@@ -198,8 +198,8 @@ def times(path: Path) -> Iterator[tuple[str, float]]:
 
 
 def number_in(value: ast.expr) -> list[float]:
-    """Return the number literal, also as the default of a flag; empty without one."""
-    if isinstance(value, ast.Call) and called(value) == "flag":
+    """Return the number literal, also as the default of an option; empty without one."""
+    if isinstance(value, ast.Call) and called(value) == "option":
         value = value.args[1]
     if isinstance(value, ast.Constant) and isinstance(value.value, int | float):
         return [float(value.value)]

@@ -27,7 +27,7 @@ def proxy(
     bound = listener or bound_socket("--port", "127.0.0.1", 0)
     values = {
         "host": "127.0.0.1", "port": 0, "model": str(tokenizer_folder), "served_model_name": "tiny",
-        "control": f"ipc://{folder}/control", "version": "0", "listeners": [bound.fileno()],
+        "control": f"ipc://{folder}/control", "version": "0", "self_test": False, "listeners": [bound.fileno()],
     } | config  # fmt: skip
     with subprocess.Popen(
         [sys.executable, str(ROOT / "tests/support/fakes/proxy_process.py"), json.dumps(values)],
