@@ -60,7 +60,7 @@ class ClientWish:
 
 @dataclass(slots=True)
 class ClientTry:
-    """One try of a client, by its X-Request-Id. `ended` is how: complete, refused, lost, left, late, broken."""
+    """One try of a client, by its X-Request-Id. `ended` is how: complete, refused, lost, gone, left, late, broken."""
 
     name: str
     began: float
@@ -270,7 +270,7 @@ class ClientCall:
             # Somebody else with this key reads it, who has heard of its id.
             self.refused(0.0)
         elif self.last.continued and b"stream_not_found" in reader.body:
-            self.finish_try("lost")
+            self.finish_try("gone")
             self.ask()
         else:
             self.world.violate(f"every_outcome_is_defined: {self.last.name} got {reader.status} {reader.body[:200]!r}")
