@@ -143,8 +143,8 @@ class Registry:
         # Changed with any worker that comes, goes, or takes another role.
         self.version = 0
         self.rows: tuple[ProcessRow, ...] = ()
-        # Names and pids of processes that ended, the last ones last.
-        self.ended: dict[tuple[str, int], None] = {}
+        # Names and pids of processes that ended, the last ones last, with the one that said Hello as such a process.
+        self.ended: dict[tuple[str, int], str | None] = {}
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
@@ -311,9 +311,15 @@ class Registry:
             worker.confirmed = worker.confirmed or alive
         return self.remove(gone)
 
-    def has_ended(self, message: Hello) -> bool:
-        """Return whether the process that said this has ended, as a table has shown by now."""
-        return (message.name, message.pid) in self.ended
+    def is_late(self, message: Hello) -> bool:
+        """Return whether the process that said this has ended, as a table has shown by now. One that lives, later or on
+        another host, may have the same name and pid: it says Hello again, and is not late then."""
+        key = message.name, message.pid
+        if self.ended.get(key, message.sender) == message.sender:
+            self.ended.pop(key, None)
+            return False
+        self.ended[key] = message.sender
+        return True
 
     def note_ended(self, before: Sequence[ProcessRow]) -> None:
         """Remember the last processes that a table has shown as ended, or no more."""
@@ -321,8 +327,7 @@ class Registry:
         ended = [(row.name, row.pid) for row in before if row.pid is not None and (row.name, row.pid) not in shown]
         ended += [(row.name, pid) for row in self.rows for pid in row.ended_pids]
         for one in ended:
-            self.ended.pop(one, None)
-            self.ended[one] = None
+            self.ended[one] = self.ended.pop(one, None)
         for name, pid in shown:
             if pid is not None:
                 self.ended.pop((name, pid), None)

@@ -4,7 +4,6 @@
 import gc
 import http.client
 import json
-import os
 import socket
 import struct
 import time
@@ -85,7 +84,7 @@ def test_a_worker_that_dies_after_the_first_byte_is_one_error_event(bare: Script
 
 def test_the_table_is_faster_than_silence(bare: ScriptedSite) -> None:
     worker = bare.worker(script=silent)
-    row = {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "ready", "device": "cpu"}
+    row = {"name": "mixed:0", "role": "mixed", "pid": worker.pid, "state": "ready", "device": "cpu"}
     bare.loop.call_soon_threadsafe(bare.proxy.take_table, [row])
     connection = bare.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}))

@@ -2,7 +2,6 @@
 """A real proxy in an event loop, with scripted workers over real sockets."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,7 +79,7 @@ async def submitted(worker: ScriptedWorker) -> Submit:
 
 def row(worker: ScriptedWorker, state: str = "ready") -> dict[str, Any]:
     """Return the worker's row in the supervisor's table."""
-    return {"name": worker.name, "role": worker.role, "pid": os.getpid(), "state": state, "device": "cpu"}
+    return {"name": worker.name, "role": worker.role, "pid": worker.pid, "state": state, "device": "cpu"}
 
 
 def lost(live_proxy: LiveProxy, worker: ScriptedWorker) -> None:

@@ -2,7 +2,6 @@
 """A worker without a model: the real wire protocol over real sockets, a scripted output, and misbehaviour on demand."""
 
 import math
-import os
 import queue
 import secrets
 import struct
@@ -11,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from pontil.runtime.proxy.registry import Registry
@@ -53,6 +53,10 @@ def eventually(condition: Callable[[], object], what: str = "the condition") -> 
         wakeup.wait(0.005)
 
 
+# The process ids of scripted workers, each its own.
+PIDS = count(1 << 22)
+
+
 class ScriptedWorker:
     """Worker that answers every prompt with `answer` (then EOS), cut at max_tokens and at stop strings, one token a
     frame.
@@ -70,6 +74,7 @@ class ScriptedWorker:
         self.script = script or proper
         self.pace = pace
         self.incarnation = f"{name}-{secrets.token_hex(4)}"
+        self.pid = next(PIDS)
         self.submits: queue.Queue[Submit] = queue.Queue()
         self.embeds: queue.Queue[Embed] = queue.Queue()
         self.embedder = embedder or vector_of
@@ -87,7 +92,7 @@ class ScriptedWorker:
         self.computed: set[str] = set()
         self.control = control
         self.hello_fields: dict[str, object] = {
-            "schema": SCHEMA, "pid": os.getpid(), "device": "cpu", "model": "tiny", "model_fingerprint": "m",
+            "schema": SCHEMA, "pid": self.pid, "device": "cpu", "model": "tiny", "model_fingerprint": "m",
             "kv_fingerprint": "k", "peer_endpoint": f"ipc:///tmp/{name}", "block_size": 16, "num_blocks": 65,
             "max_num_seqs": 8, "max_model_len": 512, "max_num_batched_tokens": 256,
         } | hello  # fmt: skip
