@@ -22,13 +22,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu_fault
+from pontil.launcher.child.fork.quick_import import quick_import
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
-from pontil.launcher.child.quick_import import quick_import
 from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.config.worker_roles import WORKER_ROLES
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
+from pontil.launcher.options.worker_roles import WORKER_ROLES
 from pontil.runtime.errors import DraftModelError, IncompatiblePeer, ModelError, PontilError, RankLost
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.reporting import Reporter
@@ -173,7 +173,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
 def find_draft(target: Path, name: str, cache: Path) -> Path:
     """Find the model that guesses for another. Raises DraftModelError."""
     from pontil.runtime.loaders.builtin import resolve_model
-    from pontil.runtime.worker.draft_pair import check_pair
+    from pontil.runtime.worker.start.draft_pair import check_pair
 
     try:
         found = Path(MTP) if name == MTP else resolve_model(name, cache)
@@ -186,7 +186,7 @@ def find_draft(target: Path, name: str, cache: Path) -> Path:
 def become_worker(parent: int, requests: int) -> list[str] | None:
     """Serve forks, in a process that has imported what every worker uses. Return in each fork the words of its command
     line, and None once the launcher ends this."""
-    from pontil.launcher.child.forked import serve_forks
+    from pontil.launcher.child.fork.forked import serve_forks
 
     import_for_workers()
     return serve_forks(parent, requests)
@@ -194,14 +194,14 @@ def become_worker(parent: int, requests: int) -> list[str] | None:
 
 def import_for_workers() -> None:
     with quick_import():
-        from pontil.runtime.worker import process  # noqa: F401
+        from pontil.runtime.worker import entry as process  # noqa: F401
 
 
 def work(config: dict[str, Any], reporter: Reporter, commands: int | None) -> None:
     from pontil.runtime.config.worker_config import worker_config
 
     import_for_workers()
-    from pontil.runtime.worker.process import run_worker
+    from pontil.runtime.worker.entry import run_worker
 
     run_worker(worker_config(config), reporter, commands)
 
@@ -210,7 +210,7 @@ def serve(config: dict[str, Any], reporter: Reporter, commands: int | None) -> N
     from pontil.runtime.config.proxy_config import proxy_config
 
     with quick_import():
-        from pontil.http.app.service import run_proxy
+        from pontil.http.server.service import run_proxy
 
     assert commands is not None
     run_proxy(proxy_config(config), reporter, commands)

@@ -34,11 +34,11 @@ from pontil.runtime.engine.engine import Engine  # noqa: E402
 from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequence import Sequence  # noqa: E402
-from pontil.runtime.engine.tile_rows import plan_of  # noqa: E402
+from pontil.runtime.engine.tiles.rows import plan_of  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
-from pontil.runtime.loaders.gguf_file import GgufCheckpoint  # noqa: E402
-from pontil.runtime.models.registry import build_model  # noqa: E402
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402
+from pontil.runtime.models.families.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402

@@ -35,10 +35,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from own_key import key_headers  # noqa: E402
 
 import app  # noqa: E402, F401
-from pontil.launcher.bench.bench_run import BenchRun, Load  # noqa: E402
-from pontil.launcher.bench.figures import Limits, figures_of  # noqa: E402
-from pontil.launcher.bench.questions import Question, fixed  # noqa: E402
-from pontil.launcher.bench.stream_client import BenchTarget  # noqa: E402
+from pontil.launcher.tools.bench.bench_run import BenchRun, Load  # noqa: E402
+from pontil.launcher.tools.bench.figures import Limits, figures_of  # noqa: E402
+from pontil.launcher.tools.bench.questions import Question, fixed  # noqa: E402
+from pontil.launcher.tools.bench.stream_client import BenchTarget  # noqa: E402
 
 FIGURES = ("ttft_ms_median", "tpot_ms_median", "output_tokens_per_second")
 Figures = dict[str, Any]

@@ -32,14 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
 from pontil.runtime.config.worker_config import WorkerConfig  # noqa: E402
-from pontil.runtime.engine.draft_costs import gain  # noqa: E402
-from pontil.runtime.engine.draft_policy import AdaptivePolicy, DraftPlan, Option  # noqa: E402
-from pontil.runtime.engine.drafter import Drafter, LookupDrafter  # noqa: E402
-from pontil.runtime.engine.model_drafter import DraftPolicy, ModelDrafter  # noqa: E402
+from pontil.runtime.engine.drafts.costs import gain  # noqa: E402
+from pontil.runtime.engine.drafts.drafter import Drafter, LookupDrafter  # noqa: E402
+from pontil.runtime.engine.drafts.model_drafter import DraftPolicy, ModelDrafter  # noqa: E402
+from pontil.runtime.engine.drafts.policy import AdaptivePolicy, DraftPlan, Option  # noqa: E402
 from pontil.runtime.engine.sequence import Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
-from pontil.runtime.worker.assembly import WorkerResources, assemble  # noqa: E402
+from pontil.runtime.worker.start.assembly import WorkerResources, assemble  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"
 WAYS = ("none", "lookup", "model", "both")

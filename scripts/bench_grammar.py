@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 import app  # noqa: E402, F401
-from pontil.gpu_ops.logit_edits import allow_bits  # noqa: E402
+from pontil.gpu_ops.draws.logit_edits import allow_bits  # noqa: E402
 from pontil.runtime.errors import RequestError  # noqa: E402
 from pontil.runtime.grammar.grammar import Grammar, GrammarCompiler  # noqa: E402
 from pontil.runtime.grammar.grammar_text import (  # noqa: E402

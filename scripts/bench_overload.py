@@ -34,7 +34,7 @@ from urllib.parse import urlsplit
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
-from pontil.launcher.bench.questions import Question, fixed  # noqa: E402
+from pontil.launcher.tools.bench.questions import Question, fixed  # noqa: E402
 
 PATIENCE = 120.0
 MOST_BYTES = 1 << 20

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import app  # noqa: E402, F401
-from pontil.launcher.child.quick_import import quick_import  # noqa: E402
+from pontil.launcher.child.fork.quick_import import quick_import  # noqa: E402
 from pontil.launcher.host.ports import bound_socket  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 
@@ -73,7 +73,7 @@ def be_proxy(values: dict[str, Any]) -> None:
     """Serve, and print for each SIGUSR1 the most of the processor that the loop took between two turns of a timer since
     the one before."""
     with quick_import():
-        from pontil.http.app.service import run_proxy
+        from pontil.http.server.service import run_proxy
         from pontil.runtime.config.proxy_config import proxy_config
         from pontil.runtime.proxy.proxy import Proxy
 
@@ -108,7 +108,7 @@ class FreeRunner:
 
     def launch(self, batch: Any) -> Any:
         from pontil.runtime.engine.runner import Launched
-        from pontil.runtime.engine.sampler import Sampled
+        from pontil.runtime.engine.sampling.sampler import Sampled
 
         due = self.free_at = max(self.free_at + self.period, time.monotonic())
         spans = [span for span in batch.spans if span.samples]
@@ -128,9 +128,9 @@ def be_worker(values: dict[str, Any], rate: float) -> None:
         import torch
 
         from pontil.runtime.config.worker_config import worker_config
-        from pontil.runtime.worker.assembly import assemble
-        from pontil.runtime.worker.process import serve
-        from pontil.runtime.worker.worker import Worker
+        from pontil.runtime.worker.entry import serve
+        from pontil.runtime.worker.generate.worker import Worker
+        from pontil.runtime.worker.start.assembly import assemble
 
     torch.set_num_threads(1)
     config = worker_config(values)

@@ -41,7 +41,7 @@ from own_key import key_headers
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
-from pontil.launcher.bench.questions import random_ids  # noqa: E402
+from pontil.launcher.tools.bench.questions import random_ids  # noqa: E402
 
 LENGTHS = Path(__file__).resolve().parent / "data" / "sharegpt_lengths.csv"
 

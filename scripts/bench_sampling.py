@@ -19,9 +19,9 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import app  # noqa: E402, F401
+from pontil.gpu_ops.draws.sampling import Shaping, sample  # noqa: E402
 from pontil.gpu_ops.kernels.draws import draw_rows  # noqa: E402
 from pontil.gpu_ops.kernels.kernel_set import CHOICES, TORCH, open_kernels  # noqa: E402
-from pontil.gpu_ops.sampling import Shaping, sample  # noqa: E402
 
 # Map from a distribution to the spread of its logits and the number of ids that stand out.
 DISTRIBUTIONS = {"peaked": (3.0, 20), "broad": (3.0, 0), "almost flat": (0.5, 0)}

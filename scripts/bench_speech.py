@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
-from pontil.runtime.nodes.recognizer import Recognizer  # noqa: E402
-from pontil.runtime.nodes.speaker import Speaker  # noqa: E402
+from pontil.runtime.stages.nodes.recognizer import Recognizer  # noqa: E402
+from pontil.runtime.stages.nodes.speaker import Speaker  # noqa: E402
 
 CACHE = Path("~/.cache/pontil")
 FIRST = "The capital of France is Paris. "

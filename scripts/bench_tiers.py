@@ -29,8 +29,8 @@ from pontil.runtime.loaders.config import read_config  # noqa: E402
 from pontil.runtime.probe.footprint import MemoryDemand, footprint  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 from pontil.runtime.threads import ThreadFailures  # noqa: E402
-from pontil.runtime.worker.assembly import WorkerResources, assemble  # noqa: E402
-from pontil.runtime.worker.kv_tiers import open_tiers  # noqa: E402
+from pontil.runtime.worker.start.assembly import WorkerResources, assemble  # noqa: E402
+from pontil.runtime.worker.start.kv_tiers import open_tiers  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"
 TIER_BYTES = 512 << 20

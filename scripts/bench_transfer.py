@@ -49,14 +49,14 @@ from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
 from pontil.runtime.transfer.connector import Connector, Pair, PullResult, runs  # noqa: E402
-from pontil.runtime.transfer.copying_connector import CopyJob  # noqa: E402
 from pontil.runtime.transfer.grants import Grant  # noqa: E402
-from pontil.runtime.transfer.nixl_connector import NixlConnector  # noqa: E402
-from pontil.runtime.transfer.peer_pool import PeerPool  # noqa: E402
+from pontil.runtime.transfer.nixl.connector import NixlConnector  # noqa: E402
 from pontil.runtime.transfer.ranked_connector import RankedConnector  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
-from pontil.runtime.transfer.shm_connector import ShmConnector  # noqa: E402
-from pontil.runtime.transfer.tcp_connector import TcpConnector  # noqa: E402
+from pontil.runtime.transfer.shm.connector import ShmConnector  # noqa: E402
+from pontil.runtime.transfer.shm.copying_connector import CopyJob  # noqa: E402
+from pontil.runtime.transfer.shm.peer_pool import PeerPool  # noqa: E402
+from pontil.runtime.transfer.tcp.connector import TcpConnector  # noqa: E402
 from pontil.runtime.wire.messages import ChunkReady, Handoff  # noqa: E402
 
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")

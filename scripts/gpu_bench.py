@@ -36,9 +36,9 @@ from pontil.runtime.engine.engine import Engine  # noqa: E402
 from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequence import FinishReason, Sequence  # noqa: E402
-from pontil.runtime.loaders.layout import tensor_shapes  # noqa: E402
+from pontil.runtime.loaders.facts.layout import tensor_shapes  # noqa: E402
 from pontil.runtime.models.config import ModelConfig  # noqa: E402
-from pontil.runtime.models.registry import build_model  # noqa: E402
+from pontil.runtime.models.families.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402

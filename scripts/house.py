@@ -22,7 +22,7 @@ NEXT_DOOR = re.compile(
     r"runtime/(stages|graph|streams|nodes|models/qwen3_omni|worker/stages)/|launcher/(tools|bench|chaos|conformance)/"
     r"|runtime/(proxy|worker)/(\w*stage\w*|node_\w+|conductor|sound_route|run|run_entry|run_stream|run_metrics"
     r"|open_task|speech_loading)\.py|runtime/wire/graph_messages\.py|runtime/loaders/omni_\w+\.py"
-    r"|launcher/config/(stage_\w+|graph_choice)\.py|launcher/commands/(graph|stage_lines)\.py"
+    r"|launcher/plan/(stage_\w+|graph_choice)\.py|launcher/commands/(graph|stage_lines)\.py"
 )
 # Kernels take each stride as a parameter of its own.
 KERNELS = "gpu_ops/triton/"

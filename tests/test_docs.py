@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from source_tree import each, text_of, texts
 
 from pontil.launcher.cli import cli
-from pontil.launcher.config.options import OPTIONS, flag_name, read_options
-from pontil.launcher.config.sources import load_toml
-from pontil.launcher.config.topology import plan
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.runtime.graph.catalog import GRAPHS
+from pontil.launcher.options.options import OPTIONS, flag_name, read_options
+from pontil.launcher.options.sources import load_toml
+from pontil.launcher.plan.topology import plan
+from pontil.runtime.stages.graph.catalog import GRAPHS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

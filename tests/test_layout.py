@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from arrows import ARROWS, FOUNDATION, JOINED, KEEPERS, SHARED
 from source_tree import each, nodes_of, text_of, tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,153 +33,6 @@ OPENINGS = RELATIVES | {
     "Nobody",
     "Everybody",
 }
-
-# Modules and rooms of a top-level folder that every room of it may import.
-SHARED = {
-    "launcher": {"errors", "version"},
-    "runtime": {"command_pipe", "config", "errors", "reporting", "sampling_params", "threads"},
-}
-# Map from a room to the rooms or modules that it may import besides itself and its folder's shared modules. The rooms
-# form no circle: of two rooms, at most one may import the other.
-ARROWS: dict[str, set[str]] = {
-    "gpu_ops/triton": set(),
-    "gpu_ops": {"gpu_ops/triton"},
-    "gpu_ops/kernels": {"gpu_ops"},
-    "gpu_ops/collectives": {"gpu_ops/kernels"},
-    # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
-    "runtime/foundation": set(),
-    "runtime": set(),
-    "runtime/config": set(),
-    "runtime/accounting": set(),
-    "runtime/graph": set(),
-    # A worker's own times, which each of its rooms may note.
-    "runtime/timeline/work_times": set(),
-    "runtime/cache": {"gpu_ops", "gpu_ops/kernels"},
-    "runtime/cache/tier": {"runtime/cache", "gpu_ops"},
-    "runtime/models": {"gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels"},
-    "runtime/models/qwen3_omni": {"runtime/models", "gpu_ops", "gpu_ops/kernels"},
-    "runtime/loaders": {
-        "runtime/models/architectures", "runtime/models/config", "runtime/models/encoder_config",
-        "runtime/models/qwen3_omni/config",
-    },
-    "runtime/engine": {
-        "runtime/cache", "runtime/cache/tier", "runtime/models", "runtime/timeline/work_times", "gpu_ops",
-        "gpu_ops/kernels",
-    },
-    "runtime/engine/device": {
-        "runtime/cache", "runtime/engine", "runtime/models", "gpu_ops", "gpu_ops/kernels",
-    },
-    "runtime/tokenizer": set(),
-    # Libraries of the extra `speech`, imported when a node is made.
-    "runtime/nodes": set(),
-    "runtime/grammar": {"runtime/tokenizer"},
-    "runtime/chat": {"runtime/grammar", "runtime/tokenizer"},
-    "runtime/wire": set(),
-    "runtime/timeline": {"runtime/wire/messages"},
-    # Libraries of the extra `otel`, imported where a collector is named.
-    "runtime/tracing": {"runtime/timeline"},
-    "runtime/transfer": {"runtime/cache/device_memory", "runtime/cache/head_groups", "runtime/cache/storage"},
-    "runtime/disaggregation": {
-        "runtime/transfer", "runtime/wire", "runtime/cache/follower_records", "runtime/cache/head_groups",
-        "runtime/cache/storage", "runtime/timeline/work_times",
-    },
-    "runtime/streams": {
-        "runtime/transfer", "runtime/wire", "runtime/cache/layout", "runtime/cache/storage", "runtime/graph",
-    },
-    "runtime/probe": {
-        "runtime/cache", "runtime/loaders", "runtime/models/config", "runtime/models/partition", "runtime/transfer",
-        "gpu_ops", "gpu_ops/kernels",
-    },
-    "runtime/proxy": {
-        "runtime/wire", "runtime/tokenizer", "runtime/accounting", "runtime/graph", "runtime/cache/prefix",
-        "runtime/cache/prefix_journal", "runtime/timeline", "runtime/tracing",
-    },
-    "runtime/worker/ranks": {
-        "runtime/cache/follower_records", "runtime/disaggregation", "runtime/engine", "runtime/models",
-        "runtime/wire", "gpu_ops/collectives", "gpu_ops/kernels",
-    },
-    "runtime/worker/stages": {
-        "runtime/engine/sampler", "runtime/engine/streamed", "runtime/graph", "runtime/models/qwen3_omni",
-        "runtime/nodes/node",
-        "runtime/streams", "runtime/tokenizer",
-    },
-    "runtime/worker": {
-        "runtime/cache", "runtime/cache/tier", "runtime/disaggregation", "runtime/engine", "runtime/engine/device",
-        "runtime/grammar", "runtime/loaders",
-        "runtime/models", "runtime/models/qwen3_omni", "runtime/nodes", "runtime/probe", "runtime/tokenizer",
-        "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/graph", "runtime/streams",
-        "runtime/worker/ranks",
-        "runtime/worker/stages", "gpu_ops/collectives", "gpu_ops/kernels",
-    },
-    "http/fields": {"runtime", "runtime/grammar", "runtime/proxy"},
-    "http/access": {"http/fields", "runtime", "runtime/proxy"},
-    "http/request": {
-        "http/access", "http/fields", "runtime", "runtime/chat", "runtime/grammar", "runtime/proxy",
-        "runtime/timeline", "runtime/tokenizer",
-    },
-    "http/response": {
-        "http/fields", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar", "runtime/graph/catalog",
-        "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/wire/messages",
-    },
-    "http/store": {"http/fields", "runtime"},
-    "http/page": {
-        "http/fields", "http/request/body", "http/response/sse", "runtime", "runtime/proxy",
-    },
-    "http/routes": {
-        "http/access", "http/fields", "http/page", "http/request", "http/response", "http/store", "runtime",
-        "runtime/chat", "runtime/graph/catalog", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
-    },
-    "http/app": {
-        "http/access", "http/page", "http/request", "http/response", "http/routes", "runtime", "runtime/proxy",
-        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
-    },
-    "launcher/host": set(),
-    "launcher/config": {"launcher/host", "runtime/config", "runtime/graph"},
-    "launcher/control": {"launcher/config"},
-    "launcher/logs": {"launcher/control"},
-    "launcher/child": {"launcher/config", "launcher/host", "launcher/logs"},
-    "launcher/keys": {"launcher/child", "launcher/config", "runtime/config"},
-    "launcher/supervisor": {
-        "launcher/child", "launcher/config", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
-    },
-    # One launch for each worker, on the nodes of a cluster. Ray is imported when it is asked for.
-    "launcher/cluster": {
-        "launcher/child", "launcher/config", "launcher/host", "launcher/keys", "launcher/logs", "launcher/supervisor",
-    },
-    # The only module of the launcher that imports the product; runs in the child, or on request.
-    "launcher/roles": {
-        "launcher/child", "launcher/config", "launcher/logs", "http/app", "runtime", "runtime/accounting",
-        "runtime/loaders/builtin", "runtime/probe", "runtime/worker",
-    },
-    "launcher/commands": {
-        "launcher/child", "launcher/cluster", "launcher/config",
-        "launcher/control", "launcher/host", "launcher/keys", "launcher/logs",
-        "launcher/roles", "launcher/supervisor", "runtime/graph",
-    },
-    "launcher/bench": {"launcher/commands/api_key", "launcher/commands/chat_session", "launcher/config"},
-    "launcher/chaos": {
-        "launcher/bench", "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/usage",
-        "launcher/config", "launcher/control",
-    },
-    "launcher/conformance": {
-        "launcher/commands/api_key", "launcher/commands/chat_session", "launcher/commands/status_table",
-        "launcher/config",
-    },
-    "launcher/doctor": {
-        "launcher/child", "launcher/commands", "launcher/config", "launcher/control", "launcher/host", "launcher/keys",
-    },
-    "launcher": {
-        "launcher/bench", "launcher/chaos", "launcher/commands", "launcher/conformance", "launcher/doctor",
-        "launcher/roles",
-    },
-}  # fmt: skip
-FOUNDATION = "runtime/foundation"
-# Third-party packages that only one room may import.
-KEEPERS = {
-    "zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/grammar",
-    "jsonschema": "runtime/grammar", "aiohttp": "launcher/bench", "matplotlib": "launcher/bench",
-    "opentelemetry": "runtime/tracing", "prompt_toolkit": "launcher/commands", "rich": "launcher/commands",
-}  # fmt: skip
 
 
 def python_files() -> list[Path]:
@@ -212,8 +66,11 @@ def module_of(name: str) -> str:
 
 
 def room_of(module: str) -> str:
-    """Return the module's own entry in ARROWS if it has one, else its folder's."""
-    return module if module in ARROWS and (ROOT / f"{module}.py").exists() else module.rpartition("/")[0]
+    """Return the module's own entry in ARROWS if it has one, else that of its folder or of the room joined with it."""
+    if module in ARROWS and (ROOT / f"{module}.py").exists():
+        return module
+    folder = module.rpartition("/")[0]
+    return JOINED.get(folder, folder)
 
 
 def allowed(importer: str, module: str) -> bool:
@@ -248,7 +105,7 @@ def test_arrows() -> None:
 def test_no_circle_between_rooms() -> None:
     ahead: set[str] = set()
     for room, targets in ARROWS.items():
-        assert {target if target in ARROWS else target.rpartition("/")[0] for target in targets} <= ahead, room
+        assert {target if target in ARROWS else room_of(target) for target in targets} <= ahead, room
         ahead.add(room)
 
 
@@ -368,8 +225,8 @@ def nobody_reads_the_environment_or_pickles(path: Path) -> None:
     names = set(imports(path))
     assert not {"pickle", "marshal", "multiprocessing.shared_memory"} & names
     assert "shell=True" not in text
-    if relative(path) != "launcher/config/options.py":
-        assert "os.environ" not in text and "getenv" not in text, "read the environment in launcher/config/options.py"
+    if relative(path) != "launcher/options/options.py":
+        assert "os.environ" not in text and "getenv" not in text, "read the environment in launcher/options/options.py"
 
 
 def test_nobody_reads_the_environment_or_pickles() -> None:

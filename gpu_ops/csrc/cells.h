@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers of a KV pool in 8 bits. Those of one head of a position share a scale: a number is scale * cell. Both
-// roundings are to the nearest, ties to even, as in gpu_ops/kv_cells.py.
+// roundings are to the nearest, ties to even, as in gpu_ops/kv/cells.py.
 #pragma once
 #include "numbers.h"
 

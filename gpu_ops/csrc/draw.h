@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws of ids from probabilities, as gpu_ops/sampling.py defines them: `kept_places` says which ids top_p keeps, and
-// `invert` which of these a number draws. No order of all ids is made, and none of the kept ids: a row is read a few
-// times, from the processor's cache.
+// Draws of ids from probabilities, as gpu_ops/draws/sampling.py defines them: `kept_places` says which ids top_p keeps,
+// and `invert` which of these a number draws. No order of all ids is made, and none of the kept ids: a row is read a
+// few times, from the processor's cache.
 #pragma once
 #include <algorithm>
 #include <cmath>

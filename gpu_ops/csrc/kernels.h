@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C interface. gpu_ops/kernels/structures.py repeats these structures: change both, and ABI with them.
+// The C interface. gpu_ops/kernels/weights/structures.py repeats these structures: change both, and ABI with them.
 #pragma once
 #include <cstdint>
 

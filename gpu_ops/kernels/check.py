@@ -6,11 +6,11 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
-from pontil.gpu_ops.kernels.structures import CELLS
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv_cells import row_cells
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.weights.structures import CELLS
+from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 SHAPE = HeadShape(heads=6, kv_heads=2, head_dim=32)

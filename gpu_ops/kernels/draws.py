@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.structures import DrawFields
+from pontil.gpu_ops.kernels.weights.structures import DrawFields
 
 
 def draw_rows(

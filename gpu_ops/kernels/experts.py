@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.layer import MlpHalf, Norms, address
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix
-from pontil.gpu_ops.kernels.structures import SIGMOID, SOFTMAX, ExpertFields, MatrixFields, MlpFields
+from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.kernels.weights.structures import SIGMOID, SOFTMAX, ExpertFields, MatrixFields, MlpFields
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pontil.gpu_ops.kernels.build import KernelError, build, source_digest
 from pontil.gpu_ops.kernels.check import fault
-from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
+from pontil.gpu_ops.kernels.compile.build import KernelError, build, source_digest
+from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
 from pontil.gpu_ops.kernels.library import KernelLibrary
 
 logger = logging.getLogger("pontil.kernels")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.layer import Norms, Rotation, address
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix
-from pontil.gpu_ops.kernels.structures import LatentFields, MatrixFields
 from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.kernels.weights.structures import LatentFields, MatrixFields
 
 
 class HeadMatrices:

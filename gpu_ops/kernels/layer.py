@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import GROUP, PANEL, Matrix
-from pontil.gpu_ops.kernels.structures import (
+from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.gpu_ops.kernels.weights.matrix import GROUP, PANEL, Matrix
+from pontil.gpu_ops.kernels.weights.structures import (
     CLAMPED,
     GELU_TANH,
     KINDS,
@@ -21,7 +22,6 @@ from pontil.gpu_ops.kernels.structures import (
     MlpFields,
     RotationFields,
 )
-from pontil.gpu_ops.kernels.tile import KernelTile
 
 
 @dataclass(frozen=True, slots=True)

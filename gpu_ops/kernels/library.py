@@ -7,11 +7,11 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.build import KernelError
+from pontil.gpu_ops.kernels.compile.build import KernelError
 from pontil.gpu_ops.kernels.lent_cores import LentCores
-from pontil.gpu_ops.kernels.matrix import GROUP, Matrix
 from pontil.gpu_ops.kernels.rank_group import SharedGroup
-from pontil.gpu_ops.kernels.structures import (
+from pontil.gpu_ops.kernels.weights.matrix import GROUP, Matrix
+from pontil.gpu_ops.kernels.weights.structures import (
     ABI,
     KINDS,
     NOT_JOINED,

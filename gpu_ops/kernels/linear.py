@@ -4,8 +4,8 @@
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix
-from pontil.gpu_ops.linear import Linear
+from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.products.linear import Linear
 
 
 class PackedLinear:

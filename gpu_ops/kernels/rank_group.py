@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.structures import ELSEWHERE, ENDED, FAULTY, LATE
+from pontil.gpu_ops.kernels.weights.structures import ELSEWHERE, ENDED, FAULTY, LATE
 
 # Equal to csrc/rank_group.h.
 HEADER_BYTES, MOST_RANKS = 12288, 64

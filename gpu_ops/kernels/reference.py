@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.experts import ExpertChoice
 from pontil.gpu_ops.kernels.layer import HeadShape, Norms
-from pontil.gpu_ops.kv_cells import decode, encode
+from pontil.gpu_ops.kv.cells import decode, encode
 from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.rotary import apply_rotary
 

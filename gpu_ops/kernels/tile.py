@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.structures import CELLS, KINDS, SpanFields, TileFields
-from pontil.gpu_ops.kv_cells import head_dim_of
+from pontil.gpu_ops.kernels.weights.structures import CELLS, KINDS, SpanFields, TileFields
+from pontil.gpu_ops.kv.cells import head_dim_of
 
 
 @dataclass(frozen=True, slots=True)

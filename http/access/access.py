@@ -14,8 +14,8 @@ from pontil.http.access.keyring import ADMIN, Caller, Keyring
 from pontil.http.access.same_origin import foreign_page
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.loopback import is_loopback
-from pontil.runtime.proxy.rate_limits import UNLIMITED
-from pontil.runtime.proxy.request import NO_KEY
+from pontil.runtime.proxy.admission.rate_limits import UNLIMITED
+from pontil.runtime.proxy.requests.request import NO_KEY
 
 # The caller of requests that need no key.
 NOBODY = Caller(NO_KEY, allowance=UNLIMITED)

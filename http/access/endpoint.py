@@ -9,7 +9,7 @@ from typing import Any
 
 from sanic import HTTPResponse
 
-from pontil.http.fields.parameter import Parameter, Schema
+from pontil.http.schema.parameter import Parameter, Schema
 
 PARAMETER = re.compile(r"\{(\w+)\}")
 MODEL_NAME = "name"

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pontil.http.fields.parameter import Parameter, Schema
-from pontil.http.fields.parameter_types import OptionsType, ShapedType, TextType, WordType
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.parameter import Parameter, Schema
+from pontil.http.schema.parameter_types import OptionsType, ShapedType, TextType, WordType
+from pontil.http.schema.reader import Fields
 
 TEXT, AUDIO = KINDS = ("text", "audio")
 FORMATS = ("wav", "pcm16")

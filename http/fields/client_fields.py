@@ -2,8 +2,8 @@
 """Parameters of both endpoints that clients of other servers send and that nothing is done with here: those that change
 no answer, and those that would change it and are refused."""
 
-from pontil.http.fields.parameter import Parameter
-from pontil.http.fields.parameter_types import FlagType, InertType, NeutralType, ObjectType, TextType
+from pontil.http.schema.parameter import Parameter
+from pontil.http.schema.parameter_types import FlagType, InertType, NeutralType, ObjectType, TextType
 
 INERT = (
     Parameter("user", InertType(TextType(), None), "who the end user is"),

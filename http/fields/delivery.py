@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.http.fields.parameter import Parameter
-from pontil.http.fields.parameter_types import FlagType, NeutralType, OptionsType
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.parameter import Parameter
+from pontil.http.schema.parameter_types import FlagType, NeutralType, OptionsType
+from pontil.http.schema.reader import Fields
 
 STREAM_OPTIONS = (
     Parameter("include_usage", FlagType(), "end with a chunk that has the usage", False),

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.http.fields.parameter import Parameter, Schema
-from pontil.http.fields.parameter_types import ShapedType
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.parameter import Parameter, Schema
+from pontil.http.schema.parameter_types import ShapedType
+from pontil.http.schema.reader import Fields
 
 NAME = "kv_transfer_params"
 

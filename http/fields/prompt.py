@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.http.fields.parameter import Parameter
-from pontil.http.fields.parameter_types import FlagType, IntegerType, TextType, WordType
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.parameter import Parameter
+from pontil.http.schema.parameter_types import FlagType, IntegerType, TextType, WordType
+from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.rate_limits import Allowance
+from pontil.runtime.proxy.admission.rate_limits import Allowance
 
 MAX_SALT_CHARACTERS = 256
+# Prompts of one request.
+MAX_PROMPTS = 64
 # Truncate to the room that the context leaves beside the output.
 TO_FIT = -1
 MAX_PRIORITY = (1 << 31) - 1

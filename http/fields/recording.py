@@ -5,7 +5,7 @@ import base64
 import binascii
 from dataclasses import dataclass, field
 
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.wav_header import is_wav
 

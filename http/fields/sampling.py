@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Any
 
-from pontil.http.fields.json_body import kind_of
-from pontil.http.fields.parameter import Parameter, ParameterType, Schema
-from pontil.http.fields.parameter_types import FlagType, IntegerType, NeutralType, NumberType, ShapedType
-from pontil.http.fields.reader import Fields
 from pontil.http.fields.structured_output import STRUCTURE, OutputStructure, structure_of
 from pontil.http.fields.tokens import TOKENS, token_fields
+from pontil.http.schema.json_body import kind_of
+from pontil.http.schema.parameter import Parameter, ParameterType, Schema
+from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, NumberType, ShapedType
+from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.admission import SEED_BITS, mint_seed
+from pontil.runtime.proxy.admission.checks import SEED_BITS, mint_seed
 from pontil.runtime.sampling_params import DECLARED, SamplingParams
 
 MAX_STOPS = 16

@@ -5,8 +5,8 @@ either of its notations. Pure."""
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pontil.http.fields.parameter import Schema
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.parameter import Schema
+from pontil.http.schema.reader import Fields
 from pontil.runtime.grammar.tag_grammar import (
     FixedText,
     FreeText,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pontil.http.fields.json_body import kind_of
-from pontil.http.fields.parameter import Parameter, Schema, or_null
-from pontil.http.fields.parameter_types import NeutralType, ShapedType
-from pontil.http.fields.reader import Fields
 from pontil.http.fields.structural_tag import element_schema, read_structural_tag, schemas_of, tags_schema
+from pontil.http.schema.json_body import kind_of
+from pontil.http.schema.parameter import Parameter, Schema, or_null
+from pontil.http.schema.parameter_types import NeutralType, ShapedType
+from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import MAX_GRAMMAR_CHARACTERS
 from pontil.runtime.grammar.grammar_text import (

@@ -4,9 +4,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pontil.http.fields.parameter import Parameter, Schema
-from pontil.http.fields.parameter_types import IdsType, ShapedType
-from pontil.http.fields.reader import Fields
+from pontil.http.schema.parameter import Parameter, Schema
+from pontil.http.schema.parameter_types import IdsType, ShapedType
+from pontil.http.schema.reader import Fields
 from pontil.runtime.sampling_params import MAX_BIAS
 
 MAX_STOP_IDS = 64

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pontil.http.fields.message_schema import MAX_TOOLS, TEXT
-from pontil.http.fields.parameter import Parameter, Schema, opened
-from pontil.http.fields.parameter_types import FlagType, ShapedType
-from pontil.http.fields.reader import Fields
 from pontil.http.fields.structured_output import is_deep
+from pontil.http.schema.message_schema import MAX_TOOLS, TEXT
+from pontil.http.schema.parameter import Parameter, Schema, opened
+from pontil.http.schema.parameter_types import FlagType, ShapedType
+from pontil.http.schema.reader import Fields
 
 MODES = ("auto", "none", "required")
 ALLOWED = "allowed_tools"

@@ -9,13 +9,13 @@ from urllib.parse import unquote
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, ParameterTable, Schema
-from pontil.http.fields.parameter_types import WordType
-from pontil.http.fields.reader import Fields
-from pontil.http.request.body import BodyReader
+from pontil.http.intake.body import BodyReader
+from pontil.http.schema.ignored import IgnoredFields
+from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
+from pontil.http.schema.parameter_types import WordType
+from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.operator_changes import ROLES, OperatorChanges
+from pontil.runtime.proxy.fleet.operator_changes import ROLES, OperatorChanges
 
 CHANGE = (
     Parameter("role", WordType(ROLES), "the part of the work that the worker is to do; for the action role only"),

@@ -5,40 +5,40 @@ import logging
 from collections.abc import Callable
 
 from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
+from pontil.http.intake.body import BodyReader, largest_body
+from pontil.http.intake.encoder import Encoder
+from pontil.http.intake.guards import Intake
+from pontil.http.intake.served_model import ServedModel
+from pontil.http.openai.chat.prompt_reader import PromptReader
+from pontil.http.openai.chat.request import CHAT
+from pontil.http.openai.completions.request import COMPLETION
+from pontil.http.openai.completions.route import GenerationRoutes
+from pontil.http.openai.embeddings.body import EMBEDDINGS
+from pontil.http.openai.embeddings.request import EMBEDDING
+from pontil.http.openai.embeddings.route import EmbeddingRoutes
+from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
+from pontil.http.openai.responses import schema as shown
+from pontil.http.openai.responses.conversations import Conversations
+from pontil.http.openai.responses.request import RESPONSES
+from pontil.http.openai.responses.route import ResponsesRoutes
+from pontil.http.openai.sound.route import SoundRoutes
+from pontil.http.openai.sound.speech_request import SPEECH
+from pontil.http.openai.sound.transcription_request import TRANSCRIPTION
 from pontil.http.page.change_routes import CHANGE, CHANGED, ChangeRoutes
 from pontil.http.page.live_events import LiveEvents
 from pontil.http.page.page_files import PageRoutes
-from pontil.http.request.body import BodyReader, largest_body
-from pontil.http.request.chat_batch_request import CHAT_BATCH
-from pontil.http.request.chat_request import CHAT
-from pontil.http.request.completion_request import COMPLETION
-from pontil.http.request.embedding_request import EMBEDDING
-from pontil.http.request.encoder import Encoder
-from pontil.http.request.generate_request import GENERATE
-from pontil.http.request.intake import Intake
-from pontil.http.request.prompt_reader import PromptReader
-from pontil.http.request.responses_request import RESPONSES
-from pontil.http.request.speech_request import SPEECH
-from pontil.http.request.transcription_request import TRANSCRIPTION
-from pontil.http.response import reply_schema as reply
-from pontil.http.response import responses_schema as shown
-from pontil.http.response import timeline_schema as traced
-from pontil.http.response.answer_checker import AnswerChecker
-from pontil.http.response.embedding_body import EMBEDDINGS
-from pontil.http.routes.chat_batch import ChatBatchRoutes
-from pontil.http.routes.compatibility import CompatibilityRoutes
-from pontil.http.routes.conversations import Conversations
-from pontil.http.routes.embeddings import EmbeddingRoutes
-from pontil.http.routes.generation import GenerationRoutes
 from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.request_times import RequestTimes
-from pontil.http.routes.responses import ResponsesRoutes
-from pontil.http.routes.served_embedding import ServedEmbedding
-from pontil.http.routes.served_model import ServedModel
-from pontil.http.routes.sound import SoundRoutes
 from pontil.http.routes.status import METRICS_TYPE, StatusRoutes
-from pontil.http.routes.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
+from pontil.http.stream import reply_schema as reply
+from pontil.http.stream import timeline_schema as traced
+from pontil.http.stream.answer_checker import AnswerChecker
+from pontil.http.vllm.chat_batch import ChatBatchRoutes
+from pontil.http.vllm.chat_batch_request import CHAT_BATCH
+from pontil.http.vllm.compatibility import CompatibilityRoutes
+from pontil.http.vllm.generate_request import GENERATE
+from pontil.http.vllm.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.chat.dialect import dialect_of
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

@@ -4,8 +4,8 @@
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.routes.served_embedding import ServedEmbedding
-from pontil.http.routes.served_model import ServedModel, no_model
+from pontil.http.intake.served_model import ServedModel, no_model
+from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 
 
 class ModelList:

@@ -11,8 +11,8 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.access.endpoint import Endpoint, RouteAccess
-from pontil.http.fields.parameter import Schema, object_schema
-from pontil.http.response.reply_schema import ANY_OBJECT, ERROR
+from pontil.http.schema.parameter import Schema, object_schema
+from pontil.http.stream.reply_schema import ANY_OBJECT, ERROR
 
 SCHEMES = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pontil.http.fields.json_body import parse
+from pontil.http.schema.json_body import parse
 from pontil.runtime.errors import PontilError, RequestError
 from pontil.runtime.foundation.file_faults import may_pass
 

@@ -16,9 +16,9 @@ from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
 from pontil.launcher.child.starter import ProcessStarter
-from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
+from pontil.launcher.plan.child_plan import ChildPlan
 
 # Exits to remember: one more than the restarts that can be asked for, so no policy looks at more.
 REMEMBERED_EXITS = 1001

@@ -26,10 +26,10 @@ from pontil.launcher.child.reports import (
     decode,
 )
 from pontil.launcher.child.starter import ProcessStart, ProcessStarter, parent_word
-from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.logs.log_line import LogLine, read_line
+from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.foundation.line_pipe import LinePipe
 
 STDERR = 2

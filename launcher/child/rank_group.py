@@ -17,8 +17,8 @@ from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.health import HealthLimits, judge
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.starter import ProcessStarter
-from pontil.launcher.config.child_plan import ChildPlan
 from pontil.launcher.host.service_port import NOTHING
+from pontil.launcher.plan.child_plan import ChildPlan
 
 # Seconds that the other ranks get to end by themselves after one that ended in order, or because of another.
 MOMENT = 2.0

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pontil.launcher.cluster.spelling import words_for
-from pontil.launcher.config.addresses import controls_of
-from pontil.launcher.config.graph_choice import graph_of
-from pontil.launcher.config.options import OPTIONS, LaunchOptions
-from pontil.launcher.config.plan_checks import check_deadlines, check_lists, check_own_endpoint, check_proxies
-from pontil.launcher.config.worker_lists import roles_of
-from pontil.launcher.config.worker_roles import LISTED_ROLES
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import JOIN, DeviceItem
 from pontil.launcher.host.devices import even_runs
+from pontil.launcher.options.options import OPTIONS, LaunchOptions
+from pontil.launcher.options.worker_roles import LISTED_ROLES
+from pontil.launcher.plan.addresses import controls_of
+from pontil.launcher.plan.checks import check_deadlines, check_lists, check_own_endpoint, check_proxies
+from pontil.launcher.plan.graph_choice import graph_of
+from pontil.launcher.plan.worker_lists import roles_of
 from pontil.runtime.foundation.number_ranges import spell
 
 # Options that say where and as what processes run, which differ from launch to launch.

@@ -11,15 +11,15 @@ from pontil.launcher.cluster.child_launch import ChildLaunch
 from pontil.launcher.cluster.cluster_launch import ClusterLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterPlan, plan_cluster
 from pontil.launcher.cluster.ray_cluster import RayCluster, import_ray
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.plan_checks import check_exposure
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import SECRET_BYTES, key_text, read_key_file
 from pontil.launcher.logs.console import Console, own_line
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.checks import check_exposure
 
 # Seconds that an ending launch waits for its output to be read.
 LAST_WORDS_WITHIN = 2.0

@@ -4,7 +4,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from pontil.launcher.config.options import OPTIONS, LaunchOptions, flag_name
+from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name
 
 
 def words_for(options: LaunchOptions, names: Collection[str]) -> list[str]:

@@ -34,7 +34,7 @@ class WorkerActor:
         """Run the launch; return its exit code and its last lines. `keys` come as an argument of a method, which Ray
         keeps in no table, unlike those of a constructor."""
         from pontil.launcher.cluster.child_launch import ChildLaunch
-        from pontil.launcher.config.options import read_environment
+        from pontil.launcher.options.options import read_environment
 
         self.launch = ChildLaunch(words, keys, read_environment().variables, echo=sys.stderr)
         if self.stopped:

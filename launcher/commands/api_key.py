@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from pontil.launcher.config.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
 from pontil.launcher.keys.client_keys import of_environment, of_file
+from pontil.launcher.options.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
 
 CLIENT = (CLIENT_VARIABLE, ADMIN_VARIABLE)
 ADMIN = (ADMIN_VARIABLE, CLIENT_VARIABLE)

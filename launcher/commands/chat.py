@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
-from pontil.launcher.config.options import read_environment
 from pontil.launcher.errors import OptionError
+from pontil.launcher.options.options import read_environment
 
 SERVER = "http://127.0.0.1:8000"
 
@@ -27,8 +27,8 @@ def chat(
 ) -> None:  # fmt: skip
     """Talk to a running server from the terminal, or put one QUESTION to it. In a conversation /help lists what else
     can be typed."""
-    from pontil.launcher.commands.chat_session import ChatSession, first_model
-    from pontil.launcher.commands.chat_terminal import converse
+    from pontil.launcher.commands.terminal.chat_session import ChatSession, first_model
+    from pontil.launcher.commands.terminal.chat_terminal import converse
 
     if as_json and not question:
         raise OptionError("--json prints one answer: give a QUESTION.")

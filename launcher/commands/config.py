@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from pontil.launcher.commands.launch import LaunchCommand, config_flag, launch_flags
-from pontil.launcher.config.options import OPTIONS, read_environment, read_settings
-from pontil.launcher.config.sources import Setting
+from pontil.launcher.options.options import OPTIONS, read_environment, read_settings
+from pontil.launcher.options.sources import Setting
 
 
 @click.command(cls=LaunchCommand, short_help="Show the options of a launch, and where each was given.")

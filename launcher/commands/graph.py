@@ -3,10 +3,10 @@
 
 import click
 
-from pontil.launcher.config.graph_choice import graph_of
 from pontil.launcher.errors import OptionError
-from pontil.runtime.graph.catalog import GRAPHS
-from pontil.runtime.graph.mermaid import mermaid
+from pontil.launcher.plan.graph_choice import graph_of
+from pontil.runtime.stages.graph.catalog import GRAPHS
+from pontil.runtime.stages.graph.mermaid import mermaid
 
 
 @click.command(short_help="Show the stages of a model of several as a diagram.")

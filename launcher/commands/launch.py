@@ -12,18 +12,12 @@ from typing import Any
 import click
 
 from pontil.launcher.child.child import child_command
-from pontil.launcher.child.fork_server import ForkServer
+from pontil.launcher.child.fork.fork_server import ForkServer
 from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.cluster.entry import launch_on_ray
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.commands.worker_memory import memory_lines
-from pontil.launcher.config.addresses import controls_of
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.kv_tier_list import disk_path
-from pontil.launcher.config.options import OPTIONS, LaunchOptions, flag_name, read_environment, read_options
-from pontil.launcher.config.parsers import WILDCARDS
-from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.control.local_proxy import at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError, OptionError
@@ -38,6 +32,12 @@ from pontil.launcher.keys.trace_headers import read_trace_headers
 from pontil.launcher.logs.console import Console, own_line
 from pontil.launcher.logs.log_files import LogFiles
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.kv_tier_list import disk_path
+from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_environment, read_options
+from pontil.launcher.options.parsers import WILDCARDS
+from pontil.launcher.plan.addresses import controls_of
+from pontil.launcher.plan.topology import Topology, plan
 from pontil.launcher.supervisor.chaos_runner import ChaosTerms
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from pontil.launcher.config.options import read_environment
 from pontil.launcher.control.control_client import RunningLaunch, find_launch
 from pontil.launcher.errors import LaunchError
+from pontil.launcher.options.options import read_environment
 
 READY = "ready"
 # The role of the process that finds the model, before the others start.

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from pontil.launcher.config.options import read_environment
-from pontil.launcher.config.worker_roles import GENERATING_ROLES, LISTED_ROLES
 from pontil.launcher.control.control_client import ask, find_launch
 from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.options.options import read_environment
+from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES
 
 DRAIN = click.option(
     "--drain-timeout", type=click.FloatRange(0, 3600), metavar="SECONDS",

@@ -3,11 +3,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.topology import Topology
 from pontil.launcher.host.devices import CPU
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import Topology
 from pontil.runtime.foundation.number_ranges import spell
-from pontil.runtime.graph.catalog import GraphModel
+from pontil.runtime.stages.graph.catalog import GraphModel
 
 TEXT, AUDIO = "text", "audio"
 

@@ -14,10 +14,10 @@ import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.chat import SERVER
-from pontil.launcher.commands.status_colours import coloured
-from pontil.launcher.commands.status_table import cut, duration, plain, table
-from pontil.launcher.config.options import read_environment
+from pontil.launcher.commands.terminal.status_colours import coloured
+from pontil.launcher.commands.terminal.status_table import cut, duration, plain, table
 from pontil.launcher.errors import LaunchError
+from pontil.launcher.options.options import read_environment
 
 # The server renews its own figures once a second.
 EVERY = 1.0
@@ -45,7 +45,7 @@ def status(url: str, watch: bool, as_json: bool, key: Path | None) -> None:
 
 def ask(url: str, key: Mapping[str, str]) -> Answer:
     """Return the answer of /admin/topology to this key. Raises LaunchError."""
-    from pontil.launcher.commands.chat_session import fetch
+    from pontil.launcher.commands.terminal.chat_session import fetch
 
     answer = fetch(url, "/admin/topology", TIMEOUT, key)
     if not isinstance(answer, dict) or not isinstance(answer.get("processes"), list):

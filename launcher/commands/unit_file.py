@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.worker_roles import NODE
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.worker_roles import NODE
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 
 # Options that name files with secrets. root copies them for the service at its start and at every reload, so that only

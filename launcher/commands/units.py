@@ -12,13 +12,13 @@ import click
 
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.commands.unit_file import SECRETS, UnitFile
-from pontil.launcher.config.graph_choice import graph_of
-from pontil.launcher.config.options import OPTIONS, flag_name, read_options
-from pontil.launcher.config.plan_checks import check_exposure, check_join, check_lists, check_stages
-from pontil.launcher.config.topology import control_endpoints
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
+from pontil.launcher.options.options import OPTIONS, flag_name, read_options
+from pontil.launcher.plan.checks import check_exposure, check_join, check_lists, check_stages
+from pontil.launcher.plan.graph_choice import graph_of
+from pontil.launcher.plan.topology import control_endpoints
 
 # Valid names of a template's instance.
 INSTANCE = re.compile(r"[A-Za-z0-9:_.-]+", re.ASCII)

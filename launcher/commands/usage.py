@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.config.options import read_environment
+from pontil.launcher.options.options import read_environment
 
 AUDIT_ATTEMPTS, AUDIT_PAUSE = 5, 0.3
 
@@ -64,7 +64,7 @@ def bills_named(file: Path, names: str) -> list[dict[str, Any]]:
 
 def audit_until_equal(file: Path, url: str | None, key: Mapping[str, str]) -> list[tuple[bool, str]]:
     """Return the comparisons of a usage log, and of a running server's ledger if it is named. Raises LaunchError."""
-    from pontil.launcher.commands.chat_session import fetch
+    from pontil.launcher.commands.terminal.chat_session import fetch
     from pontil.launcher.roles import audit_usage
 
     # A running server goes on counting between its answer and the reading of the file, so only a lasting difference

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory of a plan's workers and their ranks in words, and that of a draft model."""
 
-from pontil.launcher.config.topology import Topology
+from pontil.launcher.plan.topology import Topology
 
 
 def memory_lines(topology: Topology) -> list[str]:

@@ -9,12 +9,12 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from pontil.launcher.config.addresses import controls_of
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import Topology
-from pontil.launcher.config.worker_roles import NODE
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
 from pontil.launcher.errors import OptionError
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.worker_roles import NODE
+from pontil.launcher.plan.addresses import controls_of
+from pontil.launcher.plan.topology import Topology
 
 SOCKET_FILE = "ipc://"
 TIMEOUT = 1.0

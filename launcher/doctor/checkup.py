@@ -17,16 +17,16 @@ from typing import Any
 from pontil.launcher.child.child import child_command
 from pontil.launcher.commands.launch import choose_ports
 from pontil.launcher.commands.worker_memory import memory_lines
-from pontil.launcher.config.addresses import url_host
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import CGROUP_MOUNT, MEMBERSHIP, HostDevices, cpu_quota, find_machine
 from pontil.launcher.keys.client_keys import read_client_keys
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.addresses import url_host
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import Topology, plan
 from pontil.runtime.foundation.number_ranges import spell
 
 # Packages that the processes of a launch import, as setup.cfg declares them.

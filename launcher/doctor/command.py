@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from pontil.launcher.commands.launch import LaunchCommand, config_flag, launch_flags
-from pontil.launcher.config.options import read_environment, read_options
 from pontil.launcher.control.local_proxy import at_home
 from pontil.launcher.doctor.finding import Finding
+from pontil.launcher.options.options import read_environment, read_options
 
 WIDTH, INDENT = 100, 25
 COLOURS = {"fine": "green", "warning": "yellow", "broken": "red"}

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.config.addresses import is_own
-from pontil.launcher.config.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
-from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.key_settings import Settings, read_key_settings
 from pontil.launcher.keys.private_file import PrivateFile
+from pontil.launcher.options.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.addresses import is_own
 
 # A name that a log can show, and a bearer token (RFC 6750) that cannot be guessed.
 LINE = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})=)?([A-Za-z0-9._~+/-]{16,512}=*)", re.ASCII)

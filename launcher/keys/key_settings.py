@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pontil.launcher.config.sources import closest
+from pontil.launcher.options.sources import closest
 from pontil.runtime.config.readers import Reader, number, whole
 
 # Names with values, in the order of the table below. The proxy makes an Allowance of them.

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pontil.launcher.config.addresses import is_own
-from pontil.launcher.config.environment import TRACE_HEADER_VARIABLES
-from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.private_file import PrivateFile
+from pontil.launcher.options.environment import TRACE_HEADER_VARIABLES
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.addresses import is_own
 
 # A field name of HTTP, and a value of visible characters.
 NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)

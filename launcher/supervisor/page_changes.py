@@ -6,7 +6,7 @@ from typing import Any
 
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reports import ChangeReport
-from pontil.launcher.supervisor.rollout_runner import RolloutClient
+from pontil.launcher.supervisor.rollouts.runner import RolloutClient
 
 # The commands of the control socket that a page may use, with the fields of each: those about one worker.
 ALLOWED: Mapping[str, frozenset[str]] = {

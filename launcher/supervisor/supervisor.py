@@ -12,8 +12,6 @@ from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.child.starter import ProcessStarter
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.control_socket import NAME, ControlSocket
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError
@@ -22,6 +20,8 @@ from pontil.launcher.host.notify import Notifier, NotifyState
 from pontil.launcher.host.oom import OomWatch, kill_counter
 from pontil.launcher.host.service_port import NOTHING, ServicePort
 from pontil.launcher.logs.console import Console
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.announcement import Announcement
 from pontil.launcher.supervisor.chaos_runner import WARNING, ChaosRunner, ChaosTerms
 from pontil.launcher.supervisor.child_streams import ChildStreams
@@ -30,8 +30,8 @@ from pontil.launcher.supervisor.process_table import ProcessTable
 from pontil.launcher.supervisor.recovery import Recovery
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
-from pontil.launcher.supervisor.rollout import RolloutLimits
-from pontil.launcher.supervisor.rollout_runner import RolloutContext, RolloutRunner, drain_proxy
+from pontil.launcher.supervisor.rollouts.rollout import RolloutLimits
+from pontil.launcher.supervisor.rollouts.runner import RolloutContext, RolloutRunner, drain_proxy
 from pontil.launcher.supervisor.self_test import SelfTestMonitor
 from pontil.launcher.supervisor.signals import SignalPipe, has_terminal
 

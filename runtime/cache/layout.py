@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pontil.runtime.errors import ModelError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Cells of 8 bits: the numbers of a head of a position are followed by their scale (gpu_ops/kv_cells.py).
+# Cells of 8 bits: the numbers of a head of a position are followed by their scale (gpu_ops/kv/cells.py).
 EIGHT_BITS = ("int8", "fp8")
 SCALE_BYTES = 4
 # A block divides the strips of keys that attention reads.
@@ -22,7 +22,7 @@ class KVLayout:
     There are two `planes`, keys and values, or one where values are a part of the keys (decision 054).
 
     `dtype` is the cells' type: a key of DTYPE_BYTES, or one of EIGHT_BITS. `packed`: the slots of a head are
-    interleaved as the CPU's kernels read them (gpu_ops/kernels/slots.py).
+    interleaved as the CPU's kernels read them (gpu_ops/kernels/weights/slots.py).
 
     `num_kv_heads` are the model's. A worker of several `ranks` divides them: this pool holds those of `rank`. Where
     there are fewer heads than ranks, several ranks hold the same head.

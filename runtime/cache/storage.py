@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pontil.gpu_ops.digest import block_digests, digest_weights, digests_of
-from pontil.gpu_ops.kernels.slots import clear_packed
+from pontil.gpu_ops.kernels.weights.slots import clear_packed
+from pontil.gpu_ops.kv.digest import block_digests, digest_weights, digests_of
 from pontil.runtime.cache.device_memory import DeviceMemory, memory_of
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.errors import ModelError

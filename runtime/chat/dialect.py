@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pontil.runtime.chat.answer_reader import AnswerReader
-from pontil.runtime.chat.call_format import (
+from pontil.runtime.chat.calls.format import (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     FENCE,
@@ -22,8 +22,8 @@ from pontil.runtime.chat.call_format import (
     QWEN3_CODER,
     CallFormat,
 )
+from pontil.runtime.chat.calls.headed_call import Functions
 from pontil.runtime.chat.harmony_parser import ENDS, HarmonyParser
-from pontil.runtime.chat.headed_call import Functions
 from pontil.runtime.chat.reasoning_parser import THINK, THOUGHT, ReasoningParser
 from pontil.runtime.chat.tool_call_parser import ToolCallParser
 from pontil.runtime.grammar.grammar_text import Thought

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning
-from pontil.runtime.chat.headed_call import Functions, JsonArguments
-from pontil.runtime.chat.json_scanner import SPACE, JsonStep
+from pontil.runtime.chat.calls.headed_call import Functions, JsonArguments
+from pontil.runtime.chat.calls.json_scanner import SPACE, JsonStep
 from pontil.runtime.chat.marker_search import MarkerSearch
 from pontil.runtime.chat.step_parser import Step, StepParser
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pontil.runtime.chat.json_scanner import SPACE
+from pontil.runtime.chat.calls.json_scanner import SPACE
 
 # Characters that may begin a call without a marker.
 BRACKETS = "{["

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pontil.runtime.chat.answer_part import AnswerPart, Content, Reasoning
-from pontil.runtime.chat.json_scanner import SPACE
+from pontil.runtime.chat.calls.json_scanner import SPACE
 from pontil.runtime.chat.marker_search import MarkerSearch
 
 THINK, THOUGHT = "<think>", "</think>"

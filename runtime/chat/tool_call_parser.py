@@ -6,10 +6,10 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content
-from pontil.runtime.chat.call_body import CallState
-from pontil.runtime.chat.call_format import FENCE, CallFormat
-from pontil.runtime.chat.headed_call import Functions
-from pontil.runtime.chat.json_scanner import SPACE
+from pontil.runtime.chat.calls.body import CallState
+from pontil.runtime.chat.calls.format import FENCE, CallFormat
+from pontil.runtime.chat.calls.headed_call import Functions
+from pontil.runtime.chat.calls.json_scanner import SPACE
 from pontil.runtime.chat.marker_search import MarkerSearch
 from pontil.runtime.chat.step_parser import Step, StepParser
 

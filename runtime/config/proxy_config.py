@@ -141,21 +141,23 @@ class ProxyConfig(ProxyOptions):
     kept in the file `usage_log`, where one is named, for `usage_log_days` or for good. With `self_test` the
     proxy is not ready before a request went through every pair of workers. `callers` maps names of clients to the
     SHA-256 of their key in hexadecimal, `admin` is that of the admin key; with neither, no key is needed. `allowances`
-    maps names of clients to the limits in the key file, named as in runtime/proxy/rate_limits.py. Queued requests are
-    served in turn by `fair_by`; callers find each other's cached prefixes only where they `share_prefixes`. The file
+    maps names of clients to the limits in the key file, named as in runtime/proxy/admission/rate_limits.py. Queued
+    requests are served in turn by `fair_by`; callers find each other's cached prefixes only where they
+    `share_prefixes`. The file
     `in_flight_bodies`, where one is named, records the bodies that are being read, for the next proxy should one of
     them kill this one; with `max_body_size` None the model's context decides. `allowed_hosts` are additional host
     names that clients may use while no key is needed. With `strict_parameters` requests may have no fields without
     effect. The parsers are named as in runtime/chat/dialect.py. Pages of `cors_origin` may read answers in a browser.
     Responses are kept in the file `response_store`, where one is named: at most `response_store_size` bytes, for
     `response_store_days`. Where there is an `embedding_model`, texts are embedded by it too, under its name
-    `served_embedding_model_name`. `graph` names a model of several stages in runtime/graph/catalog.py. With `routing`
-    by cache, workers that have a prompt's beginning are preferred. With `kv_transfers` other routers drive the workers
-    (runtime/proxy/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one port, whose socket
-    is the descriptor in `listeners`; they know of each other by files in `shared_folder`. Streams that may be continued
-    are recorded in `resume_folder`, where one is named, for `resume_window` after their connection broke. Requests that
-    took `slow_log` or longer are logged, where it is set. Traces go to the collector at `otlp_traces_endpoint`, where
-    one is named, with the `trace_headers`; of the requests without a trace of their own, this share is sampled.
+    `served_embedding_model_name`. `graph` names a model of several stages in runtime/stages/graph/catalog.py. With
+    `routing` by cache, workers that have a prompt's beginning are preferred. With `kv_transfers` other routers drive
+    the workers (runtime/proxy/routing/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one
+    port, whose socket is the descriptor in `listeners`; they know of each other by files in `shared_folder`. Streams
+    that may be continued are recorded in `resume_folder`, where one is named, for `resume_window` after their
+    connection broke. Requests that took `slow_log` or longer are logged, where it is set. Traces go to the collector at
+    `otlp_traces_endpoint`, where one is named, with the `trace_headers`; of the requests without a trace of their own,
+    this share is sampled.
     `allow_chaos` is only shown."""
 
     model: str

@@ -129,11 +129,12 @@ class WorkerConfig(WorkerOptions):
     address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
     the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
-    if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret (runtime/wire/keys.py),
-    where it has one. `more_controls` are the endpoints of further proxies. `pooling` is for a worker that embeds.
+    if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret
+    (runtime/wire/links/keys.py), where it has one. `more_controls` are the endpoints of further proxies. `pooling` is
+    for a worker that embeds.
     `deterministic` chooses products on a
     GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
-    runtime/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
+    runtime/stages/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this

@@ -12,8 +12,8 @@ positions, and none for an answer that has no next turn. docs/decisions/006 give
 from collections import deque
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.prefix_cache import PrefixCache
+from pontil.runtime.engine.prefixes.cache import PrefixCache
+from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.sampling_params import SamplingParams
 

@@ -9,7 +9,7 @@ different classes (rule C16).
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from pontil.gpu_ops.batch_invariance import GENERATED_ROWS, PROMPT_ROWS
+from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS, PROMPT_ROWS
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.foundation.value import value
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence
 
 logger = logging.getLogger("pontil.engine")

@@ -8,19 +8,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.batch_invariance import BatchInvariance
+from pontil.gpu_ops.products.batch_invariance import BatchInvariance
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
-from pontil.runtime.engine.logprobs import logprobs_of
+from pontil.runtime.engine.drafts.target_states import TargetStates
 from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner import Launched
-from pontil.runtime.engine.sampler import Sampled, sample_rows
+from pontil.runtime.engine.sampling.logprobs import logprobs_of
+from pontil.runtime.engine.sampling.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.engine.streamed import FrameMaker
-from pontil.runtime.engine.target_states import TargetStates
-from pontil.runtime.engine.tile_plan import TilePlan
-from pontil.runtime.engine.tile_rows import rows_of
-from pontil.runtime.engine.tile_runner import HEAD_ROWS, TileRunner
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.rows import rows_of
+from pontil.runtime.engine.tiles.runner import HEAD_ROWS, TileRunner
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-from pontil.gpu_ops.attention import QUERY_TILE
+from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.sequence import Sequence
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter, itemgetter
 
-from pontil.runtime.engine.prefix_cache import PrefixCache
+from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.sequence import Sequence, SequenceState
 from pontil.runtime.foundation.seat_counts import SeatCounts
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.foundation.value import value
 

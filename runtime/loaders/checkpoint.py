@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.gguf_file import GgufCheckpoint
-from pontil.runtime.loaders.hf_directory import HfCheckpoint
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.runtime.loaders.hf.directory import HfCheckpoint
 from pontil.runtime.models.config import ModelConfig
 
 

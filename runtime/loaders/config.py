@@ -4,8 +4,8 @@
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.gguf_config import read_gguf_config
-from pontil.runtime.loaders.hf_config import read_hf_config
+from pontil.runtime.loaders.gguf.config import read_gguf_config
+from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.models.config import ModelConfig
 
 

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.foundation.draft_names import MTP
-from pontil.runtime.loaders.architectures import checked
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.hf_config import FIXED, model_config, refuse_unsupported
-from pontil.runtime.loaders.hf_fields import read_json, section
-from pontil.runtime.loaders.hf_quantization import with_scales
-from pontil.runtime.loaders.layout import Shape, layer_shapes
-from pontil.runtime.loaders.name_list import name_list
+from pontil.runtime.loaders.facts.architectures import checked
+from pontil.runtime.loaders.facts.json_fields import read_json, section
+from pontil.runtime.loaders.facts.layout import Shape, layer_shapes
+from pontil.runtime.loaders.facts.name_list import name_list
+from pontil.runtime.loaders.facts.quantization import with_scales
+from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 
 if TYPE_CHECKING:
-    from pontil.runtime.loaders.hf_directory import HfCheckpoint, TensorLocation
+    from pontil.runtime.loaders.hf.directory import HfCheckpoint, TensorLocation
 
 INNER = "model.layers.0."
 EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
@@ -159,7 +159,7 @@ def one_layer(config: ModelConfig) -> ModelConfig:
 
 def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
     """Open the layer's tensors, by their names here. Raises DraftModelError for a directory that does not hold them."""
-    from pontil.runtime.loaders.hf_directory import HfCheckpoint, check_kinds
+    from pontil.runtime.loaders.hf.directory import HfCheckpoint, check_kinds
 
     places = dict(find_tensors(source))
     shapes = {name: shape for name, (shape, _) in places.items()}
@@ -171,7 +171,7 @@ def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
 
 
 def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:
-    from pontil.runtime.loaders.hf_directory import located, shards, stored_tensors
+    from pontil.runtime.loaders.hf.directory import located, shards, stored_tensors
 
     for path in shards(source.directory):
         for stored, (shape, kind) in stored_tensors(path).items():

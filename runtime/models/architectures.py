@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every architecture, one row each: a new one is a module in this folder and a row here. No torch here: the proxy reads
+"""Every architecture, one row each: a new one is a module in families/ and a row here. No torch here: the proxy reads
 configurations too.
 
 Readers of the table: the registry of models, both readers of configurations, the list of tensors that a checkpoint must
@@ -14,7 +14,7 @@ from typing import Any, Literal
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """`name` is Hugging Face's `model_type`, `gguf` the name that GGUF files have for it, if they have one. `target` is
-    the module in this folder and its class. `defaults` are Hugging Face's values of fields missing from config.json,
+    the module in families/ and its class. `defaults` are Hugging Face's values of fields missing from config.json,
     where architectures differ. `fixed` are the values that this version computes with; a configuration with another
     value would give wrong results.
 
@@ -31,7 +31,7 @@ class Architecture:
     with a window have a rotary base of their own and queries are scaled by a stated number. The attention is `latent`.
     Biases that a configuration asks for are also those of the attention's `output`. Heads may be rotated in part
     (`partial_rotary`), have `sinks`, and have norms if the configuration says so (`optional_head_norms`).
-    `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/fused_experts.py).
+    `fused_experts` is how a tensor of all experts' gates and ups holds them (runtime/loaders/hf/fused_experts.py).
 
     `expert_size` is the field with the size of an expert. `replaced` parts of tensors' names have others here.
     Checkpoints may hold `guessing_layers` behind the model's own, which predict further tokens; they are

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kv.sequence_attention import attend_within
 from pontil.gpu_ops.pooling import pooled, unit
 from pontil.gpu_ops.rotary import HeadTurn
-from pontil.gpu_ops.sequence_attention import attend_within
 from pontil.runtime.models.model import Model
 
 

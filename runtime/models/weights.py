@@ -7,14 +7,21 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
-from pontil.gpu_ops.head_linear import HeadLinear
 from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate, alternate_numbers, stack
-from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
-from pontil.gpu_ops.linear import Linear
-from pontil.gpu_ops.scaled_weights import FP4_GROUP, Fp4Weights, PackedWeights, ScaledLinear, ScaledWeights, stacked
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate, alternate_numbers, stack
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.products.head_linear import HeadLinear
+from pontil.gpu_ops.products.linear import Linear
+from pontil.gpu_ops.products.scaled_weights import (
+    FP4_GROUP,
+    Fp4Weights,
+    PackedWeights,
+    ScaledLinear,
+    ScaledWeights,
+    stacked,
+)
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
 

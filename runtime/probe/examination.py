@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from pontil.gpu_ops.kernels.build import COMPILERS, KernelError
-from pontil.gpu_ops.kernels.instruction_sets import usable_sets
+from pontil.gpu_ops.kernels.compile.build import COMPILERS, KernelError
+from pontil.gpu_ops.kernels.compile.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.kernel_set import open_set
 from pontil.runtime.errors import PontilError
 from pontil.runtime.probe.host_memory import host_room

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.runtime.loaders.hf_quantization import FP4_GROUP
-from pontil.runtime.loaders.layout import ROPE_FACTORS, Shape, tensor_shapes
-from pontil.runtime.loaders.packed_formats import ROUTER, NumberFormat, gguf_formats, stacked
+from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, Shape, tensor_shapes
+from pontil.runtime.loaders.facts.quantization import FP4_GROUP
+from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, gguf_formats, stacked
 from pontil.runtime.models.config import ModelConfig
 
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.

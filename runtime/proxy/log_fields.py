@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields by which the proxy's log lines are found: the request, and its trace where it has one."""
 
-from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.requests.request import Request
 
 
 def about(request: Request) -> dict[str, str]:

@@ -12,38 +12,39 @@ from typing import Any
 
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.graph.catalog import GraphModel
-from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
-from pontil.runtime.proxy.bookkeeper import CHECKPOINT, Bookkeeper
-from pontil.runtime.proxy.conductor import Conductor
-from pontil.runtime.proxy.dispatch import Dispatcher
-from pontil.runtime.proxy.embedding_task import EmbeddingTask
-from pontil.runtime.proxy.fleet import Fleet
-from pontil.runtime.proxy.in_flight import InFlight
-from pontil.runtime.proxy.metrics import DIED, SILENT, Metrics
-from pontil.runtime.proxy.model_admissions import ModelAdmissions
-from pontil.runtime.proxy.operator_changes import OperatorChanges
-from pontil.runtime.proxy.policy import every_route
-from pontil.runtime.proxy.prompt_prefix import PromptPrefix
-from pontil.runtime.proxy.rate_limits import UNLIMITED, Allowance
-from pontil.runtime.proxy.readiness import Readiness
-from pontil.runtime.proxy.registered_worker import RegisteredWorker
-from pontil.runtime.proxy.registrar import Registrar
-from pontil.runtime.proxy.registry import Registry
-from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
-from pontil.runtime.proxy.remote_kv import KVTransfers, RemoteKV
-from pontil.runtime.proxy.request import NO_KEY
-from pontil.runtime.proxy.resumable import ResumableStreams
-from pontil.runtime.proxy.run_entry import RunEntry, graph_of
-from pontil.runtime.proxy.self_test import SelfTest
-from pontil.runtime.proxy.slow_readers import SlowReaders
-from pontil.runtime.proxy.sound_route import SoundRoute, TrialRoute, sound_routes
-from pontil.runtime.proxy.stream import MessageTurn, Stream, joined
-from pontil.runtime.proxy.whole_answer import WholeAnswer
+from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.admission.rate_limits import UNLIMITED, Allowance
+from pontil.runtime.proxy.admission.slow_readers import SlowReaders
+from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
+from pontil.runtime.proxy.fleet.proxies import Fleet
+from pontil.runtime.proxy.fleet.readiness import Readiness
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.fleet.registrar import Registrar
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.fleet.self_test import SelfTest
+from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
+from pontil.runtime.proxy.requests.answer_frames import AnswerFrames, MessageRouter, TimesFrames
+from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
+from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
+from pontil.runtime.proxy.requests.in_flight import InFlight
+from pontil.runtime.proxy.requests.request import NO_KEY
+from pontil.runtime.proxy.requests.resumable import ResumableStreams
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, joined
+from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
+from pontil.runtime.proxy.routing.dispatch import Dispatcher
+from pontil.runtime.proxy.routing.policy import every_route
+from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
+from pontil.runtime.proxy.routing.remote_kv import KVTransfers, RemoteKV
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.runs.conductor import Conductor
+from pontil.runtime.stages.runs.entry import RunEntry, graph_of
+from pontil.runtime.stages.runs.sound_route import SoundRoute, TrialRoute, sound_routes
 from pontil.runtime.threads import go_on
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.keys import Keys
+from pontil.runtime.wire.links.keys import Keys
+from pontil.runtime.wire.links.sockets import ControlServer, open_context
 from pontil.runtime.wire.messages import (
     AttemptTimes,
     Embedding,
@@ -62,7 +63,6 @@ from pontil.runtime.wire.messages import (
     StillHere,
     Tokens,
 )
-from pontil.runtime.wire.sockets import ControlServer, open_context
 
 TICK = 0.25
 # A tick this late, in seconds, means that this process was stopped or overloaded: workers' messages are still unread.

@@ -3,7 +3,8 @@
 that compute a node without tokens.
 
 A *run* is one client request through a graph; its id is that of the request of its first stage. Each stage has a
-request of its own, with attempts as any other. `edge` is a connection's name, as `runtime/graph/graph.py` spells it.
+request of its own, with attempts as any other. `edge` is a connection's name, as `runtime/stages/graph/graph.py` spells
+it.
 """
 
 from dataclasses import dataclass, field

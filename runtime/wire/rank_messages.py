@@ -77,8 +77,8 @@ class RankPlan:
     each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `forgotten`: blocks
     whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`:
     see runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
-    `tiles`: rows to compute, as runtime/engine/plan_tables.py writes them. `stop`: leave after this plan. `recorded`:
-    [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
+    `tiles`: rows to compute, as runtime/engine/tiles/plan_tables.py writes them. `stop`: leave after this plan.
+    `recorded`: [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
     """
 
     sender: str

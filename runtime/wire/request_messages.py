@@ -37,7 +37,8 @@ class Submit:
     Workers share seats and steps by `caller`, a digest that says no more than which requests are of one key, and by the
     `weight` of that key; empty: a caller like every other without a name.
 
-    `graph` is set for a stage of a model of several stages; its keys are those of GraphPart (runtime/graph/part.py).
+    `graph` is set for a stage of a model of several stages; its keys are those of GraphPart
+    (runtime/stages/graph/part.py).
     `frames` has, for each delivered id of choice 0, all codes of its frame, where a step makes several. `traceparent`
     (W3C) names the trace of the request, where it has one, for log lines.
     """

@@ -45,8 +45,8 @@ class Begin:
     which they are `staged`, or else from the GPU itself.
 
     With a `prompt_digest` it is a claim: the prompt was computed and kept before anyone asked for it, and has to be the
-    one with this digest (`prompt_digest` in runtime/worker/handoff_check.py). The answer is a Handoff at once, or
-    Withdrawn."""
+    one with this digest (`prompt_digest` in runtime/worker/generate/handoff_check.py). The answer is a Handoff at once,
+    or Withdrawn."""
 
     sender: str
     receiver: str
@@ -84,7 +84,7 @@ class Handoff:
     `choices` are those that go on, the others ended with their first token. `computed` counts the positions whose KV
     the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7). `hidden_state` is
     the model's final state of the prompt's last position, little-endian floats of 32 bits, from which a draft layer
-    goes on, with its `hidden_digest` (runtime/worker/hidden_row.py).
+    goes on, with its `hidden_digest` (runtime/worker/generate/hidden_row.py).
 
     In a stage that another one drives, `frames` has the whole frame of each first token, and the prompt used up the
     items before `next_index` (E14)."""

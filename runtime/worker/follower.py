@@ -19,9 +19,9 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
-from pontil.runtime.engine.plan_tables import PlanReader
-from pontil.runtime.engine.tile_plan import TilePlan
-from pontil.runtime.engine.tile_runner import TileRunner
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.plan_tables import PlanReader
+from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.errors import RankLost, TransferError
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
@@ -29,7 +29,8 @@ from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.wire.keys import Keys
+from pontil.runtime.wire.links.keys import Keys
+from pontil.runtime.wire.links.sockets import PeerClient, Poller, open_context
 from pontil.runtime.wire.messages import (
     RankDone,
     RankHello,
@@ -39,11 +40,10 @@ from pontil.runtime.wire.messages import (
     RankReady,
     RankWelcome,
 )
-from pontil.runtime.wire.sockets import PeerClient, Poller, open_context
-from pontil.runtime.worker.connectors import open_connector
-from pontil.runtime.worker.loading import ModelPart, load, memory_errors
-from pontil.runtime.worker.prefault import Prefault
-from pontil.runtime.worker.step_reporter import StepReporter
+from pontil.runtime.worker.links.connectors import open_connector
+from pontil.runtime.worker.process.step_reporter import StepReporter
+from pontil.runtime.worker.start.loading import ModelPart, load, memory_errors
+from pontil.runtime.worker.start.prefault import Prefault
 
 logger = logging.getLogger("pontil.worker")
 

@@ -33,11 +33,11 @@ from served import ROOT
 
 from pontil.launcher.cli import cli
 from pontil.launcher.commands.unit_file import STOP_MARGIN
-from pontil.launcher.config.options import LaunchOptions, read_options
-from pontil.launcher.config.parsers import host_of
-from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.supervisor.rollout import DRAIN_MARGIN as RELEASE_WITHIN
+from pontil.launcher.options.options import LaunchOptions, read_options
+from pontil.launcher.options.parsers import host_of
+from pontil.launcher.plan.topology import Topology, plan
+from pontil.launcher.supervisor.rollouts.rollout import DRAIN_MARGIN as RELEASE_WITHIN
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 from pontil.launcher.version import VERSION
 
@@ -80,7 +80,7 @@ def options_of(pod: PodTemplate) -> LaunchOptions:
 
 def plan_of(pod: PodTemplate, monkeypatch: pytest.MonkeyPatch) -> Topology:
     # The name of the Service has an address only in a cluster.
-    monkeypatch.setattr("pontil.launcher.config.worker_plan.address_towards", lambda host: "10.1.2.9")
+    monkeypatch.setattr("pontil.launcher.plan.workers.address_towards", lambda host: "10.1.2.9")
     return plan(options_of(pod), EIGHT_CORES, Path("/tmp/run"), Path("/cache"))
 
 

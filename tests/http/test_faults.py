@@ -15,8 +15,8 @@ import pytest
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, silent
 
-from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stream import Mailbox
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.stream import Mailbox
 from pontil.runtime.wire.messages import Failed, Message, Submit
 
 
@@ -147,7 +147,7 @@ def test_a_slow_reader_slows_only_itself(bare: ScriptedSite) -> None:  # F7
 
 
 def test_a_reader_that_never_reads_is_cut_off(bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:  # F7
-    monkeypatch.setattr("pontil.http.app.timed_protocol.READER_PATIENCE", 0.05)
+    monkeypatch.setattr("pontil.http.server.timed_protocol.READER_PATIENCE", 0.05)
     # At this pace the output would take minutes; small buffers fill long before.
     worker = bare.worker(script=torrent, pace=0.005, max_model_len=1 << 26, num_blocks=1 << 22)
     bare.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
@@ -164,7 +164,7 @@ def test_a_reader_that_never_reads_is_cut_off(bare: ScriptedSite, monkeypatch: p
 def test_keep_alive_comments_come_only_after_the_first_token(
     bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F4
-    monkeypatch.setattr("pontil.http.response.sse.KEEP_ALIVE_AFTER", 0.01)
+    monkeypatch.setattr("pontil.http.stream.sse.KEEP_ALIVE_AFTER", 0.01)
     worker = bare.worker(script=silent)
     connection = bare.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}))

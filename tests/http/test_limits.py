@@ -24,8 +24,8 @@ LONG = b"content-length: 100000\r\n\r\n{"
 def hasty(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSite]:
     """A server whose timeouts are a fraction of a second."""
     for name in (
-        "app.timed_protocol.FIRST_BYTE_SECONDS", "app.timed_protocol.RECEIVE_SECONDS", "app.service.RECEIVE_SECONDS",
-        "app.service.IDLE_SECONDS",
+        "server.timed_protocol.FIRST_BYTE_SECONDS", "server.timed_protocol.RECEIVE_SECONDS",
+        "server.service.RECEIVE_SECONDS", "server.service.IDLE_SECONDS",
     ):  # fmt: skip
         monkeypatch.setattr(f"pontil.http.{name}", 0.4)
     with site(tmp_path, tokenizer) as made:
@@ -89,7 +89,7 @@ def test_who_does_not_send_a_request_is_not_waited_for(
 def test_what_fails_before_there_is_a_request_says_so_where_keys_are_needed(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, data: bytes, status: int
 ) -> None:
-    monkeypatch.setattr("pontil.http.app.timed_protocol.RECEIVE_SECONDS", 0.2)
+    monkeypatch.setattr("pontil.http.server.timed_protocol.RECEIVE_SECONDS", 0.2)
     with site(tmp_path, tokenizer, callers=(("someone", hashlib.sha256(KEY).hexdigest()),)) as made:
         head, body = answered(made, data, b"x").split(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status) and b"www-authenticate" not in head

@@ -15,8 +15,8 @@ from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import ScriptedWorker, eventually, proper, silent
 
 from pontil.http.routes.status import takes_openmetrics
-from pontil.runtime.proxy.stream_metrics import GAUGES
-from pontil.runtime.proxy.tier_metrics import COUNTERS
+from pontil.runtime.proxy.metrics.streams import GAUGES
+from pontil.runtime.proxy.metrics.tiers import COUNTERS
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Submit, Tokens
 

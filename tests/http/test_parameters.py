@@ -12,9 +12,11 @@ from api_table import batch_table, foreign, table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.http.fields.ignored import IgnoredFields
-from pontil.http.fields.parameter import Parameter, ParameterTable, ParameterType, object_schema, read_all
-from pontil.http.fields.parameter_types import (
+from pontil.http.openai.chat.request import CHAT, read_chat
+from pontil.http.openai.completions.request import COMPLETION, read_completion
+from pontil.http.schema.ignored import IgnoredFields
+from pontil.http.schema.parameter import Parameter, ParameterTable, ParameterType, object_schema, read_all
+from pontil.http.schema.parameter_types import (
     FlagType,
     IdsType,
     InertType,
@@ -25,10 +27,8 @@ from pontil.http.fields.parameter_types import (
     OptionsType,
     TextType,
 )
-from pontil.http.fields.reader import NOTHING, Fields
-from pontil.http.request.chat_batch_request import CHAT_BATCH, read_chat_batch
-from pontil.http.request.chat_request import CHAT, read_chat
-from pontil.http.request.completion_request import COMPLETION, read_completion
+from pontil.http.schema.reader import NOTHING, Fields
+from pontil.http.vllm.chat_batch_request import CHAT_BATCH, read_chat_batch
 from pontil.runtime.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[2]

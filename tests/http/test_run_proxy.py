@@ -14,7 +14,7 @@ import pytest
 from running_proxy import DEADLINE, heard, proxy
 
 from pontil.launcher.host.ports import bound_socket
-from pontil.runtime.wire.sockets import PeerServer, open_context
+from pontil.runtime.wire.links.sockets import PeerServer, open_context
 
 
 def tell(process: subprocess.Popen[str], command: dict[str, Any]) -> None:

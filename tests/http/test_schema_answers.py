@@ -13,10 +13,10 @@ import pytest
 from library_schemas import SCHEMAS, LibrarySchema
 from scripted_site import HttpAnswer, ScriptedSite, site
 
-from pontil.http.response import answer_checker
-from pontil.http.response.answer_checker import AnswerChecker
-from pontil.runtime.grammar.check_process import AnswerCheckProcess
-from pontil.runtime.grammar.verdict import SchemaState, Verdict
+from pontil.http.stream import answer_checker
+from pontil.http.stream.answer_checker import AnswerChecker
+from pontil.runtime.grammar.processes.check_process import AnswerCheckProcess
+from pontil.runtime.grammar.processes.verdict import SchemaState, Verdict
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 HEADER, FIELD = "x-pontil-schema", "x_pontil_schema"

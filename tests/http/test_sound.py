@@ -21,7 +21,7 @@ from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_speech import RATE, RECORDING, SAID, SOUND, demo, form, node
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, output
 
-from pontil.http.response.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
+from pontil.http.stream.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
 from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, NodeTask

@@ -15,8 +15,8 @@ import pytest
 from scripted_site import ScriptedSite, site
 from scripted_worker import ScriptedWorker
 
-from pontil.runtime.proxy.registry_snapshot import RegistrySnapshot
-from pontil.runtime.proxy.worker_release import WorkerRelease
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Step, Submit
 

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import app  # noqa: E402, F401
-from pontil.launcher.child.forked import serve_forks  # noqa: E402
+from pontil.launcher.child.fork.forked import serve_forks  # noqa: E402
 from pontil.launcher.roles import Inheritance, die_with_group, run_child  # noqa: E402
 from pontil.runtime.errors import IncompatiblePeer, ModelError, RankLost  # noqa: E402
 from pontil.runtime.reporting import Reporter  # noqa: E402

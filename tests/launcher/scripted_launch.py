@@ -12,18 +12,18 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 import app  # noqa: E402, F401
-from pontil.launcher.child.fork_server import ForkServer  # noqa: E402
+from pontil.launcher.child.fork.fork_server import ForkServer  # noqa: E402
 from pontil.launcher.child.health import HealthLimits  # noqa: E402
 from pontil.launcher.child.starter import ExecStarter  # noqa: E402
-from pontil.launcher.config.child_plan import ChildPlan, plan_ranks  # noqa: E402
-from pontil.launcher.config.options import LaunchOptions, read_environment, read_options  # noqa: E402
-from pontil.launcher.config.topology import Topology  # noqa: E402
 from pontil.launcher.control.run_directory import RunDirectory  # noqa: E402
 from pontil.launcher.errors import LaunchError  # noqa: E402
 from pontil.launcher.host.devices import HostDevices, Placement  # noqa: E402
 from pontil.launcher.host.notify import Notifier  # noqa: E402
 from pontil.launcher.logs.console import Console  # noqa: E402
 from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice  # noqa: E402
+from pontil.launcher.options.options import LaunchOptions, read_environment, read_options  # noqa: E402
+from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks  # noqa: E402
+from pontil.launcher.plan.topology import Topology  # noqa: E402
 from pontil.launcher.supervisor.chaos_runner import ChaosTerms  # noqa: E402
 from pontil.launcher.supervisor.reload import Reloader  # noqa: E402
 from pontil.launcher.supervisor.restart_policy import RestartPolicy  # noqa: E402

@@ -16,7 +16,7 @@ from command_line import CORE, ROOT, app
 from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.cli import cli
-from pontil.launcher.config.options import OPTIONS, flag_name
+from pontil.launcher.options.options import OPTIONS, flag_name
 from pontil.launcher.version import VERSION
 from pontil.runtime.accounting.usage_file import UsageFile
 from pontil.runtime.loaders.synthetic import write_tiny_llama
@@ -83,7 +83,7 @@ def test_a_command_loads_no_other() -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
     loaded = {name for name in done.stdout.split() if name.startswith("pontil.launcher.")}
     assert "pontil.launcher.commands.usage" in loaded
-    assert not {"pontil.launcher.commands.launch", "pontil.launcher.bench.command"} & loaded, loaded
+    assert not {"pontil.launcher.commands.launch", "pontil.launcher.tools.bench.command"} & loaded, loaded
 
 
 def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:

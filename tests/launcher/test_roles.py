@@ -20,9 +20,9 @@ from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reporter import EXIT_ORPHANED
 from pontil.launcher.child.reports import FailureReport, ReadyReport, decode
 from pontil.launcher.child.starter import ExecStarter, SpawnedProcess
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.keys.client_keys import MOST_KEYS, read_client_keys
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.roles import EXIT_BROKEN
 
 DEADLINE = 60.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.config.options import LaunchOptions
+from pontil.launcher.options.options import LaunchOptions
 from pontil.runtime.config.proxy_config import ProxyConfig, proxy_config
 from pontil.runtime.config.worker_config import WorkerConfig, worker_config
 

@@ -27,11 +27,11 @@ from pontil.runtime.threads import (
     go_on,
     next_pause,
 )
-from pontil.runtime.transfer.shm_connector import ShmConnector
-from pontil.runtime.transfer.tcp_connector import PeerStream, TcpConnector
-from pontil.runtime.transfer.tcp_server import TcpServer
-from pontil.runtime.wire.zap_authenticator import ADDRESS, VERSION, ZapAuthenticator
-from pontil.runtime.worker.grammar_manager import GrammarManager
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.tcp.connector import PeerStream, TcpConnector
+from pontil.runtime.transfer.tcp.server import TcpServer
+from pontil.runtime.wire.links.zap_authenticator import ADDRESS, VERSION, ZapAuthenticator
+from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 
 
 class Panic(BaseException):

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from tiny_gguf import write_tiny_gguf
 from workers import open_worker
 
-from pontil.launcher.config.options import read_options
+from pontil.launcher.options.options import read_options
 from pontil.runtime.errors import PontilError
-from pontil.runtime.loaders.gguf_header import read_header
+from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 Break = Callable[[Path], Path]

@@ -20,8 +20,8 @@ from relay import Relay
 from served import APP, Served, launched, wait_for
 from small_disk import small_disk
 
-from pontil.launcher.chaos.fault_plan import CUT, FAULTS, KILL, OF_PROXIES, VARIANTS
-from pontil.launcher.chaos.prompts import PROMPTS
+from pontil.launcher.tools.chaos.fault_plan import CUT, FAULTS, KILL, OF_PROXIES, VARIANTS
+from pontil.launcher.tools.chaos.prompts import PROMPTS
 
 WITHIN = 300.0
 # Of processes and of links; those of callers are in tests of fair shares and of the greedy caller.

@@ -80,7 +80,8 @@ def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tm
     assert found and found[1] != found[2]
 
 
-# Without --long: tests/runtime/proxy/test_registry.py forgets refusals, tests/system/test_one_host.py welcomes workers.
+# Without --long: tests/runtime/proxy/fleet/test_registry.py forgets refusals, tests/system/test_one_host.py welcomes
+# workers.
 @pytest.mark.long
 def test_one_that_fits_is_welcome_and_the_refusal_forgotten(served: Served, door: str, model: str) -> None:
     joined = subprocess.Popen([sys.executable, *joining(door, model, "--dtype", "float32")])

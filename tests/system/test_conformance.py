@@ -10,9 +10,9 @@ import pytest
 from forked_program import run_program
 from served import APP, Served
 
-from pontil.launcher.conformance.api import Api, ApiAnswer
-from pontil.launcher.conformance.check import outcome
-from pontil.launcher.conformance.suite import CHECKS
+from pontil.launcher.tools.conformance.api import Api, ApiAnswer
+from pontil.launcher.tools.conformance.check import outcome
+from pontil.launcher.tools.conformance.suite import CHECKS
 
 MODEL = "smollm2-135m-instruct"
 Fault = Callable[[ApiAnswer], ApiAnswer]

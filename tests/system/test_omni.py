@@ -20,8 +20,8 @@ from spoken import Spoken, speak
 if TYPE_CHECKING:
     from tiny_omni import OmniPair
 
-from pontil.runtime.graph.catalog import QWEN3_OMNI
-from pontil.runtime.proxy.metrics import CAUSES
+from pontil.runtime.proxy.metrics.all_series import CAUSES
+from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
 
 TEXT = "the sea was calm"
 # Asked of every placement: answers of 1, 2 and more tokens of text, greedy and drawn.

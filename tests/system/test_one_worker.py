@@ -9,7 +9,7 @@ import pytest
 from process_state import has_ended
 from served import launched, wait_for
 
-from pontil.launcher.chaos.launch_rest import unused_segments
+from pontil.launcher.tools.chaos.launch_rest import unused_segments
 
 SHORT = {"max_tokens": 16, "ignore_eos": True, "temperature": 0}
 

@@ -14,7 +14,7 @@ import pytest
 from leftovers import Leftovers
 from served import START_TIMEOUT, Served, launched, wait_for
 
-from pontil.gpu_ops.kernels.build import COMPILERS
+from pontil.gpu_ops.kernels.compile.build import COMPILERS
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 # The first kills three times while a pair starts, the second lets one worker serve. Even ones start by exec, as a

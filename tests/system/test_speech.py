@@ -14,7 +14,7 @@ from oracle import settled
 from served import Served, launched
 from spoken import speak
 
-from pontil.runtime.nodes.libraries import missing
+from pontil.runtime.stages.nodes.libraries import missing
 
 pytestmark = [
     pytest.mark.long,

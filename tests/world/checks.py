@@ -25,9 +25,9 @@ from operators import (
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
 
 from pontil.runtime.accounting.audit import audit
-from pontil.runtime.proxy.siblings import UNBORN
-from pontil.runtime.proxy.stream_record import StreamRecords
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.proxy.fleet.siblings import UNBORN
+from pontil.runtime.proxy.requests.stream_record import StreamRecords
+from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

@@ -14,12 +14,12 @@ from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.disaggregation.receiver import ReceiveTransfer
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer import peer_pool
 from pontil.runtime.transfer.connector import Pair, PullResult
-from pontil.runtime.transfer.copying_connector import CopyJob, cancelled
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.peer_pool import PeerMemory, PeerPool
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm import peer_pool
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.shm.copying_connector import CopyJob, cancelled
+from pontil.runtime.transfer.shm.peer_pool import PeerMemory, PeerPool
 
 # Seconds of a pull, and of each of its blocks at least.
 PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6

@@ -25,10 +25,10 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
-from pontil.runtime.worker import kv_tiers
-from pontil.runtime.worker.assembly import WorkerResources, equip, first_epoch_of
+from pontil.runtime.worker.generate.worker import Worker
 from pontil.runtime.worker.ranks.driver import Driver
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.worker.start import kv_tiers
+from pontil.runtime.worker.start.assembly import WorkerResources, equip, first_epoch_of
 
 # Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
 TURN = 50e-6
@@ -71,7 +71,7 @@ class EngineProcess(WorldProcess):
         self.is_ready = False
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
-        """Make the worker, as `runtime/worker/process.py` does, and take the first turn."""
+        """Make the worker, as `runtime/worker/entry.py` does, and take the first turn."""
         self.report = report
         with self.inside():
             worker = self.make(config, resources(config, model, blocks, report, self.cost), report, commands)
@@ -114,7 +114,7 @@ class EngineProcess(WorldProcess):
                 self.notify()
 
     def signal(self, number: signal.Signals) -> None:
-        """Have SIGTERM stop a worker that serves, as `runtime/worker/process.py` does; one that loads dies."""
+        """Have SIGTERM stop a worker that serves, as `runtime/worker/entry.py` does; one that loads dies."""
         if number != signal.SIGTERM or self.worker is None:
             super().signal(number)
         else:
@@ -154,7 +154,7 @@ def measure_tiers_at_once() -> None:
 def resources(
     config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, cost: StepCost
 ) -> WorkerResources:  # fmt: skip
-    """Put a worker's engine together, as `runtime/worker/assembly.py` does around a model that it loaded."""
+    """Put a worker's engine together, as `runtime/worker/start/assembly.py` does around a model that it loaded."""
     layout = layout_of(config.block_size, model.kv_heads)
     runs: type[HashRunner] = HashRunner
     device, kept, recorder = torch.device("cpu"), None, None

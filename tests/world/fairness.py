@@ -16,7 +16,7 @@ from site_plan import CALLERS, LIMITED, MODEST
 from supervised_site import SupervisedSite
 from virtual_time import HERE, SeededWorld
 
-from pontil.gpu_ops.attention import QUERY_TILE
+from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.sequence import Sequence
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from pontil.runtime.engine.batch import Span
-from pontil.runtime.engine.logprobs import logprobs_of
-from pontil.runtime.engine.sampler import Sampled, sample_rows
+from pontil.runtime.engine.sampling.logprobs import logprobs_of
+from pontil.runtime.engine.sampling.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequence import Sequence
-from pontil.runtime.engine.tile_rows import unrecorded
+from pontil.runtime.engine.tiles.rows import unrecorded
 from pontil.runtime.sampling_params import SamplingParams
 
 SPREAD = 3.0

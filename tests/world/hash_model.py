@@ -22,7 +22,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner import Launched
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequence import Sequence as EngineSequence
 
 StepCost = Callable[[int, int], float]

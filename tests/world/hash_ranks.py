@@ -18,9 +18,9 @@ from pontil.runtime.cache.layout import heads_of
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch, Span, Tile
 from pontil.runtime.engine.model_runner import Followers
-from pontil.runtime.engine.sampler import Sampled
-from pontil.runtime.engine.tile_plan import TilePlan
-from pontil.runtime.engine.tile_rows import rows_of
+from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.rows import rows_of
 
 Cost = Callable[[int, int], float]
 

@@ -12,7 +12,7 @@ import numpy as np
 from hash_model import HashRunner, PrefixHashes
 from virtual_time import HERE
 
-from pontil.gpu_ops.digest import block_digests, digest_weights
+from pontil.gpu_ops.kv.digest import block_digests, digest_weights
 from pontil.runtime.cache.block_records import HEADER_BYTES, RECORD_BYTES, BlockRecords
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.storage import HEADER_BYTES as POOL_HEADER_BYTES

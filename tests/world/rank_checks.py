@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from hash_model import cells_of, form_of
 from rank_process import DriverProcess, FollowerProcess
 
-from pontil.launcher.config.child_plan import rank_name
+from pontil.launcher.plan.child_plan import rank_name
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes of a worker of several ranks: the real driver with its worker, and real followers. Each runs as
-`runtime/worker/process.py` has it, and waits where that does."""
+`runtime/worker/entry.py` has it, and waits where that does."""
 
 import signal
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from pontil.runtime.errors import PontilError, RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.worker.assembly import WorkerResources, equip, warm_up
 from pontil.runtime.worker.follower import FollowedTiles, Follower
-from pontil.runtime.worker.loading import ModelPart
+from pontil.runtime.worker.generate.worker import Worker
 from pontil.runtime.worker.ranks.driver import Driver
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.worker.start.assembly import WorkerResources, equip, warm_up
+from pontil.runtime.worker.start.loading import ModelPart
 
 CPU = torch.device("cpu")
 
@@ -104,7 +104,7 @@ def guards_of(communicator: object) -> FollowerGuards:
 
 
 def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
-    """Put a driver's engine together, as `runtime/worker/assembly.py` does."""
+    """Put a driver's engine together, as `runtime/worker/start/assembly.py` does."""
     driver = Driver(config, report)
     communicator = driver.join(model.config, None, CPU)
     layout = layout_of(config.block_size, model.kv_heads, 0, config.ranks)

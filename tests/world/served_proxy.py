@@ -17,16 +17,16 @@ from sanic.touchup.service import TouchUp
 from sanic_routing import router
 from virtual_time import HERE, SeededWorld
 
-from pontil.http.app.service import Service, build_app
-from pontil.http.app.timed_protocol import TimedProtocol
+from pontil.http.server.service import Service, build_app
+from pontil.http.server.timed_protocol import TimedProtocol
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.accounting.usage_tables import RequestRow
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
-from pontil.runtime.proxy import fleet
+from pontil.runtime.proxy.fleet import proxies as fleet
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.requests.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

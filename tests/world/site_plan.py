@@ -9,8 +9,8 @@ from typing import Any
 
 from disks import KV
 
-from pontil.launcher.config.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
 from pontil.launcher.host.devices import Placement
+from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
 
 # Clients by name, with their keys.
 CALLERS = {"ann": "key-of-ann", "bob": "key-of-bob", "cleo": "key-of-cleo"}

@@ -23,13 +23,13 @@ from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
 from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config

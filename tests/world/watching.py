@@ -9,7 +9,7 @@ from network import LINK_TIMEOUT
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequence import SequenceState
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

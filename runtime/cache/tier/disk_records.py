@@ -20,7 +20,7 @@ HASH_BYTES = RECORD_BYTES - RECORD.size
 SLOT = struct.Struct("<Q")
 MAGIC, VERSION = b"pontilkv", 1
 NOTHING = bytes(RECORD_BYTES)
-# A digest is below this (gpu_ops/digest.py).
+# A digest is below this (gpu_ops/kv/digest.py).
 DIGESTS = 1 << 63
 
 

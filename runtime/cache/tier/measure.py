@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from pontil.gpu_ops.digest import block_digests
+from pontil.gpu_ops.kv.digest import block_digests
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.cache.tier.tier import KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pontil.gpu_ops.digest import block_digests
+from pontil.gpu_ops.kv.digest import block_digests
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.cache.tier.tier import Block
 

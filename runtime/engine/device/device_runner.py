@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.batch_invariance import ANY_ROWS
-from pontil.gpu_ops.block_copies import copy_blocks
-from pontil.gpu_ops.kv_cells import movable
+from pontil.gpu_ops.kv.block_copies import copy_blocks
+from pontil.gpu_ops.kv.cells import movable
+from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.device.block_rounds import Round, rounds_of
@@ -23,9 +23,9 @@ from pontil.runtime.engine.device.tile_step import StepSections, TileStep
 from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.model_runner import NONE, Followers, ModelRunner
 from pontil.runtime.engine.runner import Launched
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.streamed import FrameMaker
-from pontil.runtime.engine.tile_rows import rows_of
+from pontil.runtime.engine.tiles.rows import rows_of
 from pontil.runtime.models.model import Model
 
 # Words of a step that are kept for masks and whatever else has no bound, and of its logprobs.

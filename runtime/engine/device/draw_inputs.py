@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.logprobs import most_likely, token_logprobs
+from pontil.gpu_ops.draws.logprobs import most_likely, token_logprobs
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import Place
 from pontil.runtime.engine.device.step_buffer import Array
-from pontil.runtime.engine.logprobs import Entry, TokenLogprobs, ranked
-from pontil.runtime.engine.sampler import Draw
+from pontil.runtime.engine.sampling.logprobs import Entry, TokenLogprobs, ranked
+from pontil.runtime.engine.sampling.sampler import Draw
 
 DRAWN = -1
 """In the place of a token: the one that is drawn."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from pontil.gpu_ops.batch_invariance import GENERATED_ROWS
-from pontil.gpu_ops.device_attention import CELLS, DeviceAttention
+from pontil.gpu_ops.kv.device_attention import CELLS, DeviceAttention
+from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner

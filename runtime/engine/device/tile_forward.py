@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.attention import PagedAttention
-from pontil.gpu_ops.device_tile import QUERY_TILE, DeviceTile
+from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.captured_steps import CapturedSteps
 from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.device.tile_inputs import generated_sections, query_tiles, row_sections, table
-from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.model import Model
 
 NO_ROWS = TilePlan(True, [], [], [], [], [])

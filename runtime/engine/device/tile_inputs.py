@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from pontil.gpu_ops.device_tile import TILE_NUMBERS, DeviceTile, cut
 from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.gpu_ops.kv.device_tile import TILE_NUMBERS, DeviceTile, cut
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.step_buffer import Array
-from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.tiles.plan import TilePlan
 
 # Tables are as wide as a multiple of this: rows of a multiple of 16 bytes are read fastest.
 TABLE_STEP = 4

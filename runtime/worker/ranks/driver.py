@@ -15,13 +15,14 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import left_in
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.rank_orders import RankOrders
-from pontil.runtime.engine.plan_tables import PlanWriter
-from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.plan_tables import PlanWriter
 from pontil.runtime.errors import ModelError, RankLost
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.fused_block import shared_bytes
+from pontil.runtime.models.layers.fused_block import shared_bytes
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.codec import encode
+from pontil.runtime.wire.links.sockets import PeerServer, Poller, open_context
 from pontil.runtime.wire.messages import (
     Message,
     RankDone,
@@ -32,7 +33,6 @@ from pontil.runtime.wire.messages import (
     RankReady,
     RankWelcome,
 )
-from pontil.runtime.wire.sockets import PeerServer, Poller, open_context
 
 logger = logging.getLogger("pontil.worker")
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pontil.gpu_ops.draws.nucleus import DOUBT
+from pontil.gpu_ops.draws.sampling import UNIT, Shaping, lowest_by_min_p, probabilities, sample
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.nucleus import DOUBT
-from pontil.gpu_ops.sampling import UNIT, Shaping, lowest_by_min_p, probabilities, sample
 
 DRAWS = 40
 MOST = 1.0 - 2.0**-53

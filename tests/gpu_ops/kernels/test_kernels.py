@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.build import build
+from pontil.gpu_ops.draws.sampling import greedy
 from pontil.gpu_ops.kernels.check import fault
-from pontil.gpu_ops.kernels.instruction_sets import InstructionSet, usable_sets
+from pontil.gpu_ops.kernels.compile.build import build
+from pontil.gpu_ops.kernels.compile.instruction_sets import InstructionSet, usable_sets
 from pontil.gpu_ops.kernels.kernel_set import load
 from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, MlpHalf, Norms, Rotation, can_compute
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
-from pontil.gpu_ops.kernels.slots import clear_packed, unpacked
-from pontil.gpu_ops.kernels.structures import CELLS
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv_cells import decode, row_cells
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
+from pontil.gpu_ops.kernels.weights.structures import CELLS
+from pontil.gpu_ops.kv.cells import decode, row_cells
 from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
-from pontil.gpu_ops.sampling import greedy
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}

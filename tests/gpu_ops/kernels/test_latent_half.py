@@ -9,10 +9,10 @@ import torch
 from layer_cases import LatentCase
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.slots import clear_packed, unpacked
-from pontil.gpu_ops.kernels.structures import CELLS
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv_cells import decode
+from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
+from pontil.gpu_ops.kernels.weights.structures import CELLS
+from pontil.gpu_ops.kv.cells import decode
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 CASES = {

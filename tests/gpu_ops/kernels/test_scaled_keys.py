@@ -8,11 +8,11 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix
-from pontil.gpu_ops.kernels.slots import unpacked
-from pontil.gpu_ops.kernels.structures import CELLS
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv_cells import LARGEST, decode, encode, row_cells
+from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.kernels.weights.slots import unpacked
+from pontil.gpu_ops.kernels.weights.structures import CELLS
+from pontil.gpu_ops.kv.cells import LARGEST, decode, encode, row_cells
 
 DIM, ROWS = 32, 64
 

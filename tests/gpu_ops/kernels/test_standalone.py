@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pontil.gpu_ops.kernels import build as building
-from pontil.gpu_ops.kernels.build import KernelError, find_compiler
-from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
+from pontil.gpu_ops.kernels.compile import build as building
+from pontil.gpu_ops.kernels.compile.build import KernelError, find_compiler
+from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS, InstructionSet, usable_sets
 
 PROGRAM = Path(__file__).with_name("standalone.cpp")
 FLAGS = (*(one for one in building.FLAGS if one not in ("-fPIC", "-shared")), f"-I{building.SOURCES}")

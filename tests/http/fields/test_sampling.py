@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pontil.http.request.chat_request import read_chat
-from pontil.http.request.completion_request import read_completion
+from pontil.http.openai.chat.request import read_chat
+from pontil.http.openai.completions.request import read_completion
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.sampling_params import SamplingParams

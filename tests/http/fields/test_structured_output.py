@@ -14,14 +14,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from scripted_site import ScriptedSite
 
-from pontil.http.fields.parameter import object_schema, read_all
-from pontil.http.fields.reader import Fields
 from pontil.http.fields.structured_output import MAX_DEPTH, STRUCTURE, OutputStructure, is_deep, structure_of
-from pontil.http.request import grammar_check
-from pontil.http.request.caller_turns import CALLER
-from pontil.http.request.grammar_check import GrammarCheck
+from pontil.http.intake import grammar_check
+from pontil.http.intake.caller_turns import CALLER
+from pontil.http.intake.grammar_check import GrammarCheck
+from pontil.http.schema.parameter import object_schema, read_all
+from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.grammar.compile_process import GrammarProcess
 from pontil.runtime.grammar.grammar import check_grammar
 from pontil.runtime.grammar.grammar_text import (
     grammar_of_choices,
@@ -30,6 +29,7 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_schema,
 )
 from pontil.runtime.grammar.json_object import bounded_object
+from pontil.runtime.grammar.processes.compile_process import GrammarProcess
 from pontil.runtime.grammar.tag_grammar import (
     FixedText,
     FreeText,

@@ -9,14 +9,14 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pontil.http.fields.parameter import object_schema, read_all
-from pontil.http.fields.reader import Fields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import TOOLS, ToolChoice, ToolFields, tool_fields
-from pontil.http.request.chat_prompt import CHAT_PROMPT, chat_prompt
-from pontil.http.request.tool_calling import structure_of
+from pontil.http.openai.chat.prompt import CHAT_PROMPT, chat_prompt
+from pontil.http.openai.chat.tool_calling import structure_of
+from pontil.http.schema.parameter import object_schema, read_all
+from pontil.http.schema.reader import Fields
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments
-from pontil.runtime.chat.call_format import (
+from pontil.runtime.chat.calls.format import (
     FORMATS,
     GLM45,
     HARMONY,

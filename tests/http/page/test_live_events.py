@@ -15,10 +15,10 @@ from sanic import Sanic
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE, eventually
 
-from pontil.http.app import timed_protocol
 from pontil.http.page import live_events
 from pontil.http.page.live_events import LiveEvents
-from pontil.runtime.proxy.live_snapshot import LiveSnapshot
+from pontil.http.server import timed_protocol
+from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
 
 
 class Viewer:

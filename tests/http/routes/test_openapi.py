@@ -10,11 +10,11 @@ from api_table import words
 from sanic import Sanic
 from scripted_site import MODEL, HttpAnswer, ScriptedSite
 
-from pontil.http.fields.parameter import object_schema
-from pontil.http.request.chat_batch_request import CHAT_BATCH
-from pontil.http.request.chat_request import CHAT
-from pontil.http.request.completion_request import COMPLETION
-from pontil.http.request.responses_request import RESPONSES
+from pontil.http.openai.chat.request import CHAT
+from pontil.http.openai.completions.request import COMPLETION
+from pontil.http.openai.responses.request import RESPONSES
+from pontil.http.schema.parameter import object_schema
+from pontil.http.vllm.chat_batch_request import CHAT_BATCH
 
 GENERATE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},

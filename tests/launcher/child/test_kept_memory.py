@@ -10,8 +10,8 @@ import pytest
 
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.kept_memory import TRUSTED_AFTER, KeptMemory, may_be_kept
-from pontil.launcher.config.child_plan import plan_ranks
 from pontil.launcher.host.devices import Placement
+from pontil.launcher.plan.child_plan import plan_ranks
 
 KILLED = ExitCause(0.0, -signal.SIGKILL)
 

@@ -12,7 +12,7 @@ import pytest
 
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.plan.child_plan import ChildPlan
 
 
 def refusing_from(number: int, work: Callable[..., Any]) -> Callable[..., Any]:

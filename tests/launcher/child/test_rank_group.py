@@ -21,9 +21,9 @@ from pontil.launcher.child.health import HealthLimits, HealthSigns
 from pontil.launcher.child.rank_group import MOMENT, GroupStep, next_step
 from pontil.launcher.child.reports import ReadyReport
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.config.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.host.oom import OomWatch
+from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 
 LIMITS, OOM = HealthLimits(silence=3.0), OomWatch(Path("/nowhere"))

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pontil.launcher.cluster.cluster_launch import END_WITHIN, ClusterLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, plan_cluster
 from pontil.launcher.cluster.slots import SLOT_MOVES, ActorEnded, ActorPlaced, SlotState
-from pontil.launcher.config.options import read_options
 from pontil.launcher.errors import LaunchError, RefusedError
 from pontil.launcher.logs.console import Console
+from pontil.launcher.options.options import read_options
 
 NODES = [ClusterNode(f"node-{number}", f"10.0.0.{number}", (0, 1, 2, 3)) for number in range(3)]
 KEYS = "pontil-keys-1 secret\n"

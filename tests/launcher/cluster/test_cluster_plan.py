@@ -15,11 +15,11 @@ from pontil.launcher.cluster import entry
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, neighbours, plan_cluster
 from pontil.launcher.cluster.spelling import words_for
 from pontil.launcher.commands.launch import launch
-from pontil.launcher.config.options import LaunchOptions, read_options
-from pontil.launcher.config.topology import plan
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.device_list import parse_list
 from pontil.launcher.host.devices import HostDevices
+from pontil.launcher.options.options import LaunchOptions, read_options
+from pontil.launcher.plan.topology import plan
 
 CONTROL = "tcp://127.0.0.1:7000"
 NODE = ClusterNode("n", "10.0.0.2", (0, 1, 2, 3, 6, 7))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.launcher.commands.config import spelled
-from pontil.launcher.config.options import OPTIONS, flag_name, read_options
+from pontil.launcher.options.options import OPTIONS, flag_name, read_options
 from pontil.runtime.config.readers import seconds
 
 

@@ -203,7 +203,7 @@ def test_the_command_says_what_to_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_the_shipped_units_are_what_the_command_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # G5
-    monkeypatch.setattr("pontil.launcher.config.sources.load_toml", lambda path: {})
+    monkeypatch.setattr("pontil.launcher.options.sources.load_toml", lambda path: {})
     monkeypatch.setattr("pontil.launcher.commands.units.read_key_file", lambda path: None)
     unit = unit_of(["/usr/local/bin/pontil"], tuple(LAUNCHES[name]), None)
     assert unit.name == name and (SHIPPED / name).read_text() == unit.text()
@@ -226,7 +226,7 @@ def verify(path: Path) -> str:
 )
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_systemd_takes_the_units(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # G5
-    monkeypatch.setattr("pontil.launcher.config.sources.load_toml", lambda path: {})
+    monkeypatch.setattr("pontil.launcher.options.sources.load_toml", lambda path: {})
     monkeypatch.setattr("pontil.launcher.commands.units.read_key_file", lambda path: None)
     path = tmp_path / name
     text = unit_of([sys.executable], tuple(LAUNCHES[name]), None).text()

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from command_line import app
 
-from pontil.launcher.config.options import LaunchOptions, Role
-from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.control.local_proxy import answers, at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
+from pontil.launcher.options.options import LaunchOptions, Role
+from pontil.launcher.plan.topology import Topology, plan
 
 ELSEWHERE = "tcp://127.0.0.1:7000"
 

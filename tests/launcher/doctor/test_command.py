@@ -18,9 +18,6 @@ import pytest
 from click.testing import CliRunner, Result
 from command_line import CORE, ROOT, app
 
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions, read_environment, read_options
-from pontil.launcher.config.topology import Topology, plan
 from pontil.launcher.doctor import checkup
 from pontil.launcher.doctor.checkup import (
     cache_finding,
@@ -34,6 +31,9 @@ from pontil.launcher.doctor.command import doctor, lines, summary
 from pontil.launcher.doctor.finding import broken, fine
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.options import LaunchOptions, read_environment, read_options
+from pontil.launcher.plan.topology import Topology, plan
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe.examination import examine
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import read_environment
 from pontil.launcher.host.notify import EXTEND_EVERY, Notifier, NotifyState, beat_of
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.options import read_environment
 
 DEADLINE = 60.0
 PAIR = {"proxy": ["ready", "listen"], "prefill:0": ["ready"], "decode:0": ["ready"]}

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from pontil.launcher.commands.launch import choose_ports
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import plan
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards, is_host, usable_port
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.topology import plan
 
 
 def test_a_free_port_is_found_and_a_taken_one_refused() -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions
 from pontil.launcher.errors import OptionError
 from pontil.launcher.keys.client_keys import LINE, MOST_KEYS, ClientKeys, change_client_keys, new_line, read_client_keys
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.child_plan import ChildPlan
 
 ALICE, BOB, ADMIN = "sk-alice-0123456789", "bob/0123456789+abc==", "adm-0123456789-adm"
 

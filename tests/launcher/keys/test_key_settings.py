@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import plan_proxy
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.keys.client_keys import ClientKeys, change_client_keys, digest, new_line, read_client_keys
 from pontil.launcher.keys.key_settings import SETTINGS, read_key_settings
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import plan_proxy
 from pontil.runtime.config.proxy_config import proxy_config
-from pontil.runtime.proxy.rate_limits import Allowance
+from pontil.runtime.proxy.admission.rate_limits import Allowance
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789=="
 ALL = "weight=2.5 requests=8 tokens=20000 rate=60 token_rate=100000 priority=yes"

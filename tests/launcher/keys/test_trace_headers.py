@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.config.environment import LaunchEnvironment
-from pontil.launcher.config.options import LaunchOptions
-from pontil.launcher.config.topology import plan_proxy
 from pontil.launcher.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.keys.trace_headers import Headers, read_trace_headers
+from pontil.launcher.options.environment import LaunchEnvironment
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.topology import plan_proxy
 from pontil.runtime.config.proxy_config import proxy_config
 
 HERE, THERE, SAFE = "http://127.0.0.1:4318/v1/traces", "http://collector:4318/v1/traces", "https://collector/v1/traces"

@@ -4,7 +4,7 @@ import shlex
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.supervisor.overview import example, overview
 
 

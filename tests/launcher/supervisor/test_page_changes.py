@@ -13,7 +13,7 @@ import pytest
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.reports import ChangeReport
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.config.child_plan import ChildPlan
+from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.supervisor.page_changes import MOST_UNREAD, REFUSAL, is_allowed, take_change
 
 STARTER = ExecStarter((sys.executable, "-c", "import signal; signal.pause()"), lambda threads: os.environ)

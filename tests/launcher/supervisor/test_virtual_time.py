@@ -16,10 +16,10 @@ from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.reports import HeartbeatReport, ReadyReport, Report, encode
 from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
-from pontil.launcher.config.child_plan import ChildPlan
-from pontil.launcher.config.topology import Topology
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.logs.console import Console
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
 

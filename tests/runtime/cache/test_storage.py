@@ -9,7 +9,7 @@ import pytest
 import torch
 from staged import MEMORIES, as_bytes, storage_in
 
-from pontil.gpu_ops.kernels.slots import unpacked
+from pontil.gpu_ops.kernels.weights.slots import unpacked
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
 from pontil.runtime.errors import ModelError

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, merged
-from pontil.runtime.chat.call_format import FORMATS, CallFormat
+from pontil.runtime.chat.calls.format import FORMATS, CallFormat
 from pontil.runtime.chat.harmony_parser import HarmonyParser
 from pontil.runtime.chat.tool_call_parser import ToolCallParser
 

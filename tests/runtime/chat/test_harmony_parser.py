@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning, merged
 from pontil.runtime.chat.answer_reader import AnswerReader
-from pontil.runtime.chat.call_format import HARMONY
+from pontil.runtime.chat.calls.format import HARMONY
 from pontil.runtime.chat.dialect import Dialect
 from pontil.runtime.chat.harmony_parser import HarmonyParser
 

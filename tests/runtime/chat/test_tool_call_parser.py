@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, merged
-from pontil.runtime.chat.call_format import FORMATS, HERMES, LLAMA3_JSON, CallFormat
+from pontil.runtime.chat.calls.format import FORMATS, HERMES, LLAMA3_JSON, CallFormat
 from pontil.runtime.chat.tool_call_parser import ToolCallParser
 
 NAMES = ("weather", "a.b", 'sch"ön')

@@ -33,7 +33,7 @@ from pontil.runtime.disaggregation.states import (
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.connector import Pair, PullResult, runs
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 CPU = torch.device("cpu")

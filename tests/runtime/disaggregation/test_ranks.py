@@ -21,7 +21,7 @@ from pontil.runtime.disaggregation.sender import PrefillResult
 from pontil.runtime.disaggregation.states import ReceiveEvent, ReceiveState, SendEvent, SendState
 from pontil.runtime.errors import TransferError
 from pontil.runtime.transfer.grants import Grants
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.wire.messages import ChunkReady, RankDone, RankPlan
 
 DONE = PrefillResult(computed=48, first_tokens=[7], prompt_tokens=48, cached_tokens=0, seconds=0.5, choices=[0])

@@ -27,7 +27,7 @@ from pontil.runtime.disaggregation.states import (
     SendState,
     rule,
 )
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
 
 
 def test_the_tables_say_only_what_can_be_done() -> None:

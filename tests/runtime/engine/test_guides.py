@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rule_guide import END, Allowed, Rule, every_third
 from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.bitmask import CONTRADICTION
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sampler import sample_rows
+from pontil.runtime.engine.sampling.bitmask import CONTRADICTION
+from pontil.runtime.engine.sampling.sampler import sample_rows
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 from pontil.runtime.models.model import Model
 

@@ -11,7 +11,7 @@ from hypothesis.strategies import integers
 from queue_world import BLOCK, QueueWorld
 from tiny import sequence
 
-from pontil.gpu_ops.attention import QUERY_TILE
+from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.foundation.fair_share import FairShare

@@ -17,8 +17,8 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.gguf_file import GgufCheckpoint
-from pontil.runtime.models.registry import build_model
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

@@ -7,7 +7,7 @@ import pytest
 from tiny import sequence
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.sampler import uniform
+from pontil.runtime.engine.sampling.sampler import uniform
 from pontil.runtime.engine.sequence import TRANSITIONS, FinishReason, SequenceState
 
 

@@ -14,11 +14,12 @@ from library_schemas import SCHEMAS, LibrarySchema
 from walks import walk
 
 from pontil.runtime.errors import RequestError
-from pontil.runtime.grammar.answer_check import AnswerCheck
 from pontil.runtime.grammar.byte_matcher import ByteMatcher, byte_words
-from pontil.runtime.grammar.compile_child import is_held, relaxed
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.grammar.grammar_text import grammar_of_schema
+from pontil.runtime.grammar.processes.answer_check import AnswerCheck
+from pontil.runtime.grammar.processes.compile_child import is_held, relaxed
+from pontil.runtime.grammar.processes.verdict import SchemaState
 from pontil.runtime.grammar.schema_place import named, target
 from pontil.runtime.grammar.schema_relaxation import (
     MOST_ASKED,
@@ -28,7 +29,6 @@ from pontil.runtime.grammar.schema_relaxation import (
     coerced,
     described,
 )
-from pontil.runtime.grammar.verdict import SchemaState
 from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

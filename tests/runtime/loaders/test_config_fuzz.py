@@ -18,14 +18,14 @@ from tiny_omni import write_tiny_omni
 
 from pontil.gpu_ops.rotary import rotary_frequencies
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.architectures import SIZES
-from pontil.runtime.loaders.encoder_directory import read_encoder_config
-from pontil.runtime.loaders.hf_config import read_hf_config
-from pontil.runtime.loaders.layout import tensor_shapes
-from pontil.runtime.loaders.omni_config import read_code2wav_config, read_talker_config
+from pontil.runtime.loaders.facts.architectures import SIZES
+from pontil.runtime.loaders.facts.layout import tensor_shapes
+from pontil.runtime.loaders.hf.config import read_hf_config
+from pontil.runtime.loaders.hf.encoder_directory import read_encoder_config
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.rotary import stretched_by_turns, stretched_by_waves
+from pontil.runtime.models.layers.rotary import stretched_by_turns, stretched_by_waves
+from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config, read_talker_config
 
 READERS: dict[str, Callable[[Path], Any]] = {"talker": read_talker_config, "code2wav": read_code2wav_config}
 

@@ -12,9 +12,9 @@ from tiny_draft_layers import write_eagle_head, write_mtp_model
 
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.loaders.draft_layers import find_draft_layer, is_eagle, open_draft_layer
-from pontil.runtime.loaders.hf_directory import WHOLE
+from pontil.runtime.loaders.hf.directory import WHOLE
 from pontil.runtime.loaders.synthetic import write_json, write_tiny_llama
-from pontil.runtime.worker.draft_pair import check_pair
+from pontil.runtime.worker.start.draft_pair import check_pair
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from effort import examples
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.gguf_header import Cursor, read_header
+from pontil.runtime.loaders.gguf.header import Cursor, read_header
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 
 # More than a whole small model needs, with its names.

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.omni_config import read_code2wav_config, read_talker_config
 from pontil.runtime.models.config import (
     ExpertConfig,
     LatentConfig,
@@ -18,6 +17,7 @@ from pontil.runtime.models.config import (
     RoutingConfig,
     SharedExpertConfig,
 )
+from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config, read_talker_config
 
 COMMON: dict[str, Any] = {"hidden_act": "silu", "torch_dtype": "bfloat16", "use_cache": True, "rope_scaling": None}
 

@@ -17,7 +17,7 @@ from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()

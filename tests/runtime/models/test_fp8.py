@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from tiny import rig, sequence
 from transformers import PreTrainedModel
 
-from pontil.gpu_ops.scaled_weights import OUTPUTS, ScaledLinear, ScaledWeights
+from pontil.gpu_ops.products.scaled_weights import OUTPUTS, ScaledLinear, ScaledWeights
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.hf_directory import WHOLE
-from pontil.runtime.models.fused_block import kernels_fit
+from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.models.layers.fused_block import kernels_fit
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
 PART = 150

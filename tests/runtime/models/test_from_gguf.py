@@ -10,7 +10,7 @@ from converter import convert
 from tiny import rig, sequence
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (150,), generator=torch.Generator().manual_seed(4)).tolist()

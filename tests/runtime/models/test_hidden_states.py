@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_plan import TilePlan
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
 

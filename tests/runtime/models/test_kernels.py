@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pontil.runtime.models.architectures import ARCHITECTURES
-from pontil.runtime.models.registry import decoder_class
+from pontil.runtime.models.families.registry import decoder_class
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/guide/models.md"
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from pontil.gpu_ops.scaled_weights import FP4_VALUES, Fp4Weights, ScaledLinear
+from pontil.gpu_ops.products.scaled_weights import FP4_VALUES, Fp4Weights, ScaledLinear
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.hf_directory import WHOLE
+from pontil.runtime.loaders.hf.directory import WHOLE
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
 PART = 100

@@ -12,7 +12,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.tile_rows import plan_of
+from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.builtin import resolve_model
 
 FILE = resolve_model("gemma3-270m", Path.home() / ".cache" / "pontil")

@@ -9,7 +9,7 @@ from architectures import SIZES, hugging_model
 from converter import convert
 
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.models.registry import build_model
+from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.weights import Weights
 
 # More than ten: the alphabetical order of names is not that of layers.

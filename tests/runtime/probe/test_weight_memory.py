@@ -9,13 +9,13 @@ import pytest
 import torch
 from sparse_gguf import write_sparse_8b
 
-from pontil.gpu_ops.kernels.matrix import Matrix
-from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.ggml_levels import LEVELS
-from pontil.runtime.loaders.ggml_types import GGML_TYPES
-from pontil.runtime.loaders.packed_formats import GGUF_FORMATS, NumberFormat, stacked
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
+from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
+from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import footprint as module
 from pontil.runtime.probe.footprint import MemoryDemand, check_memory, footprint, memory_lines

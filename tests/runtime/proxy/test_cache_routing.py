@@ -10,7 +10,7 @@ from live_proxy import LiveProxy, collect, submitted, until
 from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.proxy.prompt_prefix import PORTION
+from pontil.runtime.proxy.routing.prompt_prefix import PORTION
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import PrefixDelta
 

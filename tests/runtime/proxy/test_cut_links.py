@@ -9,7 +9,7 @@ from live_proxy import TEXT, LiveProxy, balanced, collect, submitted, until
 from scripted_worker import silent
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
-from pontil.runtime.proxy.registry import QUIET, Registry
+from pontil.runtime.proxy.fleet.registry import QUIET, Registry
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, Submit
 

@@ -11,8 +11,8 @@ from live_proxy import TEXT, LiveProxy, collect, lost, submitted, until
 from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.registered_worker import RegisteredWorker
-from pontil.runtime.proxy.request import MOST_EXCUSED
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.requests.request import MOST_EXCUSED
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Failed, Goodbye, Message, RoleChange, Submit
 

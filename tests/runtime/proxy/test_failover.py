@@ -12,7 +12,7 @@ from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.stream import Delta
+from pontil.runtime.proxy.requests.stream import Delta
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Cancel, Failed, Message, Submit, Tokens
 

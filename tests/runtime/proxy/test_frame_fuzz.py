@@ -15,8 +15,8 @@ from stage_site import StageSite
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stream import Finished
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.stream import Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (

@@ -11,11 +11,11 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pontil.http.response.logprob_shape import CompletionLogprobs, chat_logprobs, prompt_logprobs
-from pontil.runtime.proxy.choice_text import BrokenAnswer
-from pontil.runtime.proxy.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad
-from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stream import Finished
+from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, prompt_logprobs
+from pontil.runtime.proxy.requests.choice_text import BrokenAnswer
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.stream import Finished
+from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Tokens

@@ -12,8 +12,8 @@ from proxy_configs import bare_config
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.rate_limits import Allowance
-from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.admission.rate_limits import Allowance
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -18,7 +18,7 @@ from scripted_worker import DEADLINE, ScriptedWorker, silent
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.stream import Delta, Finished
+from pontil.runtime.proxy.requests.stream import Delta, Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Failed, Goodbye, Heartbeat, Hello, Submit, Tokens

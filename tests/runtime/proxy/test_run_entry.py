@@ -16,12 +16,12 @@ from stage_site import StageSite
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.accounting.usage_report import usage_sums
 from pontil.runtime.errors import GraphError, RequestError, TooManyRequests, Unavailable
-from pontil.runtime.graph.catalog import GraphModel
+from pontil.runtime.proxy.admission.rate_limits import Allowance
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.rate_limits import Allowance
-from pontil.runtime.proxy.run_entry import graph_of
-from pontil.runtime.proxy.run_stream import AudioDelta, AudioEnded, AudioMailbox
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.runs.entry import graph_of
+from pontil.runtime.stages.runs.stream import AudioDelta, AudioEnded, AudioMailbox
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeTask, PassDone, Starved, Submit
 

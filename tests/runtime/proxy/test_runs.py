@@ -13,9 +13,9 @@ from stage_site import StageSite
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.run_stream import AudioDelta, AudioEnded, RunStream
-from pontil.runtime.proxy.stream import Delta, Finished
+from pontil.runtime.proxy.requests.stream import Delta, Finished
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.runs.stream import AudioDelta, AudioEnded, RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeOutput, NodeTask, Submit, Tokens
 

@@ -12,11 +12,11 @@ from engine_site import EngineSite, as_alone
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.foundation.fair_share import FairShare
-from pontil.runtime.proxy.policy import SPARE_SEATS, Disagg
-from pontil.runtime.proxy.registry import Registry
-from pontil.runtime.proxy.seat_room import SeatRooms
-from pontil.runtime.proxy.stream import Stream
-from pontil.runtime.proxy.worker_release import WorkerRelease
+from pontil.runtime.proxy.admission.seat_room import SeatRooms
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Disagg
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Hello
 
@@ -93,7 +93,7 @@ def test_a_release_that_cannot_be_reached_holds_up_no_other(tokenizer: Tokenizer
 
 
 def test_one_caller_cannot_fill_the_queue(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pontil.runtime.proxy.request_queue.MOST_WAITING", 40)
+    monkeypatch.setattr("pontil.runtime.proxy.admission.request_queue.MOST_WAITING", 40)
     site = EngineSite(tokenizer)
     site.worker("w", 16)
     site.measure()

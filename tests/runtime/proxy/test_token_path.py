@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.accounting.ledger import Ledger
-from pontil.runtime.proxy.choice_text import BrokenAnswer
-from pontil.runtime.proxy.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
-from pontil.runtime.proxy.request import Request
+from pontil.runtime.proxy.requests.choice_text import BrokenAnswer
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Step, Tokens

@@ -9,7 +9,7 @@ from live_proxy import LiveProxy, submitted, until
 from scripted_worker import silent
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.whole_answer import WholeAnswer
+from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
 from pontil.runtime.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=20, seed=1)

@@ -11,7 +11,7 @@ from nixl_process import BLOCKS, NixlProcess
 from pools import Pool, need, wait_for
 
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.transfer.nixl_connector import NixlConnector
+from pontil.runtime.transfer.nixl.connector import NixlConnector
 
 pytestmark = pytest.mark.long
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")

@@ -13,10 +13,10 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.transfer.connector import PullResult
-from pontil.runtime.transfer.copying_connector import CopyingConnector, CopyJob
 from pontil.runtime.transfer.joint_pulls import JointPull, JointPulls
-from pontil.runtime.transfer.peer_pool import PeerPool
 from pontil.runtime.transfer.ranked_connector import RankedConnector
+from pontil.runtime.transfer.shm.copying_connector import CopyingConnector, CopyJob
+from pontil.runtime.transfer.shm.peer_pool import PeerPool
 
 LAYOUT = KVLayout(16, 1, 1, 8, "float32")
 DEADLINE = 60.0

@@ -15,12 +15,12 @@ from pools import LAYOUT, Pool
 from relay import Relay, Spoil
 
 from pontil.runtime.config.worker_config import Deadlines
-from pontil.runtime.transfer.block_encryption import BROKEN
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.transfer.tcp_connector import TcpConnector
-from pontil.runtime.transfer.tcp_frames import HEADS, REQUEST, request
-from pontil.runtime.transfer.tcp_server import TcpConnection
+from pontil.runtime.transfer.tcp.block_encryption import BROKEN
+from pontil.runtime.transfer.tcp.connector import TcpConnector
+from pontil.runtime.transfer.tcp.frames import HEADS, REQUEST, request
+from pontil.runtime.transfer.tcp.server import TcpConnection
 
 SEED, OTHER = b"s" * 32, b"o" * 32
 PASS = Grant("r.0", 7, "ab" * 32)

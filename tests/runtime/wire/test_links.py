@@ -10,10 +10,10 @@ import zmq
 from relay import BACK, THERE, Relay
 from scripted_worker import eventually
 
-from pontil.runtime.wire.context import Context
+from pontil.runtime.wire.links.context import Context
+from pontil.runtime.wire.links.renewal import FIRST, LONGEST, Renewal
+from pontil.runtime.wire.links.sockets import BaseSocket, PeerServer, Poller, WorkerSocket, open_context
 from pontil.runtime.wire.messages import Cancel, Message, Tokens
-from pontil.runtime.wire.renewal import FIRST, LONGEST, Renewal
-from pontil.runtime.wire.sockets import BaseSocket, PeerServer, Poller, WorkerSocket, open_context
 
 DEADLINE = 60.0
 TIMEOUT = 0.6

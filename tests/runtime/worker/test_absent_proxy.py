@@ -8,10 +8,10 @@ from tiny_bert import write_tiny_bert
 from workers import Silent, open_worker
 
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.worker.embedding_assembly import assemble_embedder
-from pontil.runtime.worker.embedding_worker import EmbeddingWorker
-from pontil.runtime.worker.plain_worker import PlainWorker
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.worker.embed.assembly import assemble_embedder
+from pontil.runtime.worker.embed.worker import EmbeddingWorker
+from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.worker.process.plain_worker import PlainWorker
 
 
 class WaitListener(Silent):

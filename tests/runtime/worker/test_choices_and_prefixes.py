@@ -4,7 +4,7 @@
 import pytest
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, prompt
 
-from pontil.runtime.engine.prefix_cache import PrefixHit
+from pontil.runtime.engine.prefixes.cache import PrefixHit
 
 Pair = tuple[PromptWorker, PromptWorker]
 

@@ -11,7 +11,7 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, open_wo
 
 from pontil.runtime.errors import IncompatiblePeer
 from pontil.runtime.wire.messages import SCHEMA, Greet, Refused, Welcome
-from pontil.runtime.worker.peer_connection import HandshakeState
+from pontil.runtime.worker.links.peer_connection import HandshakeState
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_c
 
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Cancel, Submit, Tokens
-from pontil.runtime.worker.worker_request import FirstAdmissions, make_request
+from pontil.runtime.worker.process.worker_request import FirstAdmissions, make_request
 
 Pair = tuple[PromptWorker, PromptWorker]
 TOKENS = 24

@@ -10,7 +10,7 @@ from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, 
 from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.transfer.auto_connector import AutoConnector
-from pontil.runtime.transfer.tcp_connector import TcpConnector
+from pontil.runtime.transfer.tcp.connector import TcpConnector
 
 OURS = Deadlines(
     first_byte_timeout=7000.0,

@@ -12,7 +12,7 @@ from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.disaggregation.publisher import PublishedBlocks
-from pontil.runtime.worker import loading
+from pontil.runtime.worker.start import loading
 
 
 def pages_in_use(storage: KVStorage) -> int:

@@ -14,13 +14,13 @@ from tiny_draft_layers import write_eagle_head, write_mtp_model
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult
-from pontil.runtime.engine.draft_head import DraftHead
-from pontil.runtime.engine.model_drafter import ModelDrafter
+from pontil.runtime.engine.drafts.head import DraftHead
+from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.errors import DraftModelError
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.worker.hidden_row import digest_of, handed_state
+from pontil.runtime.worker.generate.hidden_row import digest_of, handed_state
 
 # No token stands twice, and answers have none of these: nothing repeats at first.
 PROMPT = [20 + at for at in range(42)]

@@ -10,13 +10,13 @@ from always_draft import AlwaysDraft
 from tiny_latent import write_tiny_deepseek
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
-from pontil.runtime.engine.draft_policy import AdaptivePolicy
-from pontil.runtime.engine.model_drafter import ModelDrafter
+from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
+from pontil.runtime.engine.drafts.policy import AdaptivePolicy
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.worker.draft_pair import check_pair
+from pontil.runtime.worker.start.draft_pair import check_pair
 
 PROMPT = [20 + at * 13 % 90 for at in range(42)]
 KINDS: dict[str, SamplingParams] = {

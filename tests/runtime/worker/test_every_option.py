@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workers import DEFAULTS, Silent
 
-from pontil.http.request.chat_request import read_chat
-from pontil.http.request.completion_request import read_completion
+from pontil.http.openai.chat.request import read_chat
+from pontil.http.openai.completions.request import read_completion
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import DECLARED, SamplingParams
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Submit
-from pontil.runtime.worker.assembly import WorkerResources, assemble
-from pontil.runtime.worker.worker_request import make_request
+from pontil.runtime.worker.process.worker_request import make_request
+from pontil.runtime.worker.start.assembly import WorkerResources, assemble
 
 # Ids that every test model has; the tiny model's vocabulary is larger.
 IDS = st.lists(st.integers(0, 200), min_size=1, max_size=4, unique=True)

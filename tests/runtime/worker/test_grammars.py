@@ -17,8 +17,8 @@ from pontil.runtime.grammar.grammar import Grammar, GrammarCompiler
 from pontil.runtime.grammar.grammar_text import grammar_of_choices, grammar_of_regex, grammar_of_schema
 from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.worker import grammar_manager as grammar_desk
-from pontil.runtime.worker.worker_request import key_of
+from pontil.runtime.worker.generate import grammar_manager as grammar_desk
+from pontil.runtime.worker.process.worker_request import key_of
 
 ROOT = Path(__file__).resolve().parents[3]
 Pair = tuple[PromptWorker, PromptWorker]
@@ -214,7 +214,7 @@ DEEP_STACK = """
 import sys, threading
 import app
 from pontil.runtime.grammar.grammar import GrammarCompiler
-from pontil.runtime.worker.grammar_manager import GrammarManager
+from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 class Small:
     vocab_size, special_ids = 256, frozenset()
     def token_bytes(self, number): return bytes([number])

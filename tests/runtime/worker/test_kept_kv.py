@@ -12,7 +12,7 @@ from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, pro
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.config.worker_config import WorkerRole
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-from pontil.runtime.proxy.held_prefixes import short_key
+from pontil.runtime.proxy.routing.held_prefixes import short_key
 
 LONG = prompt(41)
 

@@ -12,9 +12,9 @@ from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, 
 from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.wire.messages import SCHEMA, Greet, Message, Withdrawn
-from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
-from pontil.runtime.worker.peer_connections import LONGEST_LOSS, PeerConnections
-from pontil.runtime.worker.worker_request import WorkerRequest
+from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
+from pontil.runtime.worker.links.peer_connections import LONGEST_LOSS, PeerConnections
+from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 Pair = tuple[PromptWorker, PromptWorker]
 BRIEF = Deadlines(link_timeout=0.6)

@@ -10,8 +10,8 @@ from relay import BACK, THERE, Relay
 from workers import greedy, open_worker, prompt
 
 from pontil.runtime.config.worker_config import Deadlines
+from pontil.runtime.wire.links.sockets import ControlServer, open_context
 from pontil.runtime.wire.messages import Heartbeat, Hello, Message, StillHere, Submit, Tokens, Welcome
-from pontil.runtime.wire.sockets import ControlServer, open_context
 
 TURNS = 400_000
 BRIEF = Deadlines(link_timeout=0.6)

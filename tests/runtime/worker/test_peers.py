@@ -19,10 +19,10 @@ from workers import (
 
 from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.disaggregation.states import ReceiveAction, SendState
+from pontil.runtime.wire.links.sockets import PeerClient
 from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
-from pontil.runtime.wire.sockets import PeerClient
-from pontil.runtime.worker.peer_connection import HandshakeState, PeerConnection
-from pontil.runtime.worker.prefill import LONGEST_ID, MOST_EARLY, PrefillSide
+from pontil.runtime.worker.generate.prefill import LONGEST_ID, MOST_EARLY, PrefillSide
+from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
 
 Pair = tuple[PromptWorker, PromptWorker]
 

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.context import Context
+from pontil.runtime.wire.links.context import Context
+from pontil.runtime.wire.links.sockets import PeerClient, Poller, open_context
 from pontil.runtime.wire.messages import Message, RankDone, RankHello, RankLoaded, RankPlan, RankPool, RankReady
-from pontil.runtime.wire.sockets import PeerClient, Poller, open_context
 from pontil.runtime.worker.follower import Follower
 from pontil.runtime.worker.ranks.driver import Driver
 

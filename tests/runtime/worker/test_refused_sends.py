@@ -8,6 +8,8 @@ import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, prompt
 
 from pontil.runtime.config.worker_config import DEADLINES
+from pontil.runtime.wire.links.outbox import PATIENCE
+from pontil.runtime.wire.links.sockets import PeerClient, PeerServer
 from pontil.runtime.wire.messages import (
     Abandon,
     Begin,
@@ -20,9 +22,7 @@ from pontil.runtime.wire.messages import (
     Renew,
     Withdrawn,
 )
-from pontil.runtime.wire.outbox import PATIENCE
-from pontil.runtime.wire.sockets import PeerClient, PeerServer
-from pontil.runtime.worker.peer_connection import HandshakeState
+from pontil.runtime.worker.links.peer_connection import HandshakeState
 
 Pair = tuple[PromptWorker, PromptWorker]
 TIMES = 3

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from workers import ScriptedProxy, open_worker
 
-from pontil.runtime.graph.part import GraphPart
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.graph.part import GraphPart
 from pontil.runtime.wire.messages import Cancel, Release, Submit
 
 EDGE = "llm/speaker/text"

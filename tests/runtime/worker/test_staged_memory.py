@@ -7,7 +7,7 @@ import pytest
 from staged import StagedStorage
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.worker import loading
+from pontil.runtime.worker.start import loading
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from workers import ScriptedProxy, Silent, drawn, everyone_clean, greedy, open_w
 from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.wire.messages import Submit
-from pontil.runtime.worker.assembly import assemble
-from pontil.runtime.worker.worker_request import make_request
+from pontil.runtime.worker.process.worker_request import make_request
+from pontil.runtime.worker.start.assembly import assemble
 
 # The work of each step: of which request, from which token, how many.
 Steps = list[list[tuple[str, int, int]]]

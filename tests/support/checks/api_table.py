@@ -8,15 +8,15 @@ from typing import Any
 
 from pontil.http.fields.client_fields import FOREIGN
 from pontil.http.fields.delivery import STREAM_OPTIONS
-from pontil.http.fields.parameter import Parameter
-from pontil.http.fields.parameter_types import InertType, NeutralType
-from pontil.http.request.chat_batch_request import CHAT_BATCH
-from pontil.http.request.chat_request import CHAT
-from pontil.http.request.completion_request import COMPLETION, OF_CHATS
-from pontil.http.request.embedding_request import EMBEDDING
-from pontil.http.request.responses_request import RESPONSES
-from pontil.http.request.speech_request import SPEECH
-from pontil.http.request.transcription_request import TRANSCRIPTION
+from pontil.http.openai.chat.request import CHAT
+from pontil.http.openai.completions.request import COMPLETION, OF_CHATS
+from pontil.http.openai.embeddings.request import EMBEDDING
+from pontil.http.openai.responses.request import RESPONSES
+from pontil.http.openai.sound.speech_request import SPEECH
+from pontil.http.openai.sound.transcription_request import TRANSCRIPTION
+from pontil.http.schema.parameter import Parameter
+from pontil.http.schema.parameter_types import InertType, NeutralType
+from pontil.http.vllm.chat_batch_request import CHAT_BATCH
 
 VOCABULARY = 1000
 SAID = ("yes", "no effect", "not supported")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tiny import Rig, check_free, name_of, sequence
 
-from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import FinishReason, Sequence, StopCheck
 
 REPEATING = [5, 6, 7, 8, 9] * 6

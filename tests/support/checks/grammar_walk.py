@@ -21,7 +21,7 @@ STEPS = 24
 def main() -> None:
     from pontil.runtime.errors import RequestError
     from pontil.runtime.grammar.grammar import Grammar, GrammarCompiler
-    from pontil.runtime.worker.grammar_manager import STACK_BYTES
+    from pontil.runtime.worker.generate.grammar_manager import STACK_BYTES
 
     class Letters:
         vocab_size, special_ids = 256, frozenset[int]()

@@ -20,21 +20,21 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, open_worker
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.logprobs import TokenLogprobs
-from pontil.runtime.engine.model_drafter import ModelDrafter
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequence import FinishReason
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.proxy.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
-from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stream import Delta, Finished
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.stream import Delta, Finished
+from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Message, Tokens
-from pontil.runtime.worker.assembly import WorkerResources
-from pontil.runtime.worker.worker_request import key_of, make_request, tokens_frame
+from pontil.runtime.worker.process.worker_request import key_of, make_request, tokens_frame
+from pontil.runtime.worker.start.assembly import WorkerResources
 
 # Too few blocks for two long outputs: the newer one is preempted.
 BLOCKS, BLOCK_SIZE = 14, 16

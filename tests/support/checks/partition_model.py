@@ -24,7 +24,7 @@ from partition_world import frozen as frozen_buffer
 from partition_world import thawed as thawed_buffer
 from search import SearchStep, Violation
 
-from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer
+from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer
 
 Step = SearchStep[GraphWorld]
 MOST_HELD = 2

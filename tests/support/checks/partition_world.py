@@ -6,8 +6,8 @@ from typing import NamedTuple
 from partition_state import PARTITION_ENDS, PartitionRun, PartitionState, PartitionTable
 from speech_graph import stream
 
-from pontil.runtime.graph.policies import Fixed
-from pontil.runtime.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition, TaggedItem
+from pontil.runtime.stages.graph.policies import Fixed
+from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition, TaggedItem
 
 LAST = "decode"
 SPLIT = (frozenset({"prefill", "last"}), frozenset({"decode"}))

@@ -3,7 +3,7 @@
 
 from collections import abc
 
-from pontil.runtime.engine.draft_policy import DraftPlan, Option
+from pontil.runtime.engine.drafts.policy import DraftPlan, Option
 
 
 class AlwaysDraft:

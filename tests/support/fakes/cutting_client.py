@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pontil.launcher.bench.stream_client import ConnectionBroke, RequestRefused
+from pontil.launcher.tools.bench.stream_client import ConnectionBroke, RequestRefused
 
 NAME = "s"
 

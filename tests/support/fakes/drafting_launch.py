@@ -17,7 +17,7 @@ def guess_always() -> None:
     """Replace the policy, in a worker before its main function runs."""
     from always_draft import AlwaysDraft
 
-    from pontil.runtime.worker import draft_loading
+    from pontil.runtime.worker.start import draft_loading
 
     vars(draft_loading)["AdaptivePolicy"] = lambda ratio: AlwaysDraft(with_lookup=True)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.nixl_agent import NixlAgent, PeerDisconnected, Rows
+from pontil.runtime.transfer.nixl.agent import NixlAgent, PeerDisconnected, Rows
 
 
 class EmulatedAgent(NixlAgent):

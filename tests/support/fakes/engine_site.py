@@ -11,13 +11,13 @@ from virtual_site import BEAT, Clock, VirtualProxy
 
 from pontil.runtime.engine.sequence import FinishReason, Sequence
 from pontil.runtime.foundation.fair_share import FairShare
-from pontil.runtime.proxy.rate_limits import Allowance
-from pontil.runtime.proxy.request import Request
-from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.admission.rate_limits import Allowance
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Heartbeat, Hello, Message, Submit
-from pontil.runtime.worker.worker_request import WorkerRequest, key_of, tokens_frame
+from pontil.runtime.worker.process.worker_request import WorkerRequest, key_of, tokens_frame
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from collections import deque
 from weakref import WeakKeyDictionary
 
 from pontil.runtime.errors import PontilError
-from pontil.runtime.proxy.stream import Event, Mailbox, Stream
+from pontil.runtime.proxy.requests.stream import Event, Mailbox, Stream
 from pontil.runtime.proxy.wakeup import Wakeup
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from proxy_configs import bare_config
 
 from pontil.runtime.cache.prefix import full_keys
-from pontil.runtime.proxy.held_prefixes import short_key
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.stream import Stream
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.routing.held_prefixes import short_key
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Hello, Message

@@ -15,10 +15,10 @@ from pathlib import Path
 from select import select
 from tempfile import TemporaryFile
 
-from pontil.launcher.child.fork_server import ForkServer
+from pontil.launcher.child.fork.fork_server import ForkServer
 from pontil.launcher.child.starter import ExecStarter, ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
-from pontil.launcher.config.options import read_environment
+from pontil.launcher.options.options import read_environment
 
 PROGRAM = Path(__file__).with_name("warm_program.py")
 ROOT = Path(__file__).resolve().parents[3]

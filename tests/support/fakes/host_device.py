@@ -8,7 +8,7 @@ import torch
 from tiny import layout_of
 from torch import Tensor
 
-from pontil.gpu_ops.attention import (
+from pontil.gpu_ops.kv.attention import (
     KEY_CHUNK,
     KEY_STRIP,
     GeneratedAttention,
@@ -16,7 +16,7 @@ from pontil.gpu_ops.attention import (
     PromptAttention,
     PromptSpan,
 )
-from pontil.gpu_ops.device_tile import DeviceTile
+from pontil.gpu_ops.kv.device_tile import DeviceTile
 from pontil.gpu_ops.rotary import HeadTurn
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage

@@ -9,8 +9,8 @@ from pontil.runtime.engine.batch import Batch, Tile
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.runner import Launched
-from pontil.runtime.engine.sampler import Sampled
-from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 
 

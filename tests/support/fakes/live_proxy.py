@@ -12,7 +12,7 @@ from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker
 
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.stream import Delta, Finished, Stream
+from pontil.runtime.proxy.requests.stream import Delta, Finished, Stream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit
 

@@ -52,7 +52,7 @@ def main(task: str, host: str) -> None:
     from pools import Pool, wait_for
 
     from pontil.runtime.cache.layout import KVLayout
-    from pontil.runtime.transfer.nixl_connector import NixlConnector
+    from pontil.runtime.transfer.nixl.connector import NixlConnector
 
     pool = Pool(partial(NixlConnector, host=host), BLOCKS, KVLayout(16, 30, 3, 64, "bfloat16"))
     if task == "own":

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.graph.catalog import TINY_SPEECH, GraphModel, edge_name
-from pontil.runtime.graph.part import GraphPart, Producer
-from pontil.runtime.graph.policies import ChunkPolicy
-from pontil.runtime.nodes.node import StageNode
-from pontil.runtime.streams.producer_stream import ProducerStream
+from pontil.runtime.stages.graph.catalog import TINY_SPEECH, GraphModel, edge_name
+from pontil.runtime.stages.graph.part import GraphPart, Producer
+from pontil.runtime.stages.graph.policies import ChunkPolicy
+from pontil.runtime.stages.nodes.node import StageNode
+from pontil.runtime.stages.streams.producer_stream import ProducerStream
+from pontil.runtime.stages.worker.node_worker import NodeWorker
+from pontil.runtime.stages.worker.stream_ports import StreamPorts
+from pontil.runtime.wire.links.sockets import PeerServer, Poller, open_context
 from pontil.runtime.wire.messages import Cancel, Inputs, Message, NodeOutput, NodeTask, PassDone, Starved
-from pontil.runtime.wire.sockets import PeerServer, Poller, open_context
-from pontil.runtime.worker.node_worker import NodeWorker
-from pontil.runtime.worker.stream_ports import StreamPorts
 
 RUN, SECRET = "r", "ab" * 16
 

@@ -11,7 +11,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
 
 LAYOUT = KVLayout(16, 2, 2, 8, "bfloat16")
 DEADLINE = 60.0

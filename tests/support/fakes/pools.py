@@ -17,13 +17,13 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.transfer.auto_connector import AutoConnector
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
-from pontil.runtime.transfer.cuda_connector import CudaConnector
+from pontil.runtime.transfer.cuda.connector import CudaConnector
 from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.transfer.grants import Grant, Grants
-from pontil.runtime.transfer.nixl_connector import NixlConnector
+from pontil.runtime.transfer.nixl.connector import NixlConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.transfer.shm_connector import ShmConnector
-from pontil.runtime.transfer.tcp_connector import TcpConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.tcp.connector import TcpConnector
 
 # Connectors whose library is not a part of the suite, by the name of a kind.
 OPTIONAL = {"nixl": "nixl", "nixl-staged": "nixl"}

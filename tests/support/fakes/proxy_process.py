@@ -37,7 +37,7 @@ class LineReporter:
 
 
 def main() -> None:
-    from pontil.http.app.service import run_proxy
+    from pontil.http.server.service import run_proxy
     from pontil.runtime.config.proxy_config import proxy_config
     from pontil.runtime.errors import PontilError
 

@@ -8,7 +8,7 @@ from tiny import sequence
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.engine.prefix_cache import PrefixHit
+from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
 

@@ -22,7 +22,7 @@ from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.grants import Grants
 from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.transfer.tcp_connector import TcpConnector
+from pontil.runtime.transfer.tcp.connector import TcpConnector
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import ChunkReady, Handoff, RankDone, RankPlan
 

@@ -13,14 +13,14 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.plan_tables import PlanReader, PlanWriter
-from pontil.runtime.engine.tile_plan import TilePlan
-from pontil.runtime.engine.tile_runner import TileRunner
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.plan_tables import PlanReader, PlanWriter
+from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
-from pontil.runtime.loaders.omni_config import read_talker_config
-from pontil.runtime.loaders.omni_directory import talker_checkpoint
-from pontil.runtime.models.registry import build_model
+from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.weights import Weights
+from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config
+from pontil.runtime.stages.qwen3_omni.directory import talker_checkpoint
 
 BLOCK = 16
 

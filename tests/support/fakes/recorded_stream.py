@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from pontil.runtime.graph.catalog import GRAPHS
-from pontil.runtime.graph.stream_buffer import StreamBuffer
-from pontil.runtime.streams.producer_stream import ProducerStream
-from pontil.runtime.worker.stages.edge_writer import EdgeWriter
-from pontil.runtime.worker.stages.state_stream import StateStream
+from pontil.runtime.stages.graph.catalog import GRAPHS
+from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
+from pontil.runtime.stages.streams.edge_writer import EdgeWriter
+from pontil.runtime.stages.streams.producer_stream import ProducerStream
+from pontil.runtime.stages.streams.state_stream import StateStream
 
 STATES = "thinker/talker/states"
 

@@ -14,8 +14,8 @@ from typing import Any
 from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
-from pontil.http.app.service import BACKLOG, build_app
-from pontil.http.app.timed_protocol import TimedProtocol
+from pontil.http.server.service import BACKLOG, build_app
+from pontil.http.server.timed_protocol import TimedProtocol
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from pontil.runtime.proxy.registry import Registry
+from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.stop_strings import StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.links.sockets import Poller, WorkerSocket, open_context
 from pontil.runtime.wire.messages import (
     SCHEMA,
     Cancel,
@@ -34,7 +35,6 @@ from pontil.runtime.wire.messages import (
     Tokens,
     Welcome,
 )
-from pontil.runtime.wire.sockets import Poller, WorkerSocket, open_context
 
 DEADLINE = 60.0
 Script = Callable[["ScriptedWorker", Submit], Iterator[Message]]

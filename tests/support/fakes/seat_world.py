@@ -14,7 +14,7 @@ from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.engine import Engine, Output
 from pontil.runtime.engine.queues import may_yield
 from pontil.runtime.engine.runner import Launched
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.foundation.fair_share import FairShare

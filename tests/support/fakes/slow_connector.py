@@ -4,9 +4,9 @@
 import time
 
 from pontil.runtime.transfer.connector import PullResult
-from pontil.runtime.transfer.copying_connector import CopyJob
-from pontil.runtime.transfer.peer_pool import PeerPool
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.shm.copying_connector import CopyJob
+from pontil.runtime.transfer.shm.peer_pool import PeerPool
 
 RATE = 50e6
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pontil.runtime.graph.catalog import (
+from pontil.runtime.stages.graph.catalog import (
     PREFILL,
     TALKER_DECODE,
     TALKER_LAST_PREFILL,
@@ -19,11 +19,11 @@ from pontil.runtime.graph.catalog import (
     talker_walk,
     text_partition,
 )
-from pontil.runtime.graph.connection import Connection
-from pontil.runtime.graph.graph import Graph
-from pontil.runtime.graph.part import GraphPart
-from pontil.runtime.graph.policies import Fixed
-from pontil.runtime.graph.walk import Loop, Node
+from pontil.runtime.stages.graph.connection import Connection
+from pontil.runtime.stages.graph.graph import Graph
+from pontil.runtime.stages.graph.part import GraphPart
+from pontil.runtime.stages.graph.policies import Fixed
+from pontil.runtime.stages.graph.walk import Loop, Node
 from pontil.runtime.wire.messages import NodeTask, Submit
 
 RATE = 8000

@@ -11,8 +11,8 @@ from typing import Any
 from proxy_configs import bare_config
 from stage_model import GRAPH, RATE, TALKER_END, Kept, StageJob, answer_of, sound_of
 
-from pontil.runtime.graph.part import GraphPart, graph_part
 from pontil.runtime.proxy.proxy import TICK, Proxy
+from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
     SCHEMA,

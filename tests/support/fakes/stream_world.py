@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pontil.runtime.errors import TransferError
-from pontil.runtime.graph.connection import Connection
-from pontil.runtime.graph.part import GraphPart
-from pontil.runtime.graph.policies import ChunkPolicy, Fixed
-from pontil.runtime.graph.stream_buffer import StreamBuffer
-from pontil.runtime.streams.consumer_stream import ConsumerStream, ReceiverPort
-from pontil.runtime.streams.item_puller import ItemPuller
-from pontil.runtime.streams.producer_stream import ProducerStream, SenderPort
-from pontil.runtime.streams.stream_memory import StreamMemory
-from pontil.runtime.streams.stream_receiver import StreamReceiver
-from pontil.runtime.streams.stream_sender import StreamSender
+from pontil.runtime.stages.graph.connection import Connection
+from pontil.runtime.stages.graph.part import GraphPart
+from pontil.runtime.stages.graph.policies import ChunkPolicy, Fixed
+from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
+from pontil.runtime.stages.streams.consumer_stream import ConsumerStream, ReceiverPort
+from pontil.runtime.stages.streams.item_puller import ItemPuller
+from pontil.runtime.stages.streams.producer_stream import ProducerStream, SenderPort
+from pontil.runtime.stages.streams.stream_memory import StreamMemory
+from pontil.runtime.stages.streams.stream_receiver import StreamReceiver
+from pontil.runtime.stages.streams.stream_sender import StreamSender
 from pontil.runtime.transfer.connector import Pair, PullResult, can_be_read
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.wire.codec import decode, encode

@@ -25,7 +25,7 @@ from contextlib import suppress  # noqa: E402
 from itertools import pairwise  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
-from pontil.launcher.child.forked import serve_forks, show_as  # noqa: E402
+from pontil.launcher.child.fork.forked import serve_forks, show_as  # noqa: E402
 from pontil.launcher.child.parent_death import parent_death_signal  # noqa: E402
 from pontil.launcher.child.starter import ExecStarter, ProcessStart  # noqa: E402
 from pontil.launcher.child.system_process import GroupLeader, SystemProcess  # noqa: E402
@@ -71,7 +71,7 @@ def main() -> None:
 def import_all() -> None:
     """Import what proxies and workers need. A process that has is much larger, and slower to fork."""
     import_for_workers()
-    from pontil.http.app import service  # noqa: F401
+    from pontil.http.server import service  # noqa: F401
     from pontil.runtime.loaders import builtin  # noqa: F401
     from pontil.runtime.probe import footprint  # noqa: F401
 

@@ -13,10 +13,11 @@ from hostile_connector import HostileConnector
 from kernels import CACHE
 
 from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
-from pontil.runtime.proxy.held_prefixes import HeldPrefixes
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.transfer.nixl_connector import NixlConnector
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.nixl.connector import NixlConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.wire.links.sockets import ControlServer, open_context
 from pontil.runtime.wire.messages import (
     AttemptTimes,
     Cancel,
@@ -34,10 +35,9 @@ from pontil.runtime.wire.messages import (
     Tokens,
     Welcome,
 )
-from pontil.runtime.wire.sockets import ControlServer, open_context
-from pontil.runtime.worker.assembly import assemble
-from pontil.runtime.worker.proxy_link import ProxyLink
-from pontil.runtime.worker.worker import Worker
+from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.worker.links.proxy_link import ProxyLink
+from pontil.runtime.worker.start.assembly import assemble
 
 DEADLINE = 60.0
 

@@ -12,10 +12,10 @@ from itertools import count
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
-from pontil.runtime.transfer.copying_connector import CopyJob
 from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.shm.copying_connector import CopyJob
 
 NEVER = 1 << 60
 

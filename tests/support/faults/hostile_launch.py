@@ -17,7 +17,7 @@ def spoil() -> None:
     """Replace the connector, in a worker before its main function runs."""
     from hostile_connector import HostileConnector, Mischief
 
-    from pontil.runtime.worker.worker import Worker
+    from pontil.runtime.worker.generate.worker import Worker
 
     def opened(worker: Worker) -> HostileConnector:
         connector = HostileConnector(worker.machine.storage, worker.poller.wake)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.chaos.disk_fill import DiskFill
+from pontil.launcher.tools.chaos.disk_fill import DiskFill
 
 MEBIBYTES = 16
 

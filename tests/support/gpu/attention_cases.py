@@ -10,8 +10,8 @@ import torch
 from ladder import Budget, KernelCase, Results
 from pages import Heads, Scene, Span
 
-from pontil.gpu_ops.device_attention import DeviceAttention
-from pontil.gpu_ops.device_tile import DeviceTile
+from pontil.gpu_ops.kv.device_attention import DeviceAttention
+from pontil.gpu_ops.kv.device_tile import DeviceTile
 from pontil.gpu_ops.triton import decode_attention
 from pontil.gpu_ops.triton.decode_attention import DecodeTiles
 

@@ -5,8 +5,8 @@ import torch
 from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
-from pontil.gpu_ops import block_copies as copies_reference
-from pontil.gpu_ops.digest import digest_weights
+from pontil.gpu_ops.kv import block_copies as copies_reference
+from pontil.gpu_ops.kv.digest import digest_weights
 from pontil.gpu_ops.triton import blocks
 
 CPU = torch.device("cpu")

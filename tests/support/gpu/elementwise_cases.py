@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pontil.gpu_ops import activation as activation_reference
 from pontil.gpu_ops import rotary as rotary_reference
-from pontil.gpu_ops.attention import write_kv
+from pontil.gpu_ops.kv.attention import write_kv
 from pontil.gpu_ops.triton import activation, rotary
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from ladder import Results
 from torch import Tensor
 
-from pontil.gpu_ops.attention import (
+from pontil.gpu_ops.kv.attention import (
     KEY_CHUNK,
     KEY_STRIP,
     GeneratedAttention,
@@ -16,8 +16,8 @@ from pontil.gpu_ops.attention import (
     PromptAttention,
     PromptSpan,
 )
-from pontil.gpu_ops.device_attention import DeviceAttention
-from pontil.gpu_ops.device_tile import DeviceTile, cut
+from pontil.gpu_ops.kv.device_attention import DeviceAttention
+from pontil.gpu_ops.kv.device_tile import DeviceTile, cut
 
 SLOTS, LAYER = 16, 1
 BLOCKS = 32

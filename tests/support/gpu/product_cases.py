@@ -12,9 +12,9 @@ from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
 from pontil.gpu_ops import activation as activation_reference
-from pontil.gpu_ops import experts as experts_reference
-from pontil.gpu_ops import routing as routing_reference
-from pontil.gpu_ops.scaled_weights import Fp4Weights, PackedWeights, PlainWeights, ScaledWeights
+from pontil.gpu_ops.products import experts as experts_reference
+from pontil.gpu_ops.products import routing as routing_reference
+from pontil.gpu_ops.products.scaled_weights import Fp4Weights, PackedWeights, PlainWeights, ScaledWeights
 from pontil.gpu_ops.triton import activation, experts, products, routing
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 

@@ -20,8 +20,8 @@ from transformers import (
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.registry import build_model
 from pontil.runtime.models.weights import Weights
 
 VOCAB = 97

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Layers, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate, stack
-from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv_cells import row_cells
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate, stack
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 from pontil.runtime.models.partition import Partition
 

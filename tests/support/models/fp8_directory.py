@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pontil.runtime.loaders.hf_directory import WHOLE
-from pontil.runtime.loaders.hf_quantization import SCALE
+from pontil.runtime.loaders.facts.quantization import SCALE
+from pontil.runtime.loaders.hf.directory import WHOLE
 
 BLOCK = (32, 16)
 LARGEST = 448.0

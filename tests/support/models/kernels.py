@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pontil.gpu_ops.kernels.build import KernelError
-from pontil.gpu_ops.kernels.instruction_sets import INSTRUCTION_SETS
+from pontil.gpu_ops.kernels.compile.build import KernelError
+from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
 from pontil.gpu_ops.kernels.kernel_set import open_kernels
 from pontil.gpu_ops.kernels.library import KernelLibrary
 

@@ -11,11 +11,11 @@ from pontil.gpu_ops.kernels.experts import ExpertChoice, ExpertHalf
 from pontil.gpu_ops.kernels.latent import HeadMatrices, LatentHalf, LatentMatrices
 from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.matrix import Matrix, alternate
-from pontil.gpu_ops.kernels.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kernels.reference import LatentWeights, expert_half, latent_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv_cells import row_cells
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 EPSILON, LAYERS = 1e-5, 2

@@ -8,17 +8,17 @@ import torch
 from tiny import rig
 from torch import Tensor
 
+from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.sampling import Shaping, greedy, sample
-from pontil.runtime.engine.sampler import uniform
-from pontil.runtime.engine.tile_plan import TilePlan
+from pontil.runtime.engine.sampling.sampler import uniform
+from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.qwen3_omni.chunks import chunks
-from pontil.runtime.models.qwen3_omni.code2wav import Code2Wav
-from pontil.runtime.models.qwen3_omni.config import CHUNK_FRAMES, CONTEXT_FRAMES, FIRST_CODE
-from pontil.runtime.models.qwen3_omni.talker import Talker
-from pontil.runtime.models.qwen3_omni.talker_input import TalkerInput
+from pontil.runtime.stages.qwen3_omni.chunks import chunks
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.config import CHUNK_FRAMES, CONTEXT_FRAMES, FIRST_CODE
+from pontil.runtime.stages.qwen3_omni.talker import Talker
+from pontil.runtime.stages.qwen3_omni.talker_input import TalkerInput
 
 BLOCKS = 40
 

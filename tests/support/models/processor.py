@@ -12,7 +12,7 @@ def hide_faster_sets() -> None:
     name = os.environ.get(CHOSEN)
     if not name:
         return
-    from pontil.gpu_ops.kernels import instruction_sets
+    from pontil.gpu_ops.kernels.compile import instruction_sets
 
     (chosen,) = [one for one in instruction_sets.INSTRUCTION_SETS if one.name == name]
     shown = os.memfd_create("cpuinfo")

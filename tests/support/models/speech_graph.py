@@ -3,11 +3,11 @@
 
 from typing import Any
 
-from pontil.runtime.graph.connection import Connection
-from pontil.runtime.graph.graph import Graph
-from pontil.runtime.graph.partition import Authority, GraphPartition
-from pontil.runtime.graph.policies import ChunkPolicy, Fixed, LeftContext
-from pontil.runtime.graph.walk import Loop, Node, Sequential, Walk
+from pontil.runtime.stages.graph.connection import Connection
+from pontil.runtime.stages.graph.graph import Graph
+from pontil.runtime.stages.graph.partition import Authority, GraphPartition
+from pontil.runtime.stages.graph.policies import ChunkPolicy, Fixed, LeftContext
+from pontil.runtime.stages.graph.walk import Loop, Node, Sequential, Walk
 
 THINKER = GraphPartition(
     "thinker",

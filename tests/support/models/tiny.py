@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pontil.gpu_ops.batch_invariance import BatchInvariance
+from pontil.gpu_ops.products.batch_invariance import BatchInvariance
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.draft_model import DraftModel
-from pontil.runtime.engine.drafter import Drafter
+from pontil.runtime.engine.drafts.drafter import Drafter
+from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.model_runner import ModelRunner
-from pontil.runtime.engine.sampler import Sampled
+from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequence import Sequence
-from pontil.runtime.engine.tile_runner import torch_products
+from pontil.runtime.engine.tiles.runner import torch_products
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.llama import Llama
+from pontil.runtime.models.families.llama import Llama
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.sampling_params import SamplingParams

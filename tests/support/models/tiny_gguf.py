@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from pontil.runtime.loaders.gguf_names import LAYER_NAMES, TOP_NAMES
+from pontil.runtime.loaders.gguf.names import LAYER_NAMES, TOP_NAMES
 from pontil.runtime.models.config import ModelConfig
 
 GGUF_NAMES = {theirs: ours for ours, theirs in (LAYER_NAMES | TOP_NAMES).items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 from more_architectures import LATENT
 
-from pontil.runtime.loaders.hf_config import read_hf_config
+from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.loaders.synthetic import (
     END_ID,
     byte_level_tokenizer,

@@ -15,9 +15,9 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
-from pontil.runtime.models.qwen3_omni.code2wav import Code2Wav
-from pontil.runtime.models.qwen3_omni.talker import Talker
-from pontil.runtime.worker.speech_loading import load_code2wav, load_talker, load_talker_decoder
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.speech_loading import load_code2wav, load_talker, load_talker_decoder
+from pontil.runtime.stages.qwen3_omni.talker import Talker
 
 ROLES = ("system", "user", "assistant")
 MARKS = (

@@ -7,7 +7,7 @@ from typing import Any
 from scenario import Facts, Scenario
 from side import Side, SideProcess
 
-from pontil.runtime.wire.sockets import HIGH_WATER_MARK
+from pontil.runtime.wire.links.sockets import HIGH_WATER_MARK
 
 # Seconds in which nothing is to happen.
 QUIET = 0.05

@@ -21,9 +21,9 @@ from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.copying_connector import CopyJob
-from pontil.runtime.transfer.peer_pool import PeerPool, describe
-from pontil.runtime.transfer.shm_connector import ShmConnector
+from pontil.runtime.transfer.shm.connector import ShmConnector
+from pontil.runtime.transfer.shm.copying_connector import CopyJob
+from pontil.runtime.transfer.shm.peer_pool import PeerPool, describe
 
 DONE = "done"
 LAYOUT, SLOT = KVLayout(8, 1, 1, 1, "float32"), 3

@@ -11,9 +11,9 @@ from linux_calls import LinuxCalls, named
 from zmq.utils.monitor import recv_monitor_message
 
 from pontil.runtime.errors import PontilError
-from pontil.runtime.wire import sockets
-from pontil.runtime.wire.connection_monitor import EVENTS, READABLE, ConnectionMonitor
-from pontil.runtime.wire.sockets import HIGH_WATER_MARK, BaseSocket, PeerClient, PeerServer, open_context
+from pontil.runtime.wire.links import sockets
+from pontil.runtime.wire.links.connection_monitor import EVENTS, READABLE, ConnectionMonitor
+from pontil.runtime.wire.links.sockets import HIGH_WATER_MARK, BaseSocket, PeerClient, PeerServer, open_context
 
 # All events of a connection that both sides have.
 EVERY_EVENT = EVENTS | zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED

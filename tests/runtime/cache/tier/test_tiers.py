@@ -17,7 +17,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pontil.gpu_ops.digest import block_digests, digest_weights
+from pontil.gpu_ops.kv.digest import block_digests, digest_weights
 from pontil.runtime.cache.tier import disk_tier, private_folder
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.disk_records import NOTHING, RECORD_BYTES

@@ -12,7 +12,7 @@ from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array, StepBuffer
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.logprobs import TokenLogprobs
+from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
 from pontil.runtime.engine.sequence import Sequence
 from pontil.runtime.models.model import Model
 

@@ -14,7 +14,7 @@ from tiny import layout_of, sequence
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from pontil.gpu_ops.device_attention import DeviceAttention
+from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.gpu_ops.triton.launch import launch
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage

@@ -7,7 +7,7 @@ import pytest
 from pretend_device import PretendDevice, PretendLink, PretendMemory
 from tiny import build, layout_of, reference
 
-from pontil.gpu_ops.batch_invariance import ANY_ROWS
+from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -30,7 +30,7 @@ def test_a_device_runs_recorded_steps_if_kernels_read_its_cells(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The plain runner compares numbers, of which there are none.
-    monkeypatch.setattr("pontil.runtime.engine.tile_runner.measure", lambda *products: ANY_ROWS)
+    monkeypatch.setattr("pontil.runtime.engine.tiles.runner.measure", lambda *products: ANY_ROWS)
     hugging = reference()
     with PretendDevice() as there, caplog.at_level(logging.INFO):
         model = build(hugging, device=str(there.device))

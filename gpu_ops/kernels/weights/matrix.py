@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in the layout of the kernels, which csrc/kernels.h describes."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.weights.arena import Arena
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_numbers, packed_scales, stacked
+from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
+
+PANEL, GROUP = 16, 32
+# The number of words of an output is padded to a multiple of this.
+WORDS = 16
+ARENA = Arena()
+
+
+class Matrix:
+    """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed; the originals are not
+    kept.
+
+    `inputs` is a multiple of 16.
+    """
+
+    def __init__(self, weight: Tensor | QuantizedWeights, bias: Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self.bias = None if bias is None else padded(bias.float(), GROUP)
+        self.scales: Tensor | None = None
+        self.units: Tensor | None = None
+        scale_words = 0
+        if isinstance(weight, QuantizedWeights):
+            kind, words = weight.kind, self.inputs // 2 + -(self.inputs // 2) % WORDS
+            self.data = in_groups(packed_numbers(padded_inputs(weight.numbers, 2 * words), kind))
+            scales, units = packed_scales(weight)
+            self.units = padded(units, GROUP)
+            scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
+            self.scales = in_groups(padded_inputs(scales, words // scale_words))
+        else:
+            kind, self.data = KINDS[weight.dtype], pack(weight)
+            words = self.data.shape[1]
+        parts = (self.data, self.scales, self.units, self.bias)
+        pointers = (None if one is None else one.data_ptr() for one in parts)
+        self.fields = MatrixFields(*pointers, kind, self.outputs, self.inputs, words, scale_words, 0)
+
+    def from_output(self, first: int) -> MatrixFields:
+        """The same without the outputs before `first`, a multiple of 32."""
+        group = first // GROUP
+        parts = ((self.data, group), (self.scales, group), (self.units, first), (self.bias, first))
+        pointers = (None if one is None else one[start:].data_ptr() for one, start in parts)
+        one = self.fields
+        return MatrixFields(*pointers, one.kind, one.outputs - first, one.inputs, one.words, one.scale_words, 0)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Pack [outputs, inputs] to int32 [groups, words, 2, 16]."""
+    per_word = 4 // weight.element_size()
+    inputs = weight.shape[1]
+    whole = padded_inputs(weight, inputs + -inputs % (WORDS * per_word))
+    return in_groups(whole.contiguous().view(torch.int32))
+
+
+def padded_inputs(values: Tensor, size: int) -> Tensor:
+    """Pad [outputs, ...] with zeros to [outputs, size]."""
+    return values if values.shape[1] == size else torch.nn.functional.pad(values, (0, size - values.shape[1]))
+
+
+def in_groups(words: Tensor) -> Tensor:
+    """Group int32 [outputs, words] to [groups, words, 2, 16]."""
+    outputs, count = words.shape
+    whole = torch.nn.functional.pad(words, (0, 0, 0, -outputs % GROUP)) if outputs % GROUP else words
+    grouped = whole.view(-1, 2, PANEL, count).permute(0, 3, 1, 2)
+    return ARENA.take(grouped.shape).copy_(grouped)
+
+
+def alternate(gate: Tensor | QuantizedWeights, up: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:
+    """Gates and ups [size, ...], size a multiple of 16, alternating by panels: [2 * size, ...]."""
+    both = stack(gate, up)
+    if isinstance(both, QuantizedWeights):
+        panels = in_panels(both.shape[0])
+        return QuantizedWeights(both.numbers[panels], both.scales[panels], both.offsets[panels])
+    return both[in_panels(len(both))]
+
+
+def alternate_numbers(gate: Tensor, up: Tensor) -> Tensor:
+    """The same of biases [size]."""
+    return torch.cat([gate, up])[in_panels(2 * len(gate))]
+
+
+def in_panels(outputs: int) -> Tensor:
+    """The places of gates and ups, so many together."""
+    return torch.arange(outputs).view(2, -1, PANEL).transpose(0, 1).reshape(-1)
+
+
+def stack(*parts: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:
+    """One weight with the outputs of all parts: quantized where all of them are, else in the type of those that are
+    not."""
+    levels = [part for part in parts if isinstance(part, QuantizedWeights)]
+    if len(levels) == len(parts):
+        return stacked(levels)
+    dtype = next(part.dtype for part in parts if isinstance(part, Tensor))
+    return torch.cat([part.dense().to(dtype) if isinstance(part, QuantizedWeights) else part for part in parts])
+
+
+def padded(values: Tensor, unit: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, -len(values) % unit))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized weights of less than 16 bits: integers, with a scale and an offset for each group of inputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.weights.structures import BYTES, NIBBLES
+
+# The largest weight in its output's unit: 2^12, less the most that rounding of scale, offset and weight adds.
+MOST_WEIGHT = 4093
+# A weight is scale * number / STEP + offset.
+STEP, MOST_SCALE = 128, 32767
+SMALLEST_UNIT = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """A weight [outputs, inputs] is `scales * numbers + offsets`. numbers are int8, or uint8 below 128; scales and
+    offsets float32 [outputs, groups], each for as many neighbouring inputs: 16, 32 or all of them."""
+
+    numbers: Tensor
+    scales: Tensor
+    offsets: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return self.numbers.shape[1] // self.scales.shape[1]
+
+    @property
+    def kind(self) -> int:
+        return NIBBLES if self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16 else BYTES
+
+    def dense(self) -> Tensor:
+        """The dequantized weight in float32."""
+        scales, offsets = (one.repeat_interleave(self.group, dim=1) for one in (self.scales, self.offsets))
+        return scales * self.numbers.float() + offsets
+
+    def alike(self, dtype: torch.dtype, group: int) -> "QuantizedWeights":
+        """The same weight with another type of numbers and with smaller groups."""
+        times = self.group // group
+        scales, offsets = (one.repeat_interleave(times, dim=1) for one in (self.scales, self.offsets))
+        return QuantizedWeights(self.numbers.to(dtype), scales, offsets)
+
+
+def per_channel(weight: Tensor) -> QuantizedWeights:
+    """Quantize to signed bytes, one scale an output, rounded to nearest."""
+    weight = weight.float()
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    numbers = (weight / scales.clamp(min=1e-30)).round_().to(torch.int8)
+    return QuantizedWeights(numbers, scales, torch.zeros_like(scales))
+
+
+def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
+    """One weight with the outputs of all parts, whose kinds may differ."""
+    signed = any(part.numbers.dtype == torch.int8 for part in parts)
+    group = min(part.group for part in parts)
+    same = [part.alike(torch.int8 if signed else torch.uint8, group) for part in parts]
+    return QuantizedWeights(
+        *(torch.cat([getattr(one, name) for one in same]) for name in ("numbers", "scales", "offsets"))
+    )
+
+
+def packed_numbers(numbers: Tensor, kind: int) -> Tensor:
+    """Pack numbers [outputs, inputs] to int32 [outputs, words]. A word holds pairs of inputs: of each pair the earlier
+    one in its lower half, later pairs in higher bits."""
+    pairs, bits = (4, 4) if kind == NIBBLES else (2, 8)
+    split = numbers.view(len(numbers), -1, pairs, 2).to(torch.int32) & ((1 << bits) - 1)
+    parts = [split[:, :, pair, half] << (bits * pair + 16 * half) for pair in range(pairs) for half in range(2)]
+    return reduce(torch.bitwise_or, parts)
+
+
+def packed_scales(levels: QuantizedWeights) -> tuple[Tensor, Tensor]:
+    """int32 [outputs, groups] with a scale in the low half and an offset in the high half, both whole numbers of 16
+    bits, and the unit of each output, float32 [outputs]. Where a scale is not finite, the unit is not."""
+    scales, offsets = levels.scales, levels.offsets
+    # An output's unit depends on that output alone, so that it is the same in a part of the weight.
+    extremes = (number.float()[:, None] for number in torch.aminmax(levels.numbers, dim=1))
+    ends = torch.stack([offsets, *(scales * number + offsets for number in extremes)])
+    highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * STEP / MOST_SCALE)
+    units = highest.clamp(min=SMALLEST_UNIT)
+    low, high = (
+        (one / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for one in (scales * STEP, offsets)
+    )
+    return (low & 0xFFFF) | (high << 16), units

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention on devices, by kernels. The operations of gpu_ops/kv/attention.py are its reference, and compute
+where pools have cells that the kernels do not read."""
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
+from pontil.gpu_ops.rotary import HeadTurn
+
+CELLS = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of cells that the kernels read and write."""
+
+
+class DeviceAttention:
+    """A PagedAttention of a tile that is on the pool's device. Everything it starts follows from shapes: it can be
+    recorded once and started again for other numbers in the same memory."""
+
+    def __init__(self, pool: Tensor, tile: DeviceTile) -> None:
+        assert pool.dtype in CELLS
+        self.pool, self.tile = pool, tile
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
+        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
+    ) -> Tensor:  # fmt: skip
+        # A machine without devices has no Triton.
+        from pontil.gpu_ops.triton.decode_attention import decode
+        from pontil.gpu_ops.triton.paged_kv import write_kv
+        from pontil.gpu_ops.triton.prompt_attention import prompt
+        from pontil.gpu_ops.triton.rotary import turn_and_write
+
+        tile = self.tile
+        if turn is None or v is None:
+            q, k = (q, k) if turn is None else turn(q, k)
+            write_kv(self.pool, layer, tile.slots, k, v)
+        else:
+            q = turn_and_write(
+                self.pool, layer, tile.slots, q, k, v, turn.cos, turn.sin, turn.interleaved, turn.norms
+            )  # fmt: skip
+        if tile.owners is not None and tile.lengths is not None:
+            return decode(
+                self.pool, layer, q, tile.tables, tile.owners, tile.lengths, scale=scale, window=window, sinks=sinks,
+                value_dim=value_dim,
+            )  # fmt: skip
+        assert tile.query_tiles is not None
+        return prompt(
+            self.pool, layer, q, tile.tables, tile.query_tiles, QUERY_TILE, scale=scale, window=window, sinks=sinks,
+            value_dim=value_dim,
+        )  # fmt: skip

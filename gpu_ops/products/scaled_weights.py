@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that stay in memory in 8 bits or less, and become numbers of the model's type where a product needs them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pontil.gpu_ops.products.linear import Linear
+from pontil.gpu_ops.triton.device_weights import DeviceWeights
+
+# Outputs whose weights are taken apart at a time: few enough to stay in a cache until they are multiplied.
+OUTPUTS = 256
+# The values of a float of 4 bits: a sign, two bits of exponent and one of mantissa.
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP4_GROUP, FP4_BIAS = 32, 127
+
+
+class StoredWeights(Protocol):
+    """A weight [outputs, inputs]."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """The weights of the outputs [start, stop) as numbers."""
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """All weights as numbers."""
+
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        """The weights as kernels for devices read them; numbers have this type."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeights:
+    """A weight is its number times the scale of its group: `numbers` float8 [outputs, inputs], `scales` float32
+    [outputs, groups], each for `group` neighbouring inputs, the last one maybe for fewer."""
+
+    numbers: Tensor
+    scales: Tensor
+    group: int
+
+    @classmethod
+    def of_blocks(cls, numbers: Tensor, scales: Tensor, block: tuple[int, int]) -> "ScaledWeights":
+        """`scales` [blocks of outputs, blocks of inputs]: one for each block of `block` outputs and inputs."""
+        by_output = scales.float().repeat_interleave(block[0], dim=0)[: len(numbers)]
+        return cls(numbers, by_output.contiguous(), block[1])
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def rows(self, own: range) -> "ScaledWeights":
+        """Some outputs. The others take no memory."""
+        if len(own) == len(self.numbers):
+            return self
+        kept = slice(own.start, own.stop)
+        return ScaledWeights(self.numbers[kept].clone(), self.scales[kept].clone(), self.group)
+
+    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        inputs = self.numbers.shape[1]
+        numbers = F.pad(self.numbers[start:stop].float(), (0, -inputs % self.group)).unflatten(1, (-1, self.group))
+        whole: Tensor = (numbers * self.scales[start:stop].unsqueeze(-1)).flatten(1)
+        return whole[:, :inputs].to(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.part(0, len(self.numbers), dtype)
+
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        return DeviceWeights(self.numbers, bias, self.scales, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp4Weights:
+    """Floats of 4 bits, two in a byte, the earlier in its lower half, of which 32 neighbouring inputs share a power of
+    two (MXFP4 in "OCP Microscaling Formats", Open Compute Project, 2023): `numbers` uint8 [outputs, groups, 16] and
+    `scales` uint8 [outputs, groups], the exponents plus 127."""
+
+    numbers: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.numbers), self.numbers.shape[1] * FP4_GROUP))
+
+    def rows(self, own: range) -> "Fp4Weights":
+        """Some outputs. The others take no memory."""
+        if len(own) == len(self.numbers):
+            return self
+        kept = slice(own.start, own.stop)
+        return Fp4Weights(self.numbers[kept].clone(), self.scales[kept].clone())
+
+    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        values = torch.tensor(FP4_VALUES, device=self.numbers.device)
+        numbers = self.numbers[start:stop].int()
+        pairs = torch.stack((values[numbers & 15], values[numbers >> 4]), dim=-1).flatten(2)
+        whole: Tensor = torch.ldexp(pairs, self.scales[start:stop].int().unsqueeze(-1) - FP4_BIAS).flatten(1)
+        return whole.to(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.part(0, len(self.numbers), dtype)
+
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        return DeviceWeights(self.numbers.flatten(1), bias, self.scales, FP4_GROUP)
+
+
+PackedWeights = ScaledWeights | Fp4Weights
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeights:
+    """Numbers as they are, in the form of stored weights."""
+
+    numbers: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        return self.numbers[start:stop].to(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.numbers.to(dtype)
+
+    def on_device(self, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
+        return DeviceWeights(self.dense(dtype), bias)
+
+
+def stacked(parts: Sequence[PackedWeights]) -> PackedWeights | None:
+    """One weight with the outputs of all parts, or None if they differ in kind or in their groups."""
+    kinds = {part.group if isinstance(part, ScaledWeights) else None for part in parts}
+    if len(kinds) != 1:
+        return None
+    first, scales = parts[0], torch.cat([part.scales for part in parts])
+    numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(first.numbers.dtype)
+    return (
+        ScaledWeights(numbers, scales, first.group) if isinstance(first, ScaledWeights) else Fp4Weights(numbers, scales)
+    )
+
+
+class ScaledLinear(Linear):
+    """A product like `Linear`. On a CPU it is computed OUTPUTS outputs at a time; on a GPU a kernel takes its weights
+    apart as it reads them, and it is deterministic."""
+
+    def __init__(self, weights: StoredWeights, dtype: torch.dtype, device: torch.device, bias: Tensor | None) -> None:
+        self.weights, self.dtype, self.device, self.bias = weights, dtype, device, bias
+        self.out_features, self.in_features = weights.shape
+        self.deterministic = True
+
+    @property
+    def on_device(self) -> DeviceWeights:
+        return self.weights.on_device(self.dtype, self.bias)
+
+    @property
+    def as_numbers(self) -> DeviceWeights:
+        return DeviceWeights(self.weights.dense(self.dtype), self.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.device.type != "cpu":
+            return self.by_kernel(x)
+        parts = []
+        for start in range(0, self.out_features, OUTPUTS):
+            stop = min(start + OUTPUTS, self.out_features)
+            bias = None if self.bias is None else self.bias[start:stop]
+            parts.append(F.linear(x, self.weights.part(start, stop, self.dtype), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def twin(self, weight: Tensor) -> Linear:
+        bias = None if self.bias is None else torch.zeros_like(self.bias)
+        return ScaledLinear(PlainWeights(weight), self.dtype, self.device, bias)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenization off the event loop, with a limit on the length of text."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from pontil.http.intake.ordered_executor import OrderedExecutor
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.admission.checks import maximum
+from pontil.runtime.timeline.received import timed
+from pontil.runtime.timeline.timeline import TOKENIZE
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+# Texts up to this many characters are encoded at once: a thread would cost more than they do.
+SHORT_TEXT = 4_000
+# Longer texts have a queue of their own, so that an ordinary long prompt never waits for one that takes seconds.
+HUGE_TEXT = 64 << 10
+# Bytes of text that are always accepted, whatever the context could hold, and bytes per token of the context.
+LEAST_BOUND = 2 << 20
+BYTES_PER_TOKEN = 16
+# Factor on the limit for text that is only counted or will be truncated.
+NOT_KEPT_WHOLE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """The limit of a text: a `context` in tokens, None while no worker has reported one. A text that will be truncated
+    or only counted is not `whole`, and may be longer."""
+
+    context: int | None
+    whole: bool = True
+
+
+class Encoder:
+    """One tokenizer for all requests. At most two texts are encoded at a time, from two FIFO queues.
+
+    A text of more bytes than the context's tokens could stand for is refused before it is encoded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ordinary, self.huge = OrderedExecutor(), OrderedExecutor()
+
+    def most_bytes(self, limit: TextLimit) -> int:
+        """Return the limit on a text's bytes."""
+        context = limit.context
+        most = LEAST_BOUND
+        if context is not None:
+            most = min(context * self.tokenizer.longest_token, max(LEAST_BOUND, context * BYTES_PER_TOKEN))
+        return most if limit.whole else NOT_KEPT_WHOLE * most
+
+    def check(self, text: str, param: str, limit: TextLimit) -> None:
+        """Raise RequestError for a text that cannot fit."""
+        most = self.most_bytes(limit)
+        # A character has at most four bytes.
+        if len(text) > most or (4 * len(text) > most and len(text.encode(errors="replace")) > most):
+            raise self.too_long(param, limit)
+
+    def too_long(self, param: str, limit: TextLimit) -> RequestError:
+        """Return the error with OpenAI's code for an exceeded context."""
+        context, most = limit.context, self.most_bytes(limit)
+        known = "" if context is None else f"{maximum(context)} "
+        says = f"{known}{param} has more than {most} bytes of text, which is all that is taken: shorten it"
+        return RequestError(says, param=param, code="context_length_exceeded")
+
+    async def encode(self, text: str, add_special_tokens: bool, limit: TextLimit, param: str = "prompt") -> list[int]:
+        """Return the text's token ids. Raises RequestError for a text that cannot fit, Unavailable where too much is
+        queued."""
+        self.check(text, param, limit)
+        with timed(TOKENIZE):
+            if len(text) <= SHORT_TEXT:
+                return self.tokenizer.encode(text, add_special_tokens)
+            executor = self.ordinary if len(text) <= HUGE_TEXT else self.huge
+            return await executor.run(partial(self.tokenizer.encode_unlocked, text, add_special_tokens), len(text))

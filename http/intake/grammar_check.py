@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trial compilation of each grammar before any worker sees it, in a process that it cannot harm."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from pontil.http.fields.structured_output import OutputStructure
+from pontil.http.fields.tools import Tool, ToolFields
+from pontil.http.intake.caller_turns import CallerTurns
+from pontil.runtime.errors import RequestError
+from pontil.runtime.grammar.grammar_text import grammar_of_schema
+from pontil.runtime.grammar.processes.compile_child import RelaxedSchema
+from pontil.runtime.grammar.processes.compile_process import TOO_COMPLEX, GrammarProcess
+
+TURN_TIMEOUT = 10.0
+# Bytes of grammars that wait for their turn: those of the largest size take about a second for each 100,000.
+MOST_WAITING = 2 << 20
+MOST_REMEMBERED = 1024
+# Relaxed schemas beyond this are made again for each request.
+MOST_REMEMBERED_CHARACTERS = 1 << 14
+
+
+# The answer to a question: why a grammar cannot be used, None where it can; or what stands for a schema's grammar.
+Judgement = RelaxedSchema | str | None
+
+
+class GrammarCheck:
+    """Cache of trial compilations. Each grammar is compiled once, in a separate process, one at a time and by turns of
+    callers."""
+
+    def __init__(self, process: GrammarProcess | None = None) -> None:
+        self.process = process or GrammarProcess()
+        # By the digest of a grammar, or of a schema that was relaxed.
+        self.known: OrderedDict[bytes, Judgement] = OrderedDict()
+        self.turns = CallerTurns(MOST_WAITING, "grammars")
+
+    async def check(self, structure: OutputStructure | None) -> OutputStructure | None:
+        """Return the structure as it can be used: its first check leaves out of the grammar what no grammar holds of
+        a schema, unless that is strict. Raises RequestError, naming the parameter, for one that cannot be used."""
+        if structure is None:
+            return None
+        try:
+            found = await self.remembered(structure.grammar, self.process.check)
+            if isinstance(found, str) and found != TOO_COMPLEX and structure.schema is not None and structure.is_new:
+                found = await self.remembered(structure.schema, self.process.relax)
+            return usable(structure, found)
+        except RequestError as error:
+            raise RequestError(f"{structure.param}: {error}", param=structure.param) from None
+
+    async def relaxed(self, wanted: ToolFields) -> ToolFields:
+        """Return the tools with schemas that grammars hold. Raises RequestError, naming the tool, for a schema that
+        cannot be used, and for a strict one of which something would be left out."""
+        made = []
+        for number, tool in enumerate(wanted.tools):
+            param = wanted.path(number, "parameters")
+            try:
+                made.append(tool if tool.parameters is None else await self.relaxed_tool(tool, dict(tool.parameters)))
+            except RequestError as error:
+                raise RequestError(f"{param}: {error}", param=param) from None
+        return replace(wanted, tools=tuple(made))
+
+    async def relaxed_tool(self, tool: Tool, parameters: dict[str, Any]) -> Tool:
+        found = await self.remembered(json.dumps({"type": "object"} | parameters), self.process.relax)
+        if not isinstance(found, RelaxedSchema):
+            raise RequestError(found or TOO_COMPLEX)
+        refuse_strict(tool.strict, found)
+        return replace(tool, parameters=json.loads(found.schema))
+
+    async def remembered(self, text: str, ask: Callable[[str], Awaitable[Judgement]]) -> Judgement:
+        key = hashlib.sha256(f"{ask.__name__} {text}".encode()).digest()
+        if key in self.known:
+            self.known.move_to_end(key)
+            return self.known[key]
+        async with self.turns.turn(len(text), TURN_TIMEOUT):
+            found = self.known[key] if key in self.known else await ask(text)
+        if not isinstance(found, RelaxedSchema) or len(found.schema) <= MOST_REMEMBERED_CHARACTERS:
+            self.known[key] = found
+        if len(self.known) > MOST_REMEMBERED:
+            self.known.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        self.process.end()
+
+
+def usable(structure: OutputStructure, found: Judgement) -> OutputStructure:
+    if isinstance(found, str):
+        raise RequestError(found)
+    if found is None:
+        return replace(structure, is_new=False)
+    refuse_strict(structure.strict, found)
+    grammar = grammar_of_schema(json.loads(found.schema))
+    return replace(structure, is_new=False, grammar=grammar, is_exact=not found.left_out)
+
+
+def refuse_strict(strict: bool, found: RelaxedSchema) -> None:
+    if strict and (lost := found.left_out or found.unknown_format):
+        raise RequestError(f"strict is true, and no grammar holds {lost}: leave that out, or strict")

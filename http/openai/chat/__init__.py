@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chats: their requests and the shapes of their replies."""

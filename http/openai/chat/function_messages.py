@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions as chats had them before tools: their descriptions, the choice among them, their calls and results in
+messages, read into the forms of tools. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pontil.http.fields.tools import NAME, UNSUPPORTED, ToolChoice, ToolFields, read_definition
+from pontil.http.schema.message_schema import MAX_TOOLS, TEXT
+from pontil.http.schema.parameter import Parameter, Schema, opened
+from pontil.http.schema.parameter_types import ShapedType
+from pontil.http.schema.reader import Fields
+
+FUNCTIONS, FUNCTION_CALL, ROLE = "functions", "function_call", "function"
+SHOWN = ("name", "description", "parameters")
+MODES = ("auto", "none")
+
+Message = dict[str, Any]
+
+
+def with_functions(fields: Fields, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a chat with its functions as tools, of which an answer calls one at most. Raises
+    RequestError where it has both, or a choice that contradicts the functions."""
+    functions, choice = values[FUNCTIONS], values[FUNCTION_CALL]
+    name = None if choice is None else choice.name
+    if name is not None and name not in {one["function"]["name"] for one in functions}:
+        raise fields.wrong(FUNCTION_CALL, f"names {name!r:.150}, which is none of the functions")
+    if not functions:
+        fields.without_effect(FUNCTION_CALL)
+        return values
+    for other in ("tools", "tool_choice"):
+        if values[other]:
+            raise fields.wrong(FUNCTIONS, f"and {other} stand for the same: leave out one of the two")
+    fields.without_effect("parallel_tool_calls")
+    return {**values, "tools": functions, "tool_choice": choice, "parallel_tool_calls": False}
+
+
+def named_as_functions(tools: ToolFields) -> ToolFields:
+    """Return the tools with what they are called in such a request and its answer."""
+    return replace(tools, place="functions[%d].", legacy=True)
+
+
+def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
+    """Validate the functions and return them as tools."""
+    names: set[str] = set()
+    tools = []
+    for function in fields.objects(name, MAX_TOOLS):
+        read_definition(function, names)
+        function.ignore_rest()
+        shown = {field: function.data[field] for field in SHOWN if function.data.get(field) is not None}
+        tools.append({"type": "function", "function": shown})
+    return tuple(tools)
+
+
+def read_choice(fields: Fields, name: str) -> ToolChoice:
+    value = fields.take(name)
+    if isinstance(value, dict):
+        chosen = fields.object(name)
+        assert chosen is not None
+        choice = ToolChoice("required", chosen.required_text("name"))
+        chosen.ignore_rest()
+        return choice
+    if not isinstance(value, str) or value not in MODES:
+        raise fields.unfit(name, value, f"one of {', '.join(MODES)}, or an object with a name", UNSUPPORTED)
+    return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
+
+
+def as_tools(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages with calls and results of functions as those of tools. They get ids, which some templates ask
+    for: of nine letters and digits, as the strictest of them want."""
+    called: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        identity = f"call{number:05}"
+        if FUNCTION_CALL in message:
+            function = message[FUNCTION_CALL]
+            called[function["name"]] = identity
+            calls = [{"id": identity, "type": "function", "function": function}]
+            yield {name: value for name, value in message.items() if name != FUNCTION_CALL} | {"tool_calls": calls}
+        elif message["role"] == ROLE:
+            yield message | {"role": "tool", "tool_call_id": called.get(message["name"], identity)}
+        else:
+            yield message
+
+
+def functions_schema(vocab_size: int) -> Schema:
+    parameters = {"type": ["object", "null"], "properties": {"type": {"const": "object"}}}
+    name = {"type": "string", "pattern": f"^{NAME.pattern}$"}
+    flag = {"type": ["boolean", "null"]}
+    function = opened(["name"], name=name, description=TEXT, parameters=parameters, strict=flag)
+    return {"title": f"functions, at most {MAX_TOOLS}", "type": "array", "items": function, "maxItems": MAX_TOOLS}
+
+
+def choice_schema(vocab_size: int) -> Schema:
+    named = opened(["name"], name={"type": "string"})
+    return {"title": '`"auto"`, `"none"` or `{"name": …}`', "anyOf": [{"enum": list(MODES)}, named]}
+
+
+OLDER_TOOLS = (
+    Parameter(FUNCTIONS, ShapedType(read_functions, functions_schema), "the older name of tools", ()),
+    Parameter(FUNCTION_CALL, ShapedType(read_choice, choice_schema), "the older name of tool_choice"),
+)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision on a request that a router of others has sent: whether its prompt's KV is kept, or comes from
+elsewhere."""
+
+import logging
+
+from pontil.http.fields.kv_transfer import NAME
+from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.openai.completions.request import CompletionRequest
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, RemoteKV
+
+LOG = logging.getLogger("pontil.proxy")
+
+
+def remote_kv(proxy: Proxy, wanted: CompletionRequest | ChatRequest, name: str, prompts: int = 1) -> RemoteKV | None:
+    """Return what to do with the prompt's KV; None if the request is to be served like any other. `name` is the
+    request's id. Raises RequestError for what the router cannot have meant."""
+    asked = wanted.kv_transfer
+    if asked is None:
+        return None
+    if not proxy.config.kv_transfers:
+        says = "is for a worker with an endpoint of its own (--role prefill or decode with --http): leave it out"
+        raise RequestError(f"{NAME} {says}", param=NAME, code="unsupported_parameter")
+    if prompts != 1:
+        raise RequestError(f"{NAME} moves the KV of one prompt, and there are {prompts}: send one", param=NAME)
+    if asked.keeps:
+        if wanted.delivery.stream:
+            raise RequestError(f"{NAME} with do_remote_decode is for an answer that is not streamed", param=NAME)
+        if wanted.sampling.max_tokens != 1:
+            limit = wanted.sampling.max_tokens_name
+            raise RequestError(f"{NAME} with do_remote_decode is for one token: set {limit} to 1", param=NAME)
+        return KeepPrompt(proxy.kv_transfers)
+    if wanted.sampling.params.prompt_logprobs is not None:
+        # They are known only where the whole prompt is computed.
+        return None
+    try:
+        return proxy.kv_transfers.claim(asked.told)
+    except ValueError as error:
+        LOG.warning("a kept prompt is not asked for, but computed here: %s", error, extra={"request": name})
+        return None

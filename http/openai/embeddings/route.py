@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoint that embeds texts."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from sanic import HTTPResponse, Request
+from sanic.response import raw
+
+from pontil.http.intake.body import BodyReader
+from pontil.http.intake.encoder import SHORT_TEXT, TextLimit
+from pontil.http.intake.ordered_executor import OrderedExecutor
+from pontil.http.intake.served_model import ServedModel, no_model
+from pontil.http.openai.completions.request import Prompt
+from pontil.http.openai.embeddings.body import embedding_body
+from pontil.http.openai.embeddings.request import EmbeddingRequest, read_embedding
+from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
+from pontil.http.stream.rendering import route_of
+from pontil.http.stream.resumable_routes import check_limits
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.admission.checks import check_together, maximum
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.sampling_params import SamplingParams
+
+# Numbers of an answer that are written without a thread.
+FEW_NUMBERS = 4096
+FLOAT_BYTES = 4
+# A vector needs no tokens, but every request has parameters.
+NO_TOKENS = SamplingParams(max_tokens=0, seed=0)
+
+
+class EmbeddingRoutes:
+    """The handler over one proxy. `served` is None where no embedding model is."""
+
+    def __init__(
+        self, proxy: Proxy, generating: ServedModel, served: ServedEmbedding | None, bodies: BodyReader
+    ) -> None:
+        self.proxy, self.generating, self.served, self.bodies = proxy, generating, served, bodies
+        self.executor = OrderedExecutor()
+
+    async def embeddings(self, request: Request) -> HTTPResponse:
+        served = self.served
+        if served is None:
+            says = "embeddings are not served here: start the server with --embed, which starts workers for them"
+            raise RequestError(says, status=404, code="not_supported")
+        ignored = self.bodies.ignored(request)
+        read = partial(read_embedding, vocab_size=served.vocab_size, ignored=ignored)
+        wanted = await self.bodies.read(request, read)
+        self.check_model(wanted.model, served)
+        wanted.handling.check_priority(request.ctx.allowance)
+        snapshot = served.snapshot
+        check_together(snapshot.workers, len(wanted.inputs), "input")
+        check_dimensions(wanted.dimensions, snapshot)
+        check_limits(self.proxy, request, len(wanted.inputs))
+        ids = await self.input_ids(wanted, served, snapshot)
+        self.bodies.in_flight.let_go(request)
+        return await self.answered(await self.submit(ids, wanted, request, served, snapshot), wanted, served)
+
+    def check_model(self, name: str | None, served: ServedEmbedding) -> None:
+        if name == self.generating.name != served.name:
+            says = f"the model {name!r:.200} generates text and does not embed it: ask {served.name!r}"
+            raise RequestError(says, status=404, param="model", code="model_not_found")
+        if name is not None and name != served.name:
+            raise no_model(name, [self.generating.name, served.name])
+
+    async def input_ids(
+        self, wanted: EmbeddingRequest, served: ServedEmbedding, snapshot: RegistrySnapshot
+    ) -> list[list[int]]:
+        """Tokenize the inputs and fit them to the context, in a thread unless they are short."""
+        context, handling = snapshot.context_length, wanted.handling
+        limit = TextLimit(context, handling.is_whole)
+        texts = {index: text for index, text in enumerate(wanted.inputs) if isinstance(text, str)}
+        for index, text in texts.items():
+            served.encoder.check(text, input_name(wanted.inputs, index), limit)
+        work = partial(encode_all, wanted, served, context)
+        size = sum(map(len, texts.values()))
+        ids = await self.executor.run(work, size) if size > SHORT_TEXT else work()
+        for index, one in enumerate(ids):
+            check_length(one, context, input_name(wanted.inputs, index))
+        return ids
+
+    async def submit(
+        self, ids: Sequence[list[int]], wanted: EmbeddingRequest, request: Request, served: ServedEmbedding,
+        snapshot: RegistrySnapshot,
+    ) -> Stream:  # fmt: skip
+        context = request.ctx
+        return await self.proxy.submit_in_portions(
+            [(one, NO_TOKENS) for one in ids], EmbeddingTask(served.name, wanted.dimensions), snapshot,
+            context.request_id, wanted.handling.priority, context.caller, context.allowance,
+        )  # fmt: skip
+
+    async def answered(self, stream: Stream, wanted: EmbeddingRequest, served: ServedEmbedding) -> HTTPResponse:
+        """Return the answer once all vectors are there. What has no reader any more is cancelled."""
+        try:
+            await stream.all()
+            await stream.settled()
+        finally:
+            stream.cancel()
+        vectors = [one.vector or b"" for one in stream.requests]
+        tokens = stream.final_usage.prompt_tokens
+        write = partial(embedding_body, vectors, served.name, tokens, in_base64=wanted.in_base64)
+        count = sum(map(len, vectors)) // FLOAT_BYTES
+        body = await self.executor.run(write, count) if count > FEW_NUMBERS else write()
+        return raw(body, content_type="application/json", headers=route_of(stream))
+
+
+def input_name(inputs: Sequence[Prompt], index: int) -> str:
+    return "input" if len(inputs) == 1 else f"input[{index}]"
+
+
+def encode_all(wanted: EmbeddingRequest, served: ServedEmbedding, context: int) -> list[list[int]]:
+    """Tokenize the inputs, and cut those that are to be cut."""
+    handling = wanted.handling
+    found = []
+    for one in wanted.inputs:
+        if not isinstance(one, str):
+            found.append(handling.cut(list(one), context))
+            continue
+        ids = served.tokenizer.encode_unlocked(one, handling.add_special_tokens)
+        kept = len(ids) if handling.truncate is None else len(handling.cut(ids, context))
+        if kept < len(ids):
+            ids = shortened(ids, served.tokenizer.encode_unlocked(one, False), kept)
+        found.append(ids)
+    return found
+
+
+def shortened(ids: list[int], body: list[int], kept: int) -> list[int]:
+    """Return so many ids of a text. Its own tokens, the `body`, are cut at their end; those that the tokenizer puts
+    around them stay, as the model knows them."""
+    around = len(ids) - len(body)
+    before = next((place for place in range(around + 1) if ids[place : place + len(body)] == body), around)
+    room = kept - around
+    return ids[:before] + body[:room] + ids[before + len(body) :] if room > 0 else ids[:kept]
+
+
+def check_length(ids: Sequence[int], context: int, name: str) -> None:
+    if not ids:
+        raise RequestError(f"{name} is empty: give at least one token", param="input")
+    if len(ids) > context:
+        says = f"{maximum(context)} However, {name} has {len(ids)} tokens: shorten it, or have it cut by "
+        raise RequestError(f"{says}truncate_prompt_tokens: -1", param="input", code="context_length_exceeded")
+
+
+def check_dimensions(dimensions: int | None, snapshot: RegistrySnapshot) -> None:
+    size = snapshot.embedding_size
+    if dimensions is not None and size is not None and dimensions > size:
+        says = f"dimensions is {dimensions if dimensions < 1 << 63 else 'far more'}, but the model has {size}"
+        raise RequestError(f"{says}: ask for at most as many", param="dimensions")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedding model that is served beside the one that generates: its name, its tokenizer and its description."""
+
+from typing import Any
+
+from pontil.http.intake.encoder import Encoder
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+
+class ServedEmbedding:
+    """The model's description."""
+
+    def __init__(self, proxy: Proxy, name: str, tokenizer: Tokenizer) -> None:
+        self.proxy, self.name, self.tokenizer = proxy, name, tokenizer
+        self.encoder = Encoder(tokenizer)
+        self.vocab_size = tokenizer.vocab_size
+
+    @property
+    def snapshot(self) -> RegistrySnapshot:
+        return self.proxy.registry.of(self.name).snapshot()
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The model object; fields that only workers know are null while there are none."""
+        snapshot = self.snapshot
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.proxy.started_at,
+            "owned_by": "pontil",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": snapshot.known_context,
+            "vocab_size": self.vocab_size,
+            "dtype": snapshot.dtype,
+            "kv_cache_dtype": None,
+            "embedding_size": snapshot.embedding_size,
+            "system_fingerprint": snapshot.system_fingerprint(self.proxy.config.version),
+        }

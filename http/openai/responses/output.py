@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The output items of a response, built from the parts of its answer, and the events that tell of them in OpenAI's
+order."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from pontil.http.openai.chat.parsed_shape import call_id
+from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning
+
+COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+
+
+class EventSequence:
+    """The numbered events of one stream."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self.number} | fields
+        self.number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), compact(data))
+
+    def delta(self, frame: tuple[bytes, bytes], text: str, rest: bytes = b"") -> bytes:
+        """Return an event of which only the number and the text are new, by what stands around them."""
+        before, between = frame
+        written = b"%b%d%b%b%b}\n\n" % (before, self.number, between, encode_basestring_ascii(text).encode(), rest)
+        self.number += 1
+        return written
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def delta_frame(kind: str, about: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return what stands before the number and before the text of an item's delta events."""
+    before = b'event: %b\ndata: {"type":"%b","sequence_number":' % (kind.encode(), kind.encode())
+    return before, b",%b" % compact(about | {"delta": ""})[1:-3]
+
+
+class OutputItem(ABC):
+    """An item while it is made. `kind` is the prefix of the events of its text. Events of an item come in this order:
+    added, its deltas, done."""
+
+    kind: str
+
+    def __init__(self, events: EventSequence, index: int, name: str) -> None:
+        self.events, self.index, self.name = events, index, name
+        self.pieces: list[str] = []
+        self.frame = delta_frame(f"response.{self.kind}.delta", self.about())
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @abstractmethod
+    def item(self, status: str) -> dict[str, Any]:
+        """Return the item as it is shown."""
+
+    def delta(self, text: str) -> bytes:
+        """Add this text, and return its event."""
+        self.pieces.append(text)
+        return self.events.delta(self.frame, text)
+
+    @abstractmethod
+    def done(self, status: str) -> bytes:
+        """Return the events that end the item's text."""
+
+    def status(self, wanted: str) -> str:
+        """Return the item's status where the answer ends with this one."""
+        return wanted
+
+    def open(self) -> bytes:
+        return self.events.event("response.output_item.added", output_index=self.index, item=self.item(IN_PROGRESS))
+
+    def close(self, wanted: str) -> tuple[dict[str, Any], bytes]:
+        """Return the finished item and its last events."""
+        status = self.status(wanted)
+        done, item = self.done(status), self.item(status)
+        return item, done + self.events.event("response.output_item.done", output_index=self.index, item=item)
+
+    def about(self) -> dict[str, Any]:
+        return {"item_id": self.name, "output_index": self.index}
+
+
+class TextItem(OutputItem):
+    """An item whose text is its one content part."""
+
+    @abstractmethod
+    def part(self) -> dict[str, Any]:
+        """Return the content part."""
+
+    def about(self) -> dict[str, Any]:
+        return super().about() | {"content_index": 0}
+
+    def open(self) -> bytes:
+        return super().open() + self.events.event("response.content_part.added", **self.about(), part=self.part())
+
+    def done(self, status: str) -> bytes:
+        told = self.events.event(f"response.{self.kind}.done", **self.about(), text=self.text)
+        return told + self.events.event("response.content_part.done", **self.about(), part=self.part())
+
+
+class MessageItem(TextItem):
+    """Text for the reader. `logprobs` are those of its tokens, if they were asked for."""
+
+    kind = "output_text"
+
+    def __init__(self, events: EventSequence, index: int, name: str) -> None:
+        super().__init__(events, index, name)
+        self.logprobs: list[dict[str, Any]] = []
+        self.shown = 0
+
+    def item(self, status: str) -> dict[str, Any]:
+        content = [] if status == IN_PROGRESS else [self.part()]
+        return {"id": self.name, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "output_text", "annotations": [], "logprobs": self.logprobs, "text": self.text}
+
+    def delta(self, text: str) -> bytes:
+        self.pieces.append(text)
+        new, self.shown = self.logprobs[self.shown :], len(self.logprobs)
+        return self.events.delta(self.frame, text, b',"logprobs":%b' % (compact(new) if new else b"[]"))
+
+    def done(self, status: str) -> bytes:
+        told = self.events.event(
+            "response.output_text.done", **self.about(), text=self.text, logprobs=self.logprobs
+        )  # fmt: skip
+        return told + self.events.event("response.content_part.done", **self.about(), part=self.part())
+
+
+class ReasoningItem(TextItem):
+    """The model's reasoning, as it wrote it."""
+
+    kind = "reasoning_text"
+
+    def item(self, status: str) -> dict[str, Any]:
+        content = [] if status == IN_PROGRESS else [self.part()]
+        return {"id": self.name, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": self.text}
+
+
+class CallItem(OutputItem):
+    """A call of a function."""
+
+    kind = "function_call_arguments"
+
+    def __init__(self, events: EventSequence, index: int, name: str, call: Call) -> None:
+        super().__init__(events, index, name)
+        self.function, self.call_id = call.name, call.identity or call_id()
+
+    def item(self, status: str) -> dict[str, Any]:
+        called = {"arguments": self.text, "call_id": self.call_id, "name": self.function}
+        return {"id": self.name, "type": "function_call", "status": status} | called
+
+    def status(self, wanted: str) -> str:
+        """Return "completed" for arguments that are whole, however the answer ends."""
+        try:
+            return COMPLETED if isinstance(json.loads(self.text), dict) else INCOMPLETE
+        except (ValueError, RecursionError):
+            return INCOMPLETE
+
+    def done(self, status: str) -> bytes:
+        kind = "response.function_call_arguments.done"
+        return self.events.event(kind, **self.about(), arguments=self.text, name=self.function)
+
+
+class ResponseOutput:
+    """The items of a response. One is open at a time: what follows it closes it. `token` makes their names, from which
+    the response can be told (item_reference)."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.events = EventSequence()
+        self.items: list[dict[str, Any]] = []
+        self.current: OutputItem | None = None
+
+    def take(self, parts: Sequence[AnswerPart], logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+        """Add the next parts of the answer, and return their events. `logprobs` belong to the first text."""
+        pending = list(logprobs)
+        return b"".join([self.add(part, pending) for part in parts])
+
+    def add(self, part: AnswerPart, logprobs: list[dict[str, Any]]) -> bytes:
+        if isinstance(part, Call):
+            return self.begin(CallItem(self.events, self.index, self.name("fc"), part))
+        opened = b""
+        if isinstance(part, Arguments):
+            assert isinstance(self.current, CallItem), "arguments come right behind their call"
+        elif isinstance(part, Reasoning) and not isinstance(self.current, ReasoningItem):
+            opened = self.begin(ReasoningItem(self.events, self.index, self.name("rs")))
+        elif isinstance(part, Content) and not isinstance(self.current, MessageItem):
+            opened = self.begin(MessageItem(self.events, self.index, self.name("msg")))
+        assert self.current is not None
+        if isinstance(self.current, MessageItem):
+            self.current.logprobs += logprobs
+            logprobs.clear()
+        return opened + self.current.delta(part.text)
+
+    @property
+    def index(self) -> int:
+        """The index of the next item."""
+        return len(self.items) + (self.current is not None)
+
+    def name(self, kind: str) -> str:
+        return item_name(kind, self.token, self.index)
+
+    def begin(self, item: OutputItem) -> bytes:
+        closed = self.close(COMPLETED)
+        self.current = item
+        return closed + item.open()
+
+    def close(self, status: str) -> bytes:
+        """Close the open item, if there is one."""
+        if self.current is None:
+            return b""
+        item, told = self.current.close(status)
+        self.items.append(item)
+        self.current = None
+        return told
+
+    def finish(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+        """End the output. An answer without anything is an empty message. `logprobs` are of tokens without text."""
+        begun = b""
+        if self.current is None and not self.items:
+            begun = self.begin(MessageItem(self.events, 0, self.name("msg")))
+        if isinstance(self.current, MessageItem):
+            self.current.logprobs += logprobs
+        return begun + self.close(status)
+
+
+def item_name(kind: str, token: str, index: int) -> str:
+    return f"{kind}_{token}{index:04x}"

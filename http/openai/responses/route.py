@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints of OpenAI's Responses API, over the path of a chat."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sanic import HTTPResponse, Request
+from sanic.response import json as json_response
+from sanic.response import raw
+
+from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat, prefixes_of
+from pontil.http.openai.responses.conversations import Conversations
+from pontil.http.openai.responses.input_items import Item
+from pontil.http.openai.responses.request import ResponsesRequest, read_responses
+from pontil.http.openai.responses.shape import PREFIX, ResponsesShape
+from pontil.http.store.response_store import KeptResponse
+from pontil.http.stream.rendering import AnswerEnd, reply
+from pontil.http.stream.resumable_routes import check_limits, check_not_asked
+from pontil.runtime.errors import RequestError
+
+MOST_LISTED, LISTED = 100, 20
+
+
+class ResponsesRoutes:
+    """Handlers over the ones of a chat, and the responses that are kept."""
+
+    def __init__(self, generation: GenerationRoutes, kept: Conversations) -> None:
+        self.generation, self.kept = generation, kept
+
+    async def create_response(self, request: Request) -> HTTPResponse | None:
+        wanted, own, ready = await self.read(request, is_limited=True)
+        if ready.wanted.delivery.stream:
+            check_not_asked(request)
+        shape = self.shape(wanted, ready)
+        prefixes = await prefixes_of([ready.admitted], request, self.generation.proxy)
+        stream = self.generation.submit([ready.admitted], request, ready.snapshot, prefixes)
+        self.generation.bodies.in_flight.let_go(request)
+        return await reply(request, stream, shape, partial(self.keep, request.ctx.caller, wanted, own, shape))
+
+    async def count_input_tokens(self, request: Request) -> HTTPResponse:
+        _, _, ready = await self.read(request)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ready.admitted.prompt)})
+
+    async def read(self, request: Request, is_limited: bool = False) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
+        """Return the request, its own items with references resolved, and the chat that it stands for. One that is
+        `is_limited` counts against the limits of its key."""
+        parts, generation = request.ctx, self.generation
+        wanted = await generation.bodies.read(request, generation.reading(request, read_responses))
+        # Before any kept response is read.
+        generation.model.check(wanted.chat.model)
+        if is_limited:
+            check_limits(generation.proxy, request)
+        before, own = await self.kept.history(parts.caller, wanted.previous, wanted.items)
+        make = partial(wanted.with_history, (*before, *own))
+        chat = await generation.prompts.executor.run(make, 0) if before or wanted.is_long else make()
+        return wanted, own, await generation.ready(chat, request, "input")
+
+    def shape(self, wanted: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
+        generation = self.generation
+        shown = generation.shown(ready.wanted.sampling)
+        heading = replace(generation.heading("resp", ready.snapshot), id=PREFIX + secrets.token_hex(16))
+        stored = wanted.store and self.kept.store is not None
+        reader, watch = partial(generation.answer_reader, ready), generation.schema_watch(ready.wanted.sampling)
+        echoed = wanted.echoed | {"store": stored}
+        return ResponsesShape(heading, echoed, ready.wanted.delivery.stream, shown, reader, watch)
+
+    async def keep(
+        self, caller: str, wanted: ResponsesRequest, own: Sequence[Item], shape: ResponsesShape, end: AnswerEnd
+    ) -> None:
+        """Keep a response where that is wanted. One that could not be kept says so."""
+        answer = shape.complete(end.usage, end.verdicts)
+        if not answer["store"]:
+            return
+        items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own)]
+        kept = KeptResponse(answer["id"], wanted.previous, answer | {"output": []}, items, answer["output"])
+        answer["store"] = await self.kept.keep(caller, kept, wanted.characters)
+
+    async def get_response(self, request: Request, response_id: str) -> HTTPResponse:
+        if request.args.get("stream", "false").lower() not in ("false", "0"):
+            raise RequestError("stream is for responses in the background, which are not supported", param="stream")
+        return raw(await self.kept.response(request.ctx.caller, response_id), content_type="application/json")
+
+    async def delete_response(self, request: Request, response_id: str) -> HTTPResponse:
+        await self.kept.remove(request.ctx.caller, response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel_response(self, request: Request, response_id: str) -> HTTPResponse:
+        """Refuse: a response is complete once it is kept."""
+        await self.kept.response(request.ctx.caller, response_id)
+        says = "Cannot cancel a synchronous response: close its connection while it is made"
+        raise RequestError(says, param="response_id")
+
+    async def list_input_items(self, request: Request, response_id: str) -> HTTPResponse:
+        chosen = partial(page, *page_wanted(request))
+        body = await self.kept.input_items(request.ctx.caller, response_id, chosen)
+        return raw(body, content_type="application/json")
+
+
+def page_wanted(request: Request) -> tuple[int, bool, str | None]:
+    """Return the limit, whether the newest items come first, and the item behind which the page begins."""
+    limit, order = request.args.get("limit", str(LISTED)), request.args.get("order", "desc")
+    if not (limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MOST_LISTED):
+        raise RequestError(f"limit must be between 1 and {MOST_LISTED}", param="limit")
+    if order not in ("asc", "desc"):
+        raise RequestError("order must be asc or desc", param="order")
+    return int(limit), order == "desc", request.args.get("after")
+
+
+def page(limit: int, newest_first: bool, after: str | None, items: list[Item]) -> dict[str, Any]:
+    """Return one page of a list. Raises RequestError for a page behind an item that is not in it."""
+    ordered = items[::-1] if newest_first else items
+    names = [item["id"] for item in ordered]
+    if after is not None and after not in names:
+        raise RequestError(f"Item with id {after!r:.100} not found in this list", status=404, param="after")
+    start = 0 if after is None else names.index(after) + 1
+    shown = ordered[start : start + limit]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return {"object": "list", "data": shown} | ends | {"has_more": start + limit < len(ordered)}

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tools and structured output as /v1/responses describes them, read into the forms of a chat. Pure."""
+
+from typing import Any
+
+from pontil.http.fields.structured_output import SCHEMA, OutputStructure, closed, read_described, read_format
+from pontil.http.fields.tools import (
+    ALLOWED,
+    ALLOWED_MODES,
+    MODES,
+    NAME,
+    UNSUPPORTED,
+    ToolChoice,
+    read_allowed_tools,
+    read_definition,
+)
+from pontil.http.openai.chat.prompt import MAX_OPTION
+from pontil.http.schema.message_schema import MAX_TOOLS, TEXT
+from pontil.http.schema.parameter import Parameter, Schema, opened
+from pontil.http.schema.parameter_types import OptionsType, ShapedType, TextType
+from pontil.http.schema.reader import Fields
+
+SHOWN = ("name", "description", "parameters", "strict")
+
+
+def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
+    """Validate the tools and return them as a chat describes them."""
+    names: set[str] = set()
+    functions = []
+    for tool in fields.objects(name, MAX_TOOLS):
+        check_kind(tool)
+        read_definition(tool, names)
+        tool.ignore_rest()
+        shown = {field: tool.data[field] for field in SHOWN if tool.data.get(field) is not None}
+        functions.append({"type": "function", "function": shown})
+    return tuple(functions)
+
+
+def check_kind(tool: Fields) -> None:
+    kind = tool.text("type")
+    if kind != "function":
+        says = f"is {kind!r:.100}, which runs at OpenAI or in its clients: here only functions are supported"
+        raise tool.wrong("type", says, UNSUPPORTED)
+
+
+def read_function_choice(fields: Fields, name: str) -> ToolChoice:
+    value = fields.take(name)
+    if isinstance(value, dict):
+        chosen = fields.object(name)
+        assert chosen is not None
+        if chosen.data.get("type") == ALLOWED:
+            chosen.take("type")
+            return read_allowed_tools(chosen, function_name)
+        return ToolChoice("required", function_name(chosen))
+    if not isinstance(value, str) or value not in MODES:
+        raise fields.unfit(name, value, f"one of {', '.join(MODES)}, or name a function", UNSUPPORTED)
+    return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
+
+
+def function_name(tool: Fields) -> str:
+    check_kind(tool)
+    name = tool.required_text("name")
+    tool.ignore_rest()
+    return name
+
+
+def read_text_format(fields: Fields, name: str) -> OutputStructure | None:
+    """Read a format, in which a schema is described one level higher than in a chat's."""
+    wanted = fields.object(name)
+    assert wanted is not None, "a null counts as absent"
+    return read_described(wanted) if wanted.text("type") == "json_schema" else read_format(fields, name)
+
+
+def functions_schema(vocab_size: int) -> Schema:
+    tool = {
+        "type": "object",
+        "properties": {
+            "type": {"const": "function"},
+            "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+            "description": TEXT,
+            "parameters": {"type": ["object", "null"], "properties": {"type": {"const": "object"}}},
+            "strict": {"type": ["boolean", "null"]},
+        },
+        "required": ["type", "name"],
+    }
+    return {"title": f"functions, at most {MAX_TOOLS}", "type": "array", "items": tool, "maxItems": MAX_TOOLS}
+
+
+def function_choice_schema(vocab_size: int) -> Schema:
+    named = {
+        "type": "object",
+        "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+        "required": ["type", "name"],
+    }
+    some = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS}
+    among = opened(["type", "mode", "tools"], type={"const": ALLOWED}, mode={"enum": list(ALLOWED_MODES)}, tools=some)
+    named_shown, among_shown = '`{"type": "function", "name": …}`', '`{"type": "allowed_tools", "tools": …, "mode": …}`'
+    shown = f'`"auto"`, `"none"`, `"required"`, {named_shown} or {among_shown}'
+    return {"title": shown, "anyOf": [{"enum": list(MODES)}, named, among]}
+
+
+def text_format_schema(vocab_size: int) -> Schema:
+    name: Schema = {"type": "string", "minLength": 1}
+    described = closed(
+        ["type", "name", "schema"], type={"const": "json_schema"}, name=name, schema=SCHEMA,
+        description=TEXT, strict={"type": ["boolean", "null"]},
+    )  # fmt: skip
+    return {
+        "title": "what the answer has to be, as `docs/guide/responses.md` shows",
+        "oneOf": [closed(["type"], type={"enum": ["text", "json_object"]}), described],
+    }
+
+
+TEXT_OPTIONS = (
+    Parameter(
+        "format", ShapedType(read_text_format, text_format_schema), "free text, JSON, or JSON that follows a schema"
+    ),
+    Parameter("verbosity", TextType(0, MAX_OPTION), "a variable of the template, where it reads it"),
+)
+FUNCTIONS = (
+    Parameter("tools", ShapedType(read_functions, functions_schema), "functions that the model may call", ()),
+    Parameter(
+        "tool_choice", ShapedType(read_function_choice, function_choice_schema), "whether one is called, and which"
+    ),
+    Parameter("text", OptionsType(TEXT_OPTIONS), "of the answer's text"),
+)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound in and out: recordings in chats, answers that are spoken, and the endpoints of speech and transcription."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sanic import HTTPResponse, Request
+from sanic.response import raw
+from sanic.response import text as text_response
+
+from pontil.http.fields.audio_output import AudioOutput
+from pontil.http.fields.recording import Recording
+from pontil.http.intake.body import BodyReader
+from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
+from pontil.http.intake.served_model import ServedModel
+from pontil.http.openai.chat.prompt import MAX_RECORDINGS
+from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.openai.sound.sound_reply import reply_sound
+from pontil.http.openai.sound.speech_request import read_speech
+from pontil.http.openai.sound.transcription_request import read_transcription
+from pontil.http.stream.resumable_routes import check_limits
+from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.shared_room import SharedRoom
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.runs.stream import RunStream
+
+VOICE = "voice"
+# Bytes of recordings that may wait for their text, beside the first.
+MOST_HELD = 64 << 20
+EXAMPLE = "launch --model speech-demo starts one"
+
+
+class SoundRoutes:
+    """Handlers and helpers over one proxy, whose model may have no stage for sound: then each refuses by name."""
+
+    def __init__(self, proxy: Proxy, model: ServedModel, bodies: BodyReader) -> None:
+        self.proxy, self.model, self.bodies = proxy, model, bodies
+        self.held = SharedRoom(MOST_HELD)
+
+    async def speech(self, request: Request) -> HTTPResponse | None:
+        ignored = self.bodies.ignored(request)
+        wanted = await self.bodies.read(request, partial(read_speech, ignored=ignored))
+        self.model.check(wanted.model)
+        wanted.handling.check_priority(request.ctx.allowance)
+        graph = self.speaking("input")
+        if graph.audio_needs_states:
+            raise RequestError(
+                f"the model {self.model.name!r} speaks its own answers and no given text: send a chat with modalities "
+                '["text", "audio"] to /v1/chat/completions', param="model", code="unsupported_parameter",
+            )  # fmt: skip
+        options = self.options(graph, wanted.voice, VOICE, request)
+        check_limits(self.proxy, request)
+        self.bodies.in_flight.let_go(request)
+        context, data = request.ctx, wanted.text.encode("utf-8", "replace")
+        stream = self.proxy.runs.speak(
+            data, options, context.request_id, wanted.handling.priority, context.caller, context.allowance
+        )
+        return await reply_sound(request, stream, wanted.form, graph.sample_rate, wanted.stream)
+
+    async def transcriptions(self, request: Request) -> HTTPResponse:
+        ignored = self.bodies.ignored(request)
+        wanted = await self.bodies.read_form(request, partial(read_transcription, ignored=ignored))
+        self.model.check(wanted.model)
+        self.hearing("file")
+        check_limits(self.proxy, request)
+        with self.holding(len(wanted.recording.data)):
+            said = await self.recognised(wanted.recording, request, beside=False)
+        self.bodies.in_flight.let_go(request)
+        if wanted.as_text:
+            return text_response(said)
+        return raw(json.dumps({"text": said}, ensure_ascii=False).encode(), content_type="application/json")
+
+    def check(self, wanted: ChatRequest, request: Request) -> None:
+        """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
+        if wanted.audio is not None:
+            self.options(self.speaking("modalities"), wanted.audio.voice, "audio.voice", request)
+        if wanted.prompt.recordings:
+            self.hearing(wanted.prompt.recordings[0].place)
+
+    def speaking(self, param: str) -> GraphModel:
+        """Return the graph of a model that makes sound. Raises RequestError for any other."""
+        graph = self.proxy.graph
+        if graph is None or graph.audio is None:
+            says = f"the model {self.model.name!r} makes no sound: ask for text, or ask a server whose model speaks"
+            raise RequestError(f"{says} ({EXAMPLE})", param=param, code="unsupported_parameter")
+        return graph
+
+    def hearing(self, place: str) -> str:
+        """Return the stage that recognises speech. Raises RequestError for a model without one."""
+        graph = self.proxy.graph
+        if graph is None or graph.recognizer is None:
+            says = f"{place} is a recording, and the model {self.model.name!r} reads text only: send text"
+            says = f"{says}, or ask a server whose model hears ({EXAMPLE})"
+            raise RequestError(says, param=place, code="unsupported_parameter")
+        return graph.recognizer
+
+    def options(self, graph: GraphModel, voice: str | None, place: str, request: Request) -> dict[str, Any]:
+        """Return the options of the stages that speak. Where there is but one voice, a voice has no effect."""
+        if voice is None:
+            return {}
+        if not graph.voices:
+            ignored = request.ctx.ignored
+            if ignored.strict:
+                says = f"{place} is {voice!r:.80}, and {self.model.name!r} has but one voice: leave it out"
+                raise RequestError(says, param=place, code="unsupported_parameter")
+            ignored.note(place)
+            return {}
+        known = {one.lower(): one for one in graph.voices}
+        if voice.lower() not in known:
+            says = f"{place} is {voice!r:.80}, and {self.model.name!r} has {', '.join(graph.voices)}"
+            raise RequestError(f"{says}: choose one of them", param=place)
+        return {VOICE: known[voice.lower()]}
+
+    async def heard(self, wanted: ChatRequest, request: Request) -> ChatRequest:
+        """Return the chat with the text of its recordings in their places."""
+        recordings = wanted.prompt.recordings
+        if not recordings:
+            return wanted
+        if len(recordings) > MAX_RECORDINGS:
+            says = (
+                f"messages hold {len(recordings)} recordings: at most {MAX_RECORDINGS} may be; send older ones as text"
+            )
+            raise RequestError(says, param="messages")
+        with self.holding(sum(len(one.data) for one in recordings)):
+            texts = {one: await self.recognised(one, request, wanted.handling.priority) for one in recordings}
+        return replace(wanted, prompt=wanted.prompt.heard(texts))
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Hold so many bytes of recordings. Raises Unavailable where others hold too much."""
+        caller = CALLER.get()
+        if not self.held.take(caller, size):
+            raise Unavailable("too many recordings are being recognised: try again in a moment", RETRY_SECONDS)
+        try:
+            yield
+        finally:
+            self.held.give_back(caller, size)
+
+    async def recognised(
+        self, recording: Recording, request: Request, priority: int = 0, beside: bool = True
+    ) -> str:  # fmt: skip
+        """Return the text of a recording, which is `beside` the request that it is a part of or a request by itself.
+        Errors of the stage that cannot read it name its place."""
+        context = request.ctx
+        node = self.hearing(recording.place)
+        asked = self.proxy.runs.ask(
+            node, recording.data, {}, context.request_id, priority, context.caller, context.allowance, beside=beside
+        )
+        try:
+            return await asked
+        except RequestError as error:
+            says = f"{recording.place} cannot be read: {error}"
+            raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
+
+    def submit(
+        self, prompt: list[int], params: SamplingParams, salt: str, priority: int, wanted: AudioOutput,
+        request: Request,
+    ) -> RunStream:  # fmt: skip
+        """Submit a chat through all stages."""
+        context, graph = request.ctx, self.speaking("modalities")
+        options = self.options(graph, wanted.voice, "audio.voice", request)
+        return self.proxy.runs.submit(
+            prompt, params, options, context.request_id, salt, priority, context.caller, context.allowance
+        )

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy process: the sanic app over the router, and its lifecycle from bind to drain."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+from typing import Any
+
+from sanic import Request, Sanic
+from sanic.config import Config
+from sanic.response import BaseHTTPResponse
+
+from pontil.http.access.access import Access
+from pontil.http.access.allowed_hosts import AllowedHosts
+from pontil.http.access.cross_origin import CrossOrigin
+from pontil.http.access.endpoint import Endpoint, RouteAccess
+from pontil.http.access.keyring import Keyring
+from pontil.http.intake.body import MOST_BODY
+from pontil.http.intake.caller_turns import CALLER
+from pontil.http.intake.guards import Intake
+from pontil.http.openai.responses.conversations import Conversations
+from pontil.http.page.live_events import LiveEvents
+from pontil.http.routes.endpoint_table import endpoints
+from pontil.http.server.connection_limit import (
+    ConnectionLimit,
+    connections_within,
+    descriptor_limit,
+    raise_descriptor_limit,
+)
+from pontil.http.server.error_handler import OpenAIErrors
+from pontil.http.server.http_date import HttpDate
+from pontil.http.server.log_interval import LogInterval
+from pontil.http.server.probes import METHODS, add_probes
+from pontil.http.server.raw_head import MAX_HEAD_BYTES
+from pontil.http.server.request_id import CURRENT, HEADER, WithRequestId, request_id
+from pontil.http.server.server_spans import ServerSpans
+from pontil.http.server.timed_protocol import RECEIVE_SECONDS, TimedProtocol
+from pontil.http.stream.answer_checker import AnswerChecker
+from pontil.runtime.command_pipe import CommandPipe
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.errors import PontilError
+from pontil.runtime.foundation.garbage import leave_to_requests
+from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
+from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+BACKLOG = 1024
+# The header with the id of a stream that can be continued.
+STREAM = "x-pontil-stream"
+# A body up to this many times too large is read and discarded, so that the client is still connected to read the 413.
+READ_ANYWAY = 4
+# Timeout of a response that is not streamed; a request whose worker is silent fails much sooner.
+RESPONSE_SECONDS = 3600
+# Longer than the idle timeout of load balancers, so that they close a connection first.
+IDLE_SECONDS = 75
+GRACE_SECONDS = 5.0
+# Seconds in which a request may still come on a connection that is open when the server leaves.
+LINGER_SECONDS = 1.0
+# Seconds that a proxy which shares its port waits for the first worker, and between two looks.
+WORKERS_WITHIN = 5.0
+LOOK = 0.02
+SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
+
+
+def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, Any]:
+    """Build the app over a bound proxy; the caller starts and closes the proxy itself. `embedding` is the tokenizer of
+    the embedding model, where there is one."""
+    app: Sanic[Any, Any] = Sanic(
+        f"pontil-{proxy.incarnation}",
+        config=Config({}, env_prefix=None),
+        error_handler=OpenAIErrors(),
+        configure_logging=False,
+    )
+    app.config.update(
+        {
+            "ACCESS_LOG": False,
+            "AUTO_EXTEND": False,
+            "MOTD": False,
+            "REQUEST_MAX_SIZE": READ_ANYWAY * (proxy.config.max_body_size or MOST_BODY),
+            "REQUEST_MAX_HEADER_SIZE": MAX_HEAD_BYTES,
+            "REQUEST_TIMEOUT": RECEIVE_SECONDS,
+            "KEEP_ALIVE_TIMEOUT": IDLE_SECONDS,
+            "RESPONSE_TIMEOUT": RESPONSE_SECONDS,
+            "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
+        }
+    )
+    intake = Intake(proxy.config.in_flight_bodies_path)
+    app.register_listener(intake.close, "after_server_stop")
+    answers = AnswerChecker()
+    app.register_listener(answers.close, "after_server_stop")
+    kept = Conversations.of(proxy.config)
+    app.register_listener(kept.close, "after_server_stop")
+    live = LiveEvents(LiveSnapshot(proxy))
+    app.ctx.live = live
+    app.register_listener(live.close, "before_server_stop")
+    served = endpoints(proxy, intake, answers, kept, live, embedding)
+    spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
+    for endpoint in served:
+        handler = endpoint.handler if spans is None else spans.over(endpoint)
+        # Without ignore_body, Sanic would buffer the whole body before any check; without a format of errors, look for
+        # one in the handler's source.
+        app.route(endpoint.route, methods=endpoint.methods, ignore_body=True, error_format="json")(handler)
+    pages = CrossOrigin(proxy.config.cors_origin)
+    add_probes(app, served, pages)
+    probes = {endpoint.path for endpoint in served if endpoint.door is RouteAccess.OPEN}
+    app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()), probes)
+    app.ctx.linger = 0.0
+    app.ctx.malformed_heads = LogInterval()
+    app.ctx.access = access_to(proxy.config, served)
+    reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
+    add_middleware(app, app.ctx.access, pages, reading, proxy.clock, spans)
+    return app
+
+
+def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
+    doors = {endpoint.route.removeprefix("/"): endpoint.door for endpoint in served}
+    keyring = Keyring.of(config.callers, config.admin, config.allowances)
+    return Access(keyring, doors, AllowedHosts(config.host, config.allowed_hosts))
+
+
+def add_middleware(
+    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float],
+    spans: ServerSpans | None,
+) -> None:  # fmt: skip
+    """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
+    themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines, `spans`
+    names the traces of requests that have one."""
+
+    # Sanic would read the body of another route before its middleware, and so before the check.
+    assert all(route.extra.ignore_body for route in app.router.routes), "a route reads bodies before the access check"
+
+    async def admit(request: Request) -> None:
+        """Check access before any of the body is read, for all paths and methods, with or without a route."""
+        request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
+        CURRENT.set(request.ctx.request_id)
+        RECEIVED.set(received_now(request, now))
+        access.admit(request)
+        CALLER.set(request.ctx.caller)
+        if request.route is not None and (request.route.path not in reading or request.method in METHODS):
+            async for _ in request.stream:  # type: ignore[union-attr]
+                pass
+
+    clock = HttpDate()
+
+    async def name(request: Request, response: BaseHTTPResponse) -> None:
+        # A request that failed before the first middleware has no id yet.
+        response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
+        response.headers["date"] = clock.now
+        if not access.is_operators(request):
+            for header, value in pages.headers(request.headers).items():
+                response.headers.setdefault(header, value)
+        if (stream := getattr(request.ctx, "stream_id", None)) is not None:
+            response.headers[STREAM] = stream
+        if (ignored := getattr(request.ctx, "ignored", None)) is not None:
+            response.headers.update(ignored.headers)
+        if spans is not None:
+            spans.name(request, response)
+
+    app.register_middleware(admit, "request")
+    app.register_middleware(name, "response")
+
+
+def received_now(request: Request, now: Callable[[], float]) -> ReceivedRequest:
+    """Return the beginning of a request's timeline."""
+    route = "-" if request.route is None else f"/{request.route.path}"
+    return ReceivedRequest(route, now)
+
+
+class Service:
+    """One run of the proxy process: app, listener and commands."""
+
+    def __init__(self, proxy: Proxy, app: Sanic[Any, Any], listener: socket.socket, reporter: Reporter) -> None:
+        self.proxy, self.app, self.listener, self.reporter = proxy, app, listener, reporter
+        self.drain_deadline: float | None = None
+        self.listening = self.reported = self.hands_over = False
+        self.pipe: CommandPipe | None = None
+        app.register_listener(self.before_start, "before_server_start")
+        app.register_listener(self.after_start, "after_server_start")
+        app.register_listener(self.before_stop, "before_server_stop")
+        app.register_listener(self.after_stop, "after_server_stop")
+
+    def run(self, commands_fd: int) -> None:
+        """Serve until told to end. Call it in the main thread only."""
+        self.pipe = CommandPipe(commands_fd, logging.getLogger("pontil.proxy"))
+        self.proxy.changes.ask = self.reporter.asked
+        # Sanic listens anew, with a backlog of its own unless it is told one.
+        self.app.run(
+            sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol,
+            backlog=BACKLOG,
+        )  # fmt: skip
+
+    async def before_start(self, app: Any) -> None:
+        """Start the proxy. One of several accepts no connection before it can serve, since another one can."""
+        self.proxy.start(self.on_tick)
+        if self.pipe is not None:
+            asyncio.get_running_loop().add_reader(self.pipe.descriptor, self.take_commands, self.pipe)
+        deadline = asyncio.get_running_loop().time() + WORKERS_WITHIN
+        while self.proxy.config.proxies > 1 and not self.proxy.registry.workers:
+            if asyncio.get_running_loop().time() > deadline:
+                break
+            await asyncio.sleep(LOOK)
+
+    async def after_start(self, app: Any) -> None:
+        """Mark as listening. Ready is reported at the next tick, since a signal would be lost while the server
+        starts."""
+        self.listening = True
+
+    def report_ready(self) -> None:
+        self.reported = True
+        host, port = self.listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.reporter.ready(url=f"http://{shown}:{port}")
+
+    async def before_stop(self, app: Any) -> None:
+        """Abort running streams while their connections are still open, unless they may end."""
+        if self.hands_over:
+            return
+        self.proxy.drain()
+        self.proxy.abandon()
+
+    async def after_stop(self, app: Any) -> None:
+        if self.pipe is not None:
+            asyncio.get_running_loop().remove_reader(self.pipe.descriptor)
+        await self.proxy.close()
+
+    def take_commands(self, pipe: CommandPipe) -> None:
+        """Carry out the commands that have arrived; end if the supervisor is gone."""
+        for command in pipe.take():
+            self.obey(command)
+        if pipe.closed:
+            asyncio.get_running_loop().remove_reader(pipe.descriptor)
+            self.app.stop()
+
+    def obey(self, command: dict[str, Any]) -> None:
+        if command.get("kind") == "table":
+            self.proxy.take_table(command["rows"])
+        elif command.get("kind") == "log_level":
+            logging.getLogger().setLevel(command["level"].upper())
+        elif command.get("kind") == "client_keys":
+            self.app.ctx.access.keyring = Keyring.of(
+                command["callers"], command["admin"], command.get("allowances", ())
+            )
+        elif command.get("kind") == "change":
+            self.proxy.changes.hear(command)
+        elif command.get("kind") == "self_test":
+            told = partial(self.reporter.tested, int(command["number"]))
+            self.proxy.self_test.begin(told, self.reporter.progress)
+        elif command.get("kind") == "drain":
+            timeout = float(command.get("timeout", GRACE_SECONDS))
+            self.app.ctx.linger = LINGER_SECONDS
+            if command.get("hand_over"):
+                self.leave(timeout)
+                return
+            self.proxy.drain()
+            self.drain_deadline = asyncio.get_running_loop().time() + timeout
+
+    def leave(self, timeout: float) -> None:
+        """Take no more connections, since another proxy does, and end once those that are open have no request."""
+        self.hands_over = True
+        self.app.config.GRACEFUL_SHUTDOWN_TIMEOUT = timeout + GRACE_SECONDS
+        asyncio.get_running_loop().call_later(timeout, self.hand_over)
+        self.app.stop()
+
+    def hand_over(self) -> None:
+        """Leave the streams that can be continued to other proxies, and end the rest."""
+        self.proxy.streams.hand_over_all()
+        self.proxy.drain()
+        self.proxy.abandon()
+
+    def on_tick(self, number: int) -> None:
+        """Report progress of the event loop. After a drain, stop once the proxy is idle or the deadline has passed."""
+        self.reporter.stepped(number, working=True)
+        if self.listening and not self.reported:
+            self.report_ready()
+        if self.drain_deadline is not None:
+            late = asyncio.get_running_loop().time() > self.drain_deadline
+            if self.proxy.idle or late:
+                self.drain_deadline = None
+                self.app.stop()
+
+
+def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None:
+    """Run the proxy process. Returns after a drain or SIGTERM. Raises PontilError when it cannot start."""
+    for name in SANIC_LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(WithRequestId())
+    raise_descriptor_limit()
+    reporter.progress("reading the tokenizer")
+    proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
+    path = config.embedding_model_path
+    embedding = None if path is None else load_tokenizer(path, config.cache_path)
+    listener = listening(config)
+    proxy.bind()
+    leave_to_requests()
+    Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
+
+
+def listening(config: ProxyConfig) -> socket.socket:
+    """Return the launch's socket, which all of its proxies share, and have it listen; it may do so already. No process
+    that is started from here gets it. Raises PontilError where another program listens at the address."""
+    listener = socket.socket(fileno=config.listeners[0])
+    listener.set_inheritable(False)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        where = f"{config.host}:{config.port}"
+        raise PontilError(f"cannot listen on {where}: {error.strerror}; choose another --host or --port") from None
+    return listener

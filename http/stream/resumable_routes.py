@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that a client can continue: asked for by the header pontil-resume, continued by Last-Event-ID."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial, wraps
+from typing import Any
+
+from sanic import HTTPResponse, Request
+from sanic.http import Stage
+
+from pontil.http.access.endpoint import Handler
+from pontil.http.fields.delivery import Delivery
+from pontil.http.stream.rendering import ReplyFormat
+from pontil.http.stream.reply_shape import ReplyHeading
+from pontil.http.stream.resumable_format import ResumableFormat
+from pontil.http.stream.resume_point import ResumePoint, read_event_id
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.retold_text import RetoldText
+from pontil.runtime.proxy.requests.state import release_of as recorded_release
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.stream_journal import StreamJournal
+from pontil.runtime.proxy.requests.stream_record import StreamRecord
+from pontil.runtime.sampling_params import SamplingParams
+
+ASKED, CONTINUED = "pontil-resume", "last-event-id"
+CODE = "stream_not_found"
+
+
+@dataclass(slots=True)
+class ResumeContext:
+    """The wish of a request to begin or continue a stream that can be continued. `body` is that of the request that
+    began the stream, once it is known; `since` and `claimed` are set for one that continues a stream, and `retold` for
+    the text of its answer so far."""
+
+    path: str
+    body: bytes | None = None
+    since: ResumePoint | None = None
+    claimed: StreamRecord | StreamJournal | None = None
+    retold: Sequence[RetoldText] = ()
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """The head of the stream that is continued."""
+        record = self.claimed.record if isinstance(self.claimed, StreamJournal) else self.claimed
+        assert record is not None, "only a request that continues a stream asks"
+        return record.head
+
+
+def context_of(request: Request) -> ResumeContext | None:
+    """Return what this request says about resuming, if it does."""
+    found: ResumeContext | None = getattr(request.ctx, "resume", None)
+    return found
+
+
+def cut(request: Request) -> None:
+    """End the connection at once: the client asks for the rest of its stream."""
+    protocol: Any = request.protocol
+    protocol.transport.abort()
+
+
+def has_begun(request: Request) -> bool:
+    """Return whether the head of the answer, with the stream's id, is on its way."""
+    return request.stream is None or request.stream.stage is not Stage.HANDLER
+
+
+def check_not_asked(request: Request) -> None:
+    """Raise RequestError if a stream is to be continued that cannot be."""
+    if request.headers.getone(ASKED, "0") == "1":
+        raise RequestError(f"streams of {request.path} cannot be continued: leave out {ASKED}")
+
+
+def heading_of(request: Request) -> ReplyHeading | None:
+    """Return the heading of the stream that this request continues, if it does."""
+    context = context_of(request)
+    return None if context is None or context.claimed is None else ReplyHeading(**context.head["heading"])
+
+
+def release_of(request: Request) -> WorkerRelease | None:
+    """Return the release that began the stream which this request continues, if it does."""
+    context = context_of(request)
+    if context is None or context.claimed is None:
+        return None
+    claimed = context.claimed
+    return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
+
+
+def check_limits(proxy: Proxy, request: Request, prompts: int = 1) -> None:
+    """Raise TooManyRequests where the key allows no so many requests now, before any work is done on them. One that
+    continues a stream is counted already."""
+    context = context_of(request)
+    if context is None or context.claimed is None:
+        proxy.admissions.check_limits(request.ctx.caller, request.ctx.allowance, prompts)
+
+
+class ResumableRoutes:
+    """The way of such requests through the routes of one proxy."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+
+    def serving(self, handler: Handler) -> Handler:
+        """Wrap a handler whose streams can be continued."""
+
+        @wraps(handler)
+        async def served(request: Request) -> HTTPResponse | None:
+            return await self.serve(request, handler)
+
+        return served
+
+    async def serve(self, request: Request, handler: Handler) -> HTTPResponse | None:
+        """Have the handler answer a request, or continue what it answered before. Raises RequestError for a stream that
+        cannot be continued."""
+        event = request.headers.getone(CONTINUED, None)
+        if event is None and request.headers.getone(ASKED, "0") != "1":
+            return await handler(request)
+        context = request.ctx.resume = ResumeContext(request.path)
+        if event is None:
+            return await handler(request)
+        context.since = read_event_id(event)
+        self.proxy.admissions.admit_replay(request.ctx.caller, request.ctx.allowance)
+        claimed = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.caller)
+        try:
+            if context.head.get("path") != request.path:
+                says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
+                raise RequestError(says, code=CODE)
+            context.body = context.head["body"]
+            context.retold = await self.proxy.streams.retold(claimed)
+            return await handler(request)
+        finally:
+            # It is the stream's once that has begun.
+            if context.claimed is not None:
+                self.proxy.streams.put_back(claimed)
+
+    def stream(
+        self, request: Request, delivery: Delivery, params: SamplingParams, form: ReplyFormat, heading: ReplyHeading,
+        submit: Callable[[], Stream],
+    ) -> tuple[Stream, ReplyFormat]:  # fmt: skip
+        """Return the stream that answers a request, and its format: as `submit` makes it, one that is recorded besides,
+        or one that goes on."""
+        context = context_of(request)
+        if context is None and delivery.stream:
+            check_not_asked(request)
+        if context is None or not (delivery.stream or context.claimed):
+            return submit(), form
+        streams = self.proxy.streams
+        if context.claimed is not None:
+            since, claimed = context.since, context.claimed
+            assert since is not None, "what is continued has a point"
+            made = ResumableFormat(form, since, params)
+            context.claimed = None
+            request.ctx.stream_id = since.name
+            weight = request.ctx.allowance.weight
+            return streams.take_up(claimed, partial(cut, request), weight, context.retold), made
+        if params.logprobs is not None or params.prompt_logprobs is not None:
+            raise RequestError(
+                "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
+            )
+        about = {"path": context.path, "body": context.body or b"", "heading": asdict(heading)}
+        name, stream = streams.begin(submit(), about, partial(cut, request), partial(has_begun, request))
+        request.ctx.stream_id = name
+        return stream, ResumableFormat(form, ResumePoint(name), params)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small routes that clients of vLLM, SGLang and SageMaker ask for."""
+
+from sanic import HTTPResponse, Request
+from sanic.response import json as json_response
+
+from pontil.http.openai.chat.request import ChatRequest, read_chat
+from pontil.http.openai.completions.route import GenerationRoutes
+from pontil.http.vllm.either_request import read_either
+from pontil.http.vllm.generate_request import read_generate
+from pontil.http.vllm.generate_shape import GenerateShape
+
+
+class CompatibilityRoutes:
+    """Handlers that answer by what the other routes have."""
+
+    def __init__(self, routes: GenerationRoutes) -> None:
+        self.routes = routes
+        self.proxy, self.model, self.bodies = routes.proxy, routes.model, routes.bodies
+
+    async def ping(self, request: Request) -> HTTPResponse:
+        """Report that the process is alive, as /health does."""
+        return json_response({"status": "alive"})
+
+    async def load(self, request: Request) -> HTTPResponse:
+        """Return the number of requests that are waiting or being served."""
+        return json_response({"server_load": len(self.proxy.requests)})
+
+    async def tokenizer_info(self, request: Request) -> HTTPResponse:
+        tokenizer = self.proxy.tokenizer
+        return json_response({
+            "vocab_size": tokenizer.vocab_size,
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+            "model_max_length": self.model.known_context,
+            "chat_template": tokenizer.chat_template,
+        })  # fmt: skip
+
+    async def get_model_info(self, request: Request) -> HTTPResponse:
+        name = self.model.name
+        return json_response({"model_path": name, "tokenizer_path": name, "is_generation": True})
+
+    async def invocations(self, request: Request) -> HTTPResponse | None:
+        """Answer a chat or a completion."""
+        wanted = await self.bodies.read(request, self.routes.reading(request, read_either))
+        if isinstance(wanted, ChatRequest):
+            return await self.routes.answer_chat(request, wanted)
+        return await self.routes.answer_completion(request, wanted)
+
+    async def generate(self, request: Request) -> HTTPResponse | None:
+        """Answer as SGLang does."""
+        wanted = await self.bodies.read(request, self.routes.reading(request, read_generate))
+        return await self.routes.answer_completion(request, wanted, GenerateShape)
+
+    async def render(self, request: Request) -> HTTPResponse:
+        """Return the prompt of a chat, which is not answered."""
+        wanted = await self.bodies.read(request, self.routes.reading(request, read_chat))
+        ids = await self.routes.rendered(wanted)
+        return json_response({"request_id": request.ctx.request_id, "model": self.model.name, "token_ids": ids})

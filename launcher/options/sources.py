@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sources of an option's value: its default, a file, the environment or a flag, in rising precedence.
+
+Each of them knows an option by one name: `max-num-seqs` in the file, PONTIL_MAX_NUM_SEQS, --max-num-seqs.
+"""
+
+import difflib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pontil.launcher.errors import OptionError
+from pontil.launcher.options.environment import OWN_VARIABLES, PREFIX
+from pontil.launcher.options.service_links import service_links
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Source = Literal["default", "file", "environment", "flag"]
+# Dataclass fields by option name; `read` in their metadata checks a value.
+Declarations = Mapping[str, Field[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option and its effective value. `place` is where the source has it: a file, a variable, a flag; "" for
+    none."""
+
+    name: str
+    value: Any
+    source: Source
+    place: str
+
+    @property
+    def field(self) -> str:
+        return self.name.replace("-", "_")
+
+
+def settle(
+    declared: Declarations, given: Mapping[str, Any], config: Path | None, variables: Mapping[str, str]
+) -> list[Setting]:
+    """Return every option in the order of its declaration. `given` are the flags by field, absent ones None. Values
+    that a stronger source overrides must be valid too. Raises OptionError."""
+    found = {name: Setting(name, each.default, "default", "") for name, each in declared.items()}
+    if config is not None:
+        found |= from_file(declared, config)
+    found |= from_environment(declared, variables)
+    found |= from_flags(declared, given)
+    return list(found.values())
+
+
+def from_file(declared: Declarations, path: Path) -> dict[str, Setting]:
+    values = load_toml(path)
+    for key in values:
+        if key not in declared:
+            raise OptionError(f"{path.name} has an unknown key {key!r}{nearest(key, declared)}")
+    return {
+        key: Setting(key, checked(declared[key], value, f"{key} in {path.name}"), "file", str(path))
+        for key, value in values.items()
+    }
+
+
+def from_environment(declared: Declarations, variables: Mapping[str, str]) -> dict[str, Setting]:
+    """Return the options set in the environment. An empty variable counts as unset, as it does for the paths that the
+    environment decides. The variables that Kubernetes sets for a Service named like pontil are ignored."""
+    known = {variable_name(name): name for name in declared}
+    found, others = {}, {*OWN_VARIABLES, *service_links(variables)}
+    for variable, value in variables.items():
+        if not variable.startswith(PREFIX) or variable in others or not value:
+            continue
+        if variable not in known:
+            raise OptionError(f"The environment has an unknown {variable}{nearest(variable, [*known, *OWN_VARIABLES])}")
+        name = known[variable]
+        found[name] = Setting(name, checked(declared[name], value, variable), "environment", variable)
+    return found
+
+
+def from_flags(declared: Declarations, given: Mapping[str, Any]) -> dict[str, Setting]:
+    flags = {name: f"--{name}" for name, each in declared.items() if given.get(each.name) is not None}
+    return {
+        name: Setting(name, checked(declared[name], given[declared[name].name], flag), "flag", flag)
+        for name, flag in flags.items()
+    }
+
+
+def variable_name(option: str) -> str:
+    return PREFIX + option.upper().replace("-", "_")
+
+
+def load_toml(path: Path, kind: str = "configuration file") -> dict[str, Any]:
+    """Return the values of a file, which messages call the `kind` that it is. Raises OptionError."""
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return values
+    except OSError as error:
+        raise OptionError(f"The {kind} {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"The {kind} {path} is not valid TOML: {error}.") from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name: a suggestion of the closest known one."""
+    close = closest(name, known)
+    return f": did you mean {close!r}?" if close else "; `launch --help` lists the known ones."
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most likely meant."""
+    alike = {plain(each): each for each in known}
+    close = difflib.get_close_matches(plain(name), alike, n=1, cutoff=0.5)
+    return alike[close[0]] if close else None
+
+
+def plain(name: str) -> str:
+    """Return the name without the prefix that all names of a source share."""
+    return name.removeprefix(PREFIX).replace("_", "-").lower()
+
+
+def checked(declared: Field[Any], value: Any, name: str) -> Any:
+    try:
+        return declared.metadata["read"](value)
+    except ValueError as error:
+        raise OptionError(f"{name} {error}, not {value!r}.") from error

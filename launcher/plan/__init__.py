@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a launch from its options: pure, and without side effects."""

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of combinations of options, before anything is planned. They raise OptionError."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+
+from pontil.launcher.errors import OptionError
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.parsers import host_of
+from pontil.launcher.options.worker_roles import EMBED, LISTED_ROLES, NODE
+from pontil.launcher.plan.addresses import is_own
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, missing_package
+from pontil.runtime.stages.graph.catalog import GraphModel
+
+# Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
+# taken for a dead one.
+SHORTEST_TTL = SHORTEST_LEASE = 2.0
+SHORTEST_LINK_TIMEOUT = 1.0
+MOST_PROXIES = 16
+# The package of the extra `otel` that depends on the others.
+OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
+
+
+def check_lists(options: LaunchOptions) -> None:
+    meant = {"all": ("prefill", "decode", EMBED), "mixed": ("mixed", EMBED), "proxy": ()}.get(
+        options.role, (options.role,)
+    )
+    for name in LISTED_ROLES:
+        if getattr(options, name) is not None and name not in meant:
+            raise OptionError(f"--{name} has no meaning with --role {options.role}: remove one of the two.")
+
+
+def check_join(options: LaunchOptions) -> None:
+    if options.role in ("all", "proxy") and options.join:
+        raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
+    if options.role in ("prefill", "decode", EMBED, NODE) and not options.join and options.http is None:
+        raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
+    if options.join and options.usage_log:
+        raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
+    if options.join and options.response_store:
+        raise OptionError("--response-store is the proxy's, and none is started here: give it where the proxy starts.")
+    if options.join and (options.api_keys or options.admin_key):
+        raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
+    if options.join and options.control:
+        raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
+
+
+def check_own_endpoint(options: LaunchOptions, graph: GraphModel | None) -> None:
+    """Check that workers with an endpoint of their own are of one role, and in no other system."""
+    if options.http is None:
+        return
+    if options.role not in ("prefill", "decode"):
+        raise OptionError(
+            f"--http is for workers that another router drives, with --role prefill or decode, not {options.role}: "
+            "use --port."
+        )
+    if options.join:
+        raise OptionError("--http starts a proxy for these workers alone, and --join has them join another: give one.")
+    if graph is not None:
+        raise OptionError(
+            f"--http is for models of one stage, and {options.model} has several: leave it out and use --port."
+        )
+
+
+def check_proxies(options: LaunchOptions, graph: GraphModel | None, controls: Sequence[str]) -> None:
+    if len(controls) > 1 and graph is not None:
+        raise OptionError(
+            f"{options.model} has several stages, which one proxy conducts: leave out --proxies, and name one endpoint "
+            "with --join."
+        )
+    if options.join and options.proxies > 1 and options.proxies != len(controls):
+        raise OptionError(
+            f"--join names {len(controls)} endpoints and --proxies says {options.proxies}: name every proxy's."
+        )
+    if len(controls) > MOST_PROXIES:
+        raise OptionError(f"--join names {len(controls)} proxies, and {MOST_PROXIES} is the most.")
+
+
+def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:
+    """Check the options about stages, of which only a model of several has any."""
+    given = {"--placement": options.placement, "--place": options.place, "--node": options.node}
+    used = next((name for name, value in given.items() if value), "--role node" if options.role == NODE else None)
+    if used is None:
+        return
+    if graph is None:
+        raise OptionError(f"{used} is for a model of several stages, and {options.model} has only one: leave it out.")
+    if options.role in ("proxy", EMBED):
+        raise OptionError(f"{used} has no meaning with --role {options.role}: remove one of the two.")
+    if options.node and not options.join:
+        raise OptionError(
+            "--node starts one stage's workers for a proxy that runs already: name its --control with --join."
+        )
+    if options.join and options.placement:
+        raise OptionError(
+            "--placement places all stages, and --join starts the workers of one: name their devices with --place."
+        )
+    if options.role == NODE and not options.node:
+        raise OptionError(
+            f"--role node starts the workers of one stage: name it with --node ({', '.join(graph.node_names)})."
+        )
+
+
+def check_tiers(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
+    """Check that the workers which answer can have the tiers below their KV cache that were asked for."""
+    if options.kv_tier and not options.prefix_caching:
+        raise OptionError("--kv-tier keeps prefixes that the KV cache evicts, and --no-prefix-caching keeps none: "
+                          "leave one of them out.")  # fmt: skip
+    for worker in workers:
+        if worker.followers and (worker.config["kv_tier_memory"] or worker.config["kv_tier_disk"]):
+            raise OptionError(
+                f"{worker.name} has {worker.ranks} devices joined by +, and --kv-tier is for workers of one: use "
+                "commas."
+            )
+
+
+def check_drafts(options: LaunchOptions, graph: GraphModel | None, workers: Sequence[ChildPlan]) -> None:
+    """Check that of a model of several stages one of the workers can have the draft model: one of the stage that
+    answers, if that generates."""
+    if options.speculative_model is None or graph is None or not workers:
+        return
+    if all(worker.config["speculative_model"] is None for worker in workers):
+        raise OptionError(
+            f"--speculative-model guesses for {graph.first} of {graph.name}, and this launch starts no worker of it"
+            " that generates tokens: leave it out."
+        )
+
+
+def check_deadlines(options: LaunchOptions) -> None:
+    """Check that a deadline that includes another one is the longer of the two."""
+    for name, value, least in (
+        ("worker-ttl", options.worker_ttl, SHORTEST_TTL),
+        ("kv-lease", options.kv_lease, SHORTEST_LEASE),
+        ("link-timeout", options.link_timeout, SHORTEST_LINK_TIMEOUT),
+    ):
+        if value < least:
+            raise OptionError(f"--{name} is {value:g} s: workers need at least {least:g} s to say that they live.")
+    if options.kv_lease <= options.kv_stall_timeout:
+        raise OptionError(
+            f"--kv-lease is {options.kv_lease:g} s and --kv-stall-timeout {options.kv_stall_timeout:g} s: the blocks "
+            "of a pull that stalls would be gone before that is noticed. Give a longer lease."
+        )
+    for name, value in (("kv-lease", options.kv_lease), ("first-byte-timeout", options.first_byte_timeout)):
+        if value > options.kv_transfer_timeout:
+            raise OptionError(
+                f"--{name} is {value:g} s, and a transfer is given up after {options.kv_transfer_timeout:g} s: "
+                "raise --kv-transfer-timeout too."
+            )
+
+
+def check_usage_log(options: LaunchOptions) -> None:
+    if options.usage_log_days is not None and not options.usage_log and not options.join:
+        raise OptionError("--usage-log-days says how long a usage log keeps requests: name it as --usage-log FILE.")
+
+
+def check_tracing(options: LaunchOptions) -> None:
+    """Check that traces are exported where there is a proxy, and that what exports them is installed."""
+    if options.otlp_traces_endpoint is None:
+        if options.otlp_headers:
+            raise OptionError("--otlp-headers is for a collector, and none is named: give --otlp-traces-endpoint too.")
+        return
+    if options.join:
+        raise OptionError(
+            "--otlp-traces-endpoint is the proxy's, which exports for its workers too, and none is started here: give "
+            "it where the proxy starts."
+        )
+    if not is_installed(OTLP_PACKAGE):
+        raise OptionError(
+            "--otlp-traces-endpoint needs OpenTelemetry's SDK and exporter, which are not installed: run "
+            "`pip install pontil[otel]`."
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported. To look for one with dots in its name imports its parents."""
+    with suppress(ModuleNotFoundError):
+        return find_spec(package) is not None
+    return False
+
+
+def check_exposure(options: LaunchOptions, control: str) -> None:
+    """Refuse unprotected traffic across a network, unless the options ask for it."""
+    host = host_of(control)
+    if options.keys and options.insecure:
+        raise OptionError("--keys protects what --insecure leaves open: give one of the two.")
+    if host is not None and not is_own(host) and not options.keys and not options.insecure:
+        raise OptionError(
+            f"{control} crosses a network: give --keys FILE, the same on every host (`pontil keys new` makes it), or "
+            "--insecure if everyone on that network may read and send requests."
+        )
+
+
+def check_connector(options: LaunchOptions, control: str) -> None:
+    """Refuse a connector that cannot be used here, or that would carry in the clear what the keys protect."""
+    if options.kv_connector == AUTO or options.role == "proxy":
+        return
+    row, host = CONNECTORS[options.kv_connector], host_of(control)
+    missing = missing_package(row)
+    if missing is not None:
+        raise OptionError(f"--kv-connector: {missing}")
+    if not row.encrypts and options.keys and host is not None and not is_own(host):
+        raise OptionError(
+            f"--kv-connector {row.name} does not encrypt what --keys protects: leave it out, or give --insecure "
+            "instead of --keys if everyone on that network may read and change all memory of the workers."
+        )

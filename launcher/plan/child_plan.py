@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of one process, and of the processes that are the ranks of one worker."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pontil.launcher.host.device_list import JOIN
+from pontil.launcher.host.devices import CPU, Placement
+from pontil.launcher.options.worker_roles import EMBED, WORKER_ROLES
+from pontil.runtime.foundation.draft_names import MTP
+from pontil.runtime.foundation.number_ranges import spell
+
+# Keys of a child's configuration that name a model.
+MODEL_KEYS = ("model", "embedding_model", "speculative_model")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlan:
+    """The plan of one process. `config` holds the fields of runtime.config's WorkerConfig or ProxyConfig as JSON
+    values. It may contain keys, so it is never shown whole.
+
+    A worker of several ranks is planned by that of its rank 0, which has the worker's name; `followers` are the others.
+    """
+
+    name: str
+    role: str
+    device: str
+    cores: tuple[int, ...]
+    config: dict[str, Any] = field(repr=False)
+    followers: tuple["ChildPlan", ...] = ()
+
+    @property
+    def members(self) -> tuple["ChildPlan", ...]:
+        """The plans of all ranks, in order."""
+        return (replace(self, followers=()), *self.followers) if self.followers else (self,)
+
+    @property
+    def ranks(self) -> int:
+        return 1 + len(self.followers)
+
+    @property
+    def is_follower(self) -> bool:
+        """Return whether this is a rank of a worker other than its driver."""
+        return bool(self.config.get("rank"))
+
+    @property
+    def is_proxy(self) -> bool:
+        return self.role == "proxy"
+
+    @property
+    def takes_commands(self) -> bool:
+        return self.role != "prepare"
+
+    @property
+    def keeps_terminal(self) -> bool:
+        """Return whether it may write to the launcher's terminal itself, alone there: a download shows its own
+        progress."""
+        return self.role == "prepare"
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Return whether its KV outlives its processes: all of it is in the host's memory then."""
+        return bool(self.config.get("keep_kv")) and all(one.device == CPU for one in self.members)
+
+    @property
+    def computes(self) -> bool:
+        """Return whether this is a worker, which loads torch."""
+        return self.role in WORKER_ROLES
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads that a math library may start; None leaves it to the library."""
+        return len(self.cores) if self.computes else None
+
+    @property
+    def place(self) -> str:
+        """The devices of all ranks, as they are shown: cores are named where several ranks have some."""
+        if not self.followers:
+            return self.device
+        return JOIN.join(f"cpu:{spell(one.cores)}" if one.device == CPU else one.device for one in self.members)
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """The GPUs that it computes on, or its cores if it computes on the CPU."""
+        cores = {f"core {core}" for one in self.members if one.device == CPU for core in one.cores}
+        return frozenset(cores | {one.device for one in self.members if one.device != CPU})
+
+    @property
+    def group(self) -> str:
+        """The workers that can stand in for it: those that embed texts, those of its stage in a model of several, or
+        (empty) those that generate."""
+        return EMBED if self.role == EMBED else self.config.get("node") or ""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The addresses at which a worker's peers and its own ranks reach it."""
+        return tuple(self.config[name] for name in ("peer_endpoint", "rank_endpoint") if self.config[name])
+
+    def configured(self, **values: Any) -> "ChildPlan":
+        """Return the same plan with these values in the configuration of every rank."""
+        followers = tuple(one.configured(**values) for one in self.followers)
+        return replace(self, config={**self.config, **values}, followers=followers)
+
+    def with_models(self, paths: Mapping[str, str]) -> "ChildPlan":
+        """Return the same plan with the names of models replaced by the paths where they were found."""
+        return self.configured(**{key: paths[name] for key, name in self.models.items()})
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The names of models in its configuration, by key."""
+        named = {key: self.config[key] for key in MODEL_KEYS if self.config.get(key) is not None}
+        return {key: name for key, name in named.items() if (key, name) != ("speculative_model", MTP)}
+
+    def in_role(self, role: str) -> "ChildPlan":
+        """Return the plan of the same worker in another role. Its name stays."""
+        followers = tuple(one.in_role(role) for one in self.followers)
+        return replace(self, role=role, config={**self.config, "role": role}, followers=followers)
+
+    def with_keys(self, secret: str | None) -> "ChildPlan":
+        return self.configured(keys=secret)
+
+    def describe(self) -> str:
+        """Return one line, and one more for each rank of a worker that has several."""
+        if not self.followers:
+            return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
+        heading = f"{self.name:<12} {self.ranks} ranks, each with 1/{self.ranks} of the model"
+        return "\n".join([heading, *(f"  {one.describe()}" for one in self.members)])
+
+
+def plan_ranks(
+    name: str, role: str, placements: Sequence[Placement], config: dict[str, Any], endpoint: str
+) -> ChildPlan:
+    """Return the plan of a worker with a rank on each placement. `config` is what all ranks share; they meet at
+    `endpoint`."""
+    meeting = {"ranks": len(placements), "rank_endpoint": endpoint if len(placements) > 1 else None}
+    members = [
+        ChildPlan(
+            rank_name(name, rank), role, place.device, place.cores,
+            {
+                **config, "name": rank_name(name, rank), "role": role, "device": place.device,
+                "cores": list(place.cores), "rank": rank, **meeting,
+            },
+        )
+        for rank, place in enumerate(placements)
+    ]  # fmt: skip
+    return replace(members[0], followers=tuple(members[1:]))
+
+
+def rank_name(worker: str, rank: int) -> str:
+    """Return the name of a rank in logs: the driver has the worker's own."""
+    return f"{worker}{JOIN}{rank}" if rank else worker
+
+
+def rank_endpoint(run: str, worker: str) -> str:
+    """Return the address at which the ranks of a worker meet, in the launch's run directory."""
+    return f"ipc://{run}/{worker.replace(':', '-')}-ranks"

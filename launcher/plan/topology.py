@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: which processes a launch runs, where, and with which configuration. Nothing here has side effects."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.host.devices import CPU, HostDevices
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.plan.addresses import check_endpoints, controls_of, url_host
+from pontil.launcher.plan.checks import (
+    check_connector,
+    check_deadlines,
+    check_drafts,
+    check_exposure,
+    check_join,
+    check_lists,
+    check_own_endpoint,
+    check_proxies,
+    check_stages,
+    check_tiers,
+    check_tracing,
+    check_usage_log,
+)
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
+from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
+from pontil.launcher.plan.workers import plan_demands, plan_workers
+from pontil.launcher.version import VERSION
+from pontil.runtime.config.declaration import values_of
+from pontil.runtime.config.proxy_config import ProxyOptions
+from pontil.runtime.stages.graph.catalog import GraphModel
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Every process of one launch: `prepare` runs first, alone, and finds the model; then the children start. `served`
+    is the model name that clients use. `graph` is the graph of a model of several stages. `shares`: workers may share
+    a device."""
+
+    prepare: ChildPlan
+    children: tuple[ChildPlan, ...]
+    controls: tuple[str, ...]
+    url: str | None
+    served: str = ""
+    graph: GraphModel | None = None
+    shares: bool = False
+
+    @property
+    def control(self) -> str:
+        """The control endpoint of the first proxy."""
+        return self.controls[0]
+
+    def with_models(self, paths: Mapping[str, str]) -> "Topology":
+        """Return the same plan with the names of models replaced by the paths where they were found."""
+        return replace(self, children=tuple(child.with_models(paths) for child in self.children))
+
+    def with_keys(self, secret: str | None) -> "Topology":
+        """Return the same plan with the keys that protect its network, if it has any. The child that finds the model
+        needs none."""
+        return replace(self, children=tuple(child.with_keys(secret) for child in self.children))
+
+    def with_clients(self, keys: Mapping[str, Any]) -> "Topology":
+        """Return the same plan with the digests of the API keys that clients must send; only the proxy gets them."""
+        children = (one.configured(**keys) if one.is_proxy else one for one in self.children)
+        return replace(self, children=tuple(children))
+
+    def with_trace_headers(self, headers: Sequence[tuple[str, str]]) -> "Topology":
+        """Return the same plan with what is sent to the collector of traces; only the proxy gets it."""
+        listed = [list(one) for one in headers]
+        children = (one.configured(trace_headers=listed) if one.is_proxy else one for one in self.children)
+        return replace(self, children=tuple(children))
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return any(child.config.get("callers") for child in self.children)
+
+
+def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -> Topology:
+    """Plan the whole topology. Raises OptionError for a combination of options that is impossible."""
+    graph = graph_of(options.model)
+    check_lists(options)
+    check_join(options)
+    check_stages(options, graph)
+    check_deadlines(options)
+    check_usage_log(options)
+    check_tracing(options)
+    check_own_endpoint(options, graph)
+    controls = control_endpoints(options, run)
+    check_proxies(options, graph, controls)
+    for one in controls:
+        check_exposure(options, one)
+        check_connector(options, one)
+    workers = [] if options.role == "proxy" else plan_workers(options, machine, run, controls[0], graph)
+    workers = [worker.configured(more_controls=controls[1:]) for worker in workers]
+    check_drafts(options, graph, workers)
+    check_tiers(options, workers)
+    proxies = [] if options.join else plan_proxies(options, machine, run, controls, graph)
+    check_endpoints([*controls, *(address for worker in workers for address in worker.endpoints)])
+    children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)
+    search = {
+        "models": models_of(children),
+        "cache_dir": str(cache),
+        "log_level": options.log_level,
+        "demands": plan_demands(options, workers, machine, graph),
+    }
+    prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
+    url = None if options.join else f"http://{url_host(options.host)}:{options.port}"
+    shares = options.share_devices or (graph is not None and share_devices(workers))
+    return Topology(prepare, children, tuple(controls), url, served_name(options), graph, shares)
+
+
+def control_endpoints(options: LaunchOptions, run: Path) -> list[str]:
+    """Return where workers register: with each proxy."""
+    if options.join:
+        return options.join.split(",")
+    return controls_of(options.control or f"ipc://{run / 'control'}", options.proxies)
+
+
+def models_of(children: Sequence[ChildPlan]) -> list[str]:
+    """Return the models that these processes need, each once."""
+    return list(dict.fromkeys(name for child in children for name in child.models.values()))
+
+
+def share_devices(workers: Sequence[ChildPlan]) -> bool:
+    """Return whether two of these workers compute on one core or GPU."""
+    held = [device for worker in workers for device in worker.devices]
+    return len(set(held)) < len(held)
+
+
+def plan_proxies(
+    options: LaunchOptions, machine: HostDevices, run: Path, controls: Sequence[str], graph: GraphModel | None = None
+) -> list[ChildPlan]:
+    """Return the plan of each proxy. Several share the port and files, and each has some of its own."""
+    if len(controls) == 1:
+        return [plan_proxy(options, machine, run, controls[0], graph)]
+    plans = []
+    for number, control in enumerate(controls):
+        alone = plan_proxy(options, machine, run, control, graph)
+        own = {
+            "name": f"proxy:{number}",
+            "number": number,
+            "in_flight_bodies": f"{alone.config['in_flight_bodies']}-{number}",
+        }
+        shared = {"proxies": len(controls), "shared_folder": str(run / "proxies")}
+        plans.append(replace(alone.configured(**own, **shared), name=f"proxy:{number}"))
+    return plans
+
+
+def plan_proxy(
+    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
+) -> ChildPlan:
+    config = values_of(ProxyOptions, options) | {
+        "name": "proxy",
+        "model": stage_model(options, first_stage(graph)),
+        "served_model_name": served_name(options),
+        "embedding_model": embedding_model(options),
+        "served_embedding_model_name": served_embedding_name(options),
+        "graph": None if graph is None else graph.name,
+        "control": control,
+        "version": VERSION,
+        "usage_log": options.usage_log and str(Path(options.usage_log).absolute()),
+        "resume_folder": str(run / "streams") if options.resume_window else None,
+        "in_flight_bodies": str(run / "in-flight-bodies"),
+        "response_store": response_store(options, run),
+        "callers": [],
+        "admin": None,
+        "allowances": [],
+        "kv_transfers": options.http is not None,
+        "trace_headers": [],
+    }
+    return ChildPlan("proxy", "proxy", CPU, machine.cores, config)
+
+
+def response_store(options: LaunchOptions, run: Path) -> str | None:
+    """Return the file in which responses are kept, if any are. One in the run directory goes with the launch."""
+    if options.response_store_size == 0:
+        return None
+    return str(Path(options.response_store).absolute() if options.response_store else run / "responses.db")

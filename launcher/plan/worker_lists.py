@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workers of a launch by kind: those that do the same work, each on its devices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pontil.launcher.errors import OptionError
+from pontil.launcher.host.device_list import DeviceItem, RankDevice
+from pontil.launcher.host.devices import HostDevices
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.worker_roles import EMBED
+from pontil.runtime.stages.graph.catalog import GraphNode
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerList:
+    """Workers that are alike, with the devices of each. `name` is theirs without a number; `node` is their stage in a
+    model of several."""
+
+    name: str
+    role: str
+    items: tuple[DeviceItem, ...]
+    node: GraphNode | None = None
+
+    def names(self, first: int = 0) -> tuple[str, ...]:
+        """Return the workers' names, numbered from `first` on."""
+        return tuple(f"{self.name}:{number}" for number in range(first, first + len(self.items)))
+
+
+def role_lists(options: LaunchOptions, roles: Sequence[str], machine: HostDevices) -> list[WorkerList]:
+    """Return the workers of each role; a role without a list gets one on what suits the machine."""
+    given: dict[str, tuple[DeviceItem, ...]] = {
+        role: items for role in roles if (items := getattr(options, role)) is not None
+    }
+    taken = [item for items in given.values() for item in items]
+    lists: list[WorkerList] = []
+    for role in roles:
+        items = given[role] if role in given else (default_item(role, taken, machine, options.share_devices),)
+        lists.append(WorkerList(role, role, items))
+        taken += items
+    return lists
+
+
+def roles_of(options: LaunchOptions) -> tuple[str, ...]:
+    roles: tuple[str, ...] = ("prefill", "decode") if options.role == "all" else (options.role,)
+    return (*roles, EMBED) if options.embed is not None and EMBED not in roles else roles
+
+
+def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, share: bool) -> DeviceItem:
+    """Choose a free GPU if there are GPUs, unless the rest of the launch runs on the CPU; else free cores. Where
+    devices are shared, the GPU with the fewest workers."""
+    if not machine.gpus or (taken and not any(item.gpus for item in taken)):
+        return DeviceItem()
+    used = [gpu for item in taken for gpu in item.gpus]
+    gpu = min(range(machine.gpus), key=used.count)
+    if gpu in used and not share:
+        raise OptionError(
+            f"No GPU is left for a {role} worker (this machine has {machine.gpus}): use --role mixed (one worker for "
+            f"both phases), --share-devices, or --{role} cpu."
+        )
+    return DeviceItem((RankDevice(gpu=gpu),))

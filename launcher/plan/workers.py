@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a launch's workers: how many, on which devices, and with which configuration. Nothing here has side
+effects."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pontil.launcher.errors import OptionError
+from pontil.launcher.host.device_list import repeated
+from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
+from pontil.launcher.host.ports import address_towards
+from pontil.launcher.options.kv_tier_list import DISK, MEMORY, bytes_of, disk_path
+from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.parsers import host_of
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFILL
+from pontil.launcher.plan.addresses import is_own, url_host
+from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
+from pontil.launcher.plan.graph_choice import first_stage, stage_model
+from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
+from pontil.launcher.plan.stages import stage_lists
+from pontil.launcher.plan.worker_lists import WorkerList, role_lists, roles_of
+from pontil.launcher.version import VERSION
+from pontil.runtime.config.declaration import values_of
+from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
+from pontil.runtime.stages.graph.catalog import GraphModel
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetting:
+    """The setting that all workers of a launch have in common: the run directory and the proxy's endpoint, the graph
+    of a model of several stages, and whether some of them share a device."""
+
+    run: Path
+    control: str
+    graph: GraphModel | None = None
+    shares: bool = False
+
+
+def plan_workers(
+    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
+) -> list[ChildPlan]:
+    lists = role_lists(options, roles_of(options), machine) if graph is None else stage_lists(options, graph, machine)
+    items = [item for one in lists for item in one.items]
+    if not items:
+        raise OptionError("No worker is left to start: give --prefill or --decode at least one device.")
+    # Stages may share a device: whoever names it for two of them means it.
+    placements = assign(items, machine, share=options.share_devices or graph is not None)
+    setting = WorkerSetting(run, control, graph, options.share_devices or share_cores(placements))
+    named = [(name, one) for one in lists for name in one.names(options.first_number)]
+    return [
+        plan_worker(options, name, one, ranks, setting) for (name, one), ranks in zip(named, placements, strict=True)
+    ]
+
+
+def share_cores(placements: Iterable[Sequence[Placement]]) -> bool:
+    """Return whether two workers compute on one core."""
+    cores = [
+        core for ranks in placements for core in {core for rank in ranks if rank.device == CPU for core in rank.cores}
+    ]
+    return repeated(cores) is not None
+
+
+def plan_worker(
+    options: LaunchOptions, name: str, kind: WorkerList, ranks: Sequence[Placement], setting: WorkerSetting
+) -> ChildPlan:
+    """Return the plan of a worker with a rank on each of these places."""
+    role, graph, node = kind.role, setting.graph, kind.node
+    if options.revision is not None and graph is not None:
+        raise OptionError("--revision is for models of one stage: leave it out, and upgrade all stages at once.")
+    embeds = role == EMBED
+    if embeds and len(ranks) > 1:
+        raise OptionError(
+            f"{name} has {len(ranks)} devices joined by +, and an embedding model runs on one: use commas."
+        )
+    # A limit or a guess is for the model that answers, not for an embedding model or a later stage beside it.
+    answers = node is None or graph is None or node.name == graph.first
+    guesses = answers and role in GENERATING_ROLES
+    if len(ranks) > 1 and options.speculative_model is not None and guesses and role != PREFILL:
+        raise OptionError(
+            f"{name} has {len(ranks)} devices joined by +, and --speculative-model is for workers of one: use commas."
+        )
+    config = values_of(WorkerOptions, options) | {
+        "deadlines": values_of(Deadlines, options),
+        "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,
+        "model": embedding_model(options) if embeds else stage_model(options, node),
+        "served_model_name": served_embedding_name(options) if embeds else served_name(options),
+        "control": setting.control,
+        **meeting_point(options, name, setting.run, setting.control),
+        "max_model_len": None if (embeds and options.role != EMBED) or not answers else options.max_model_len,
+        "speculative_tokens": speculative_tokens(options) if guesses else 0,
+        "speculative_model": options.speculative_model if guesses else None,
+        "kv_tier_memory": bytes_of(options.kv_tier, MEMORY) if guesses else 0,
+        "kv_tier_disk": disk_path(options.kv_tier) if guesses else None,
+        "kv_tier_disk_size": bytes_of(options.kv_tier, DISK) if guesses else 0,
+        "graph": graph.name if graph is not None and node is not None else None,
+        "node": None if node is None else node.name,
+        "version": VERSION,
+        "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
+    }
+    return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
+
+
+def speculative_tokens(options: LaunchOptions) -> int:
+    return options.speculative_tokens or (0 if options.speculative_model is None else DRAFT_TOKENS)
+
+
+def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: WorkerSetting) -> str | None:
+    """Return the file through which workers lend each other cores. A core can be lent only if it belongs to a single
+    worker; and a rank of several, which the others wait for in each layer, neither lends nor borrows."""
+    lent = options.lend_cores and not setting.shares and [one.device for one in ranks] == [CPU]
+    return str(setting.run / "cores") if lent else None
+
+
+def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) -> dict[str, str]:
+    """Return the address at which other workers reach this one: a socket file, unless some of them may be on other
+    hosts, or are told the address by another router, which knows hosts and ports only."""
+    proxy = host_of(control)
+    own = "127.0.0.1" if proxy is None or is_own(proxy) else proxy
+    if options.http is not None:
+        return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
+    if proxy is None or is_own(proxy):
+        return {"peer_endpoint": f"ipc://{run / name.replace(':', '-')}", "transfer_host": "127.0.0.1"}
+    own = address_towards(proxy) if options.join else proxy
+    return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
+
+
+def plan_demands(
+    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices, graph: GraphModel | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the memory demand of the model that answers, which the child that finds the models compares with the
+    available memory. Embedding models and the other stages of a model of several are smaller, and not counted."""
+    first = first_stage(graph)
+    answering = [worker for worker in workers if worker.role in GENERATING_ROLES]
+    answering = [worker for worker in answering if first is None or worker.config["node"] == first.name]
+    return {stage_model(options, first): plan_demand(options, answering, machine)} if answering else {}
+
+
+def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:
+    draft = options.speculative_model
+    drafting = {"speculative_model": draft, "drafting": [worker.role != PREFILL for worker in workers]} if draft else {}
+    tier = bytes_of(options.kv_tier, MEMORY)
+    return {
+        **drafting,
+        **({"kv_tier_memory": tier} if tier else {}),
+        "dtype": options.dtype,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "quantization": options.quantization,
+        "max_model_len": options.max_model_len,
+        "kv_cache_memory": options.kv_cache_memory,
+        "block_size": options.block_size,
+        "workers": [[rank.device for rank in worker.members] for worker in workers],
+        "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
+    }

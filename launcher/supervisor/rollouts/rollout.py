@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A change of a running launch as a pure state machine: workers drain, restart, are added and removed, step by step.
+
+It performs no action and never waits: `advance` reads the table of workers and returns the next actions, if any. A
+worker is taken out of service only while the others serve; if one of them exits meanwhile, the draining worker serves
+again and waits for its turn. Every phase has a deadline and repeats only a limited number of times, so every change
+ends.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from pontil.launcher.child.child_state import ChildState, DrainState
+from pontil.launcher.plan.child_plan import ChildPlan
+
+# Seconds beyond the drain timeout: for returning the remaining requests, and for KV transfers to end.
+DRAIN_MARGIN = 35.0
+STOP_GRACE = 10.0
+KILL_GRACE = 5.0
+TELL_TIMEOUT = 10.0
+# Times that a draining worker may return to service because another one exited.
+MOST_RETREATS = 3
+
+
+class RolloutGoal(Enum):
+    """The goal of a step for one worker: it has no requests, it serves, it is a new process, it is removed, it is
+    added."""
+
+    DRAINED = "drained"
+    WORKING = "working"
+    RENEWED = "renewed"
+    GONE = "gone"
+    THERE = "there"
+
+
+class RolloutPhase(Enum):
+    """The phase of a step: waiting until the others can do without the worker, draining it, ending it, waiting for it
+    to be ready, waiting for it to confirm its order, removing a worker that did not come up."""
+
+    TURN = "turn"
+    DRAIN = "drain"
+    STOP = "stop"
+    KILL = "kill"
+    START = "start"
+    TELL = "tell"
+    UNDO = "undo"
+
+
+class ActionKind(Enum):
+    """An action of the supervisor on a worker. ASSIGN puts it into service, in the step's role if that names one; RENEW
+    replaces a child that has ended by a fresh one; SAY is only a message."""
+
+    DRAIN = "drain"
+    ASSIGN = "assign"
+    STOP = "stop"
+    KILL = "kill"
+    RENEW = "renew"
+    ADD = "add"
+    REMOVE = "remove"
+    SAY = "say"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """A worker at one moment. `obeys`: it has confirmed its last order."""
+
+    name: str
+    state: ChildState
+    drain_state: DrainState = DrainState.WORKING
+    obeys: bool = True
+    exits: int = 0
+
+    @property
+    def serves(self) -> bool:
+        return self.state is ChildState.READY and self.drain_state is DrainState.WORKING
+
+    @property
+    def counts(self) -> bool:
+        """Return whether it serves, or is to serve again."""
+        return self.state is not ChildState.GIVEN_UP and self.drain_state is DrainState.WORKING
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStep:
+    """One step for one worker. `role` and `plan` are for WORKING and THERE; with `rests`, a RENEWED worker is drained
+    again afterwards."""
+
+    aim: RolloutGoal
+    name: str
+    role: str | None = None
+    plan: ChildPlan | None = None
+    rests: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """Limits in seconds: `drain` for requests to end by themselves, `start` for a worker to be ready."""
+
+    drain: float = 30.0
+    start: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAction:
+    """One action for the supervisor; `text` is for people."""
+
+    verb: ActionKind
+    step: RolloutStep
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The steps that are left, the first of them under way since `since`. At least `minimum` other workers must serve
+    while one is taken out of service."""
+
+    steps: tuple[RolloutStep, ...]
+    minimum: int
+    limits: RolloutLimits = RolloutLimits()
+    phase: RolloutPhase | None = None
+    since: float = 0.0
+    retreats: int = 0
+    failure: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.failure is not None or not self.steps
+
+    def to(self, phase: RolloutPhase, now: float) -> "Rollout":
+        return replace(self, phase=phase, since=now)
+
+    def done(self) -> "Rollout":
+        """Drop the first step, which is done."""
+        return replace(self, steps=self.steps[1:], phase=None, retreats=0)
+
+    def fail(self, reason: str) -> "Rollout":
+        left = [step.name for step in self.steps[1:]]
+        untouched = f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} left as before" if left else ""
+        return replace(self, failure=reason + untouched)
+
+
+WorkerSnapshots = Mapping[str, WorkerSnapshot]
+Move = tuple[Rollout, tuple[WorkerAction, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """The input from which a phase decides."""
+
+    change: Rollout
+    place: WorkerSnapshot
+    others: tuple[WorkerSnapshot, ...]
+    now: float
+
+    @property
+    def limits(self) -> RolloutLimits:
+        return self.change.limits
+
+    @property
+    def step(self) -> RolloutStep:
+        return self.change.steps[0]
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    @property
+    def goes(self) -> bool:
+        """Return whether the process is to end."""
+        return self.step.aim is not RolloutGoal.DRAINED
+
+    def late(self, limit: float) -> bool:
+        return self.now - self.change.since >= limit
+
+    def go(self, phase: RolloutPhase, *actions: WorkerAction) -> Move:
+        return self.change.to(phase, self.now), actions
+
+    def done(self, text: str, verb: ActionKind = ActionKind.SAY) -> Move:
+        return self.change.done(), (self.act(verb, text),)
+
+    def fail(self, reason: str, *actions: WorkerAction) -> Move:
+        return self.change.fail(reason), actions
+
+    def act(self, verb: ActionKind, text: str = "") -> WorkerAction:
+        return WorkerAction(verb, self.step, text)
+
+
+def advance(change: Rollout, table: WorkerSnapshots, now: float) -> Move | None:
+    """Return the next move of a change that is not over, to be carried out before the next call; None if there is
+    nothing to do yet."""
+    step = change.steps[0]
+    others = tuple(place for place in table.values() if place.name != step.name)
+    view = RolloutView(change, table.get(step.name, WorkerSnapshot(step.name, ChildState.BACKOFF)), others, now)
+    return begin(view) if change.phase is None else PHASES[change.phase](view)
+
+
+def begin(view: RolloutView) -> Move:
+    if view.step.aim is RolloutGoal.WORKING:
+        return view.go(RolloutPhase.TELL, view.act(ActionKind.ASSIGN))
+    if view.step.aim is RolloutGoal.THERE:
+        return view.go(RolloutPhase.START, view.act(ActionKind.ADD, f"{view.name} is starting"))
+    return view.go(RolloutPhase.TURN)
+
+
+def turn(view: RolloutView) -> Move | None:
+    """Wait for the other workers. A worker that does not serve may end at once."""
+    expected = [place for place in view.others if place.counts]
+    missing = [place.name for place in expected if not place.serves]
+    needed = view.place.serves or not view.goes
+    if needed and len(expected) < view.change.minimum:
+        return view.fail(f"nobody else is left to serve while {view.name} does not")
+    if needed and missing:
+        late = view.late(view.limits.start)
+        reason = f"{', '.join(missing)} did not come to serve within {view.limits.start:g} s, so {view.name} goes on"
+        return view.fail(reason) if late else None
+    if view.goes and view.place.state is not ChildState.READY:
+        return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP))
+    told = f"{view.name} takes no new requests; those it has are moved after {view.limits.drain:g} s"
+    return view.go(RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, told))
+
+
+def drain(view: RolloutView) -> Move | None:
+    if view.goes and view.place.state is not ChildState.READY:
+        return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP))
+    if sum(place.serves for place in view.others) < view.change.minimum:
+        return retreat(view)
+    late = view.late(view.limits.drain + DRAIN_MARGIN)
+    if view.place.state is ChildState.READY and view.place.drain_state is DrainState.DRAINED:
+        if not view.goes:
+            return view.done(f"{view.name} is drained; `pontil undrain {view.name}` brings it back")
+        return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP, f"{view.name} is drained and ends"))
+    if late and view.goes:
+        return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP, f"{view.name} has not drained in time and ends"))
+    if late:
+        return view.fail(f"{view.name} has not drained in time, and works again", view.act(ActionKind.ASSIGN))
+    return None
+
+
+def retreat(view: RolloutView) -> Move:
+    """Put the draining worker back into service, since another one exited."""
+    change = replace(view.change.to(RolloutPhase.TURN, view.now), retreats=view.change.retreats + 1)
+    works = view.act(ActionKind.ASSIGN, f"{view.name} works again, as others do not")
+    if change.retreats > MOST_RETREATS:
+        return change.fail(f"the other workers keep dying, so {view.name} goes on"), (works,)
+    return change, (works,)
+
+
+def stop(view: RolloutView) -> Move | None:
+    """Wait for the process to end, whether it was asked to or exited by itself."""
+    if not view.place.state.alive:
+        return ended(view)
+    return view.go(RolloutPhase.KILL, view.act(ActionKind.KILL)) if view.late(STOP_GRACE) else None
+
+
+def kill(view: RolloutView) -> Move | None:
+    if not view.place.state.alive:
+        return ended(view)
+    return view.fail(f"{view.name} cannot be killed: the kernel holds it") if view.late(KILL_GRACE) else None
+
+
+def ended(view: RolloutView) -> Move:
+    if view.step.aim is RolloutGoal.GONE:
+        return view.done(f"{view.name} is gone", ActionKind.REMOVE)
+    return view.go(RolloutPhase.START, view.act(ActionKind.RENEW, f"{view.name} is starting"))
+
+
+def start(view: RolloutView) -> Move | None:
+    joins, place = view.step.aim is RolloutGoal.THERE, view.place
+    if place.state is ChildState.READY and (place.obeys or place.drain_state is DrainState.WORKING):
+        rests = " and drained" if place.drain_state is DrainState.DRAINED else ""
+        return view.done(f"{view.name} is ready{rests} after {view.now - view.change.since:.1f} s")
+    if joins and place.exits:
+        return view.go(RolloutPhase.UNDO, view.act(ActionKind.KILL))
+    if place.state is ChildState.GIVEN_UP:
+        return view.fail(f"{view.name} is given up: see its last lines in the launcher's log")
+    if not view.late(view.limits.start):
+        return None
+    if joins:
+        return view.go(RolloutPhase.UNDO, view.act(ActionKind.KILL))
+    return view.fail(f"{view.name} was not ready within {view.limits.start:g} s: see the launcher's log")
+
+
+def undo(view: RolloutView) -> Move | None:
+    """Remove a worker that did not start, with no trace left."""
+    if view.place.state.alive:
+        return view.fail(f"{view.name} cannot be killed: the kernel holds it") if view.late(KILL_GRACE) else None
+    reason = f"{view.name} did not start: see its last lines in the launcher's log"
+    return view.fail(reason, view.act(ActionKind.REMOVE))
+
+
+def tell(view: RolloutView) -> Move | None:
+    """Wait until the worker has confirmed its order. One that is not ready gets the order when it is."""
+    role = f" for {view.step.role}" if view.step.role else ""
+    if view.place.state is ChildState.GIVEN_UP:
+        return view.fail(f"{view.name} is given up: `pontil restart {view.name}` starts it again")
+    if view.place.state is not ChildState.READY:
+        return view.done(f"{view.name} works{role} as soon as it is ready")
+    if view.place.obeys:
+        return view.done(f"{view.name} works{role}, told in {1e3 * (view.now - view.change.since):.0f} ms")
+    return view.fail(f"{view.name} did not hear of it in time") if view.late(TELL_TIMEOUT) else None
+
+
+PHASES: Mapping[RolloutPhase, Callable[[RolloutView], Move | None]] = {
+    RolloutPhase.TURN: turn,
+    RolloutPhase.DRAIN: drain,
+    RolloutPhase.STOP: stop,
+    RolloutPhase.KILL: kill,
+    RolloutPhase.START: start,
+    RolloutPhase.TELL: tell,
+    RolloutPhase.UNDO: undo,
+}

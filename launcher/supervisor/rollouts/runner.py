@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of the control socket: runs one change at a time, carries out its state machine's actions, and answers the
+client."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pontil.launcher.child.child import Child
+from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.host.devices import HostDevices
+from pontil.launcher.logs.console import Console
+from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.topology import Topology
+from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned, seconds
+from pontil.launcher.supervisor.rollouts.proxy_restarts import ProxyAction, ProxyRestarts, advance_proxies
+from pontil.launcher.supervisor.rollouts.rollout import (
+    ActionKind,
+    Rollout,
+    RolloutLimits,
+    WorkerAction,
+    WorkerSnapshot,
+    advance,
+)
+
+# Seconds between messages to a client that show that the supervisor is alive.
+BEAT = 5.0
+NOWHERE = HostDevices((), 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutContext:
+    """The context of changes: the launch as planned, the machine for more workers (None: there is none), and the time
+    limits."""
+
+    topology: Topology
+    machine: HostDevices | None
+    shares_devices: bool
+    limits: RolloutLimits
+
+
+class RolloutClient(Protocol):
+    """The one that asked for a change: a command on the control socket, or a proxy's page. Writing to one that has left
+    is no error."""
+
+    def say(self, text: str) -> None: ...
+    def end(self, text: str, code: int = 0, **facts: Any) -> None: ...
+    def beat(self) -> None: ...
+
+
+class RolloutSupervisor(Protocol):
+    """The supervisor as a runner sees it. The runner adds and removes workers among its children once the supervisor
+    `monitors` them, as long as the launch is `serving`."""
+
+    console: Console
+    children: list[Child]
+    monitors: bool
+
+    @property
+    def serving(self) -> bool: ...
+    def child(self, plan: ChildPlan) -> Child: ...
+    def reload(self) -> Sequence[str]: ...
+
+
+class RolloutRunner:
+    """Runs one change: `take` a request, then `advance` until the change is over. A client that disconnects has no
+    effect on it."""
+
+    def __init__(self, supervisor: RolloutSupervisor, context: RolloutContext) -> None:
+        self.supervisor, self.context = supervisor, context
+        self.change: Rollout | None = None
+        self.proxies: ProxyRestarts | None = None
+        self.client: RolloutClient | None = None
+        self.title = ""
+        self.last_beat = 0.0
+
+    def take(self, client: RolloutClient, request: dict[str, Any]) -> None:
+        command = request.get("command")
+        if command == "describe":
+            client.end("", **self.facts)
+        elif not self.supervisor.serving:
+            client.end("The launch is stopping.", 1)
+        elif not self.supervisor.monitors:
+            client.end("The launch is still starting: try again when it is ready.", 1)
+        elif command == "reload":
+            client.end("\n".join(self.supervisor.reload()))
+        elif self.change is not None or self.proxies is not None:
+            client.end(f"Another change is under way ({self.title}): wait until it is done.", 1)
+        else:
+            self.begin(client, request)
+
+    def begin(self, client: RolloutClient, request: dict[str, Any]) -> None:
+        try:
+            if request.get("proxies"):
+                self.begin_proxies(client, request)
+                return
+            change = planned(request, self.snapshot)
+        except (OptionError, LaunchError) as error:
+            client.end(error.message, error.exit_code)
+            return
+        self.change, self.client, self.title = change, client, str(request["command"])
+        if change.is_over:
+            self.conclude(change)
+
+    def begin_proxies(self, client: RolloutClient, request: dict[str, Any]) -> None:
+        """Begin to restart the proxies. Raises OptionError and LaunchError for what cannot be."""
+        limit, limits = request.get("drain_timeout"), self.context.limits
+        limits = limits if limit is None else RolloutLimits(seconds(limit), limits.start)
+        names = tuple(child.name for child in self.supervisor.children if child.plan.is_proxy)
+        if len(names) < 2 and not request.get("force"):
+            raise LaunchError(
+                "Nobody else would serve meanwhile: launch with --proxies 2, or say --force." if names
+                else "This launch has no proxy: restart it where it runs."
+            )  # fmt: skip
+        self.proxies = ProxyRestarts(names, limits, since=time.monotonic())
+        self.client, self.title = client, "restart --proxies"
+
+    def advance_proxies(self, now: float) -> None:
+        while self.proxies is not None:
+            states = {child.name: child.state for child in self.supervisor.children if child.plan.is_proxy}
+            move = advance_proxies(self.proxies, states, now)
+            if move is None:
+                return
+            name, limits = self.proxies.left[0], self.proxies.limits
+            self.proxies, action = move
+            child = next(child for child in self.supervisor.children if child.name == name)
+            if action is ProxyAction.DRAIN:
+                self.tell(f"{name} drains")
+                child.dismissed = True
+                drain_proxy(child, limits.drain, hand_over=len(states) > 1)
+            elif action is ProxyAction.KILL:
+                child.kill()
+            elif action is ProxyAction.RENEW:
+                self.renew(child, None)
+            elif not self.proxies.failure:
+                self.tell(f"{name} serves again")
+            if self.proxies.is_over:
+                self.conclude(self.proxies)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        topology = self.context.topology
+        rows = [child.row for child in self.supervisor.children]
+        return {"pid": os.getpid(), "url": topology.url, "control": topology.control, "processes": rows}
+
+    @property
+    def workers(self) -> list[Child]:
+        return [child for child in self.supervisor.children if not child.plan.is_proxy]
+
+    @property
+    def snapshot(self) -> LaunchSnapshot:
+        context, workers = self.context, [(child.plan, place_of(child)) for child in self.workers]
+        whole = len(workers) < len(self.supervisor.children)
+        return LaunchSnapshot(workers, context.machine or NOWHERE, context.limits, context.shares_devices, whole)
+
+    def advance(self, now: float) -> None:
+        """Make all moves that are possible now."""
+        self.advance_proxies(now)
+        while self.change is not None:
+            move = advance(self.change, {child.name: place_of(child) for child in self.workers}, now)
+            if move is None:
+                break
+            self.change, actions = move
+            for action in actions:
+                self.carry_out(action, self.change)
+            if self.change.is_over:
+                self.conclude(self.change)
+        if self.client is not None and now - self.last_beat >= BEAT:
+            self.last_beat = now
+            self.client.beat()
+
+    def carry_out(self, action: WorkerAction, change: Rollout) -> None:
+        if action.text:
+            self.tell(action.text)
+        step, verb = action.step, action.verb
+        if verb is ActionKind.ADD and step.plan is not None:
+            self.supervisor.children.append(self.supervisor.child(step.plan))
+        if verb in (ActionKind.ADD, ActionKind.SAY):
+            return
+        child = next(child for child in self.workers if child.name == step.name)
+        match verb:
+            case ActionKind.DRAIN:
+                child.assign(child.plan.role, change.limits.drain)
+            case ActionKind.ASSIGN:
+                child.assign(step.role or child.plan.role, None)
+            case ActionKind.STOP:
+                child.dismissed = True
+                child.stop()
+            case ActionKind.KILL:
+                child.dismissed = True
+                if child.alive:
+                    child.kill()
+            case ActionKind.RENEW:
+                self.renew(child, change.limits.drain if step.rests else None)
+            case ActionKind.REMOVE:
+                self.supervisor.children.remove(child)
+                child.memory.close()
+
+    def renew(self, child: Child, drain: float | None) -> None:
+        """Replace a child that has ended by a fresh one with no record of exits."""
+        fresh = self.supervisor.child(child.plan)
+        fresh.memory = child.memory
+        if drain is not None:
+            fresh.assign(child.plan.role, drain)
+        self.supervisor.children[self.supervisor.children.index(child)] = fresh
+
+    def tell(self, text: str) -> None:
+        self.supervisor.console.line(text)
+        if self.client is not None:
+            self.client.say(text)
+
+    def conclude(self, change: Rollout | ProxyRestarts) -> None:
+        if change.failure is not None:
+            self.supervisor.console.line(f"{self.title} failed: {change.failure}")
+        if self.client is not None:
+            self.client.end(f"{change.failure}." if change.failure else "done", 1 if change.failure else 0)
+        self.change = self.client = self.proxies = None
+
+    def close(self) -> None:
+        """End the change under way, since the launch ends."""
+        change = self.change or self.proxies
+        if change is not None:
+            self.conclude(change.fail("the launch is stopping"))
+
+
+def drain_proxy(child: Child, timeout: float, *, hand_over: bool) -> None:
+    """Have a proxy end once its requests have. One that is to `hand_over` leaves the streams that can be continued to
+    others at the end of the timeout."""
+    if child.running:
+        child.move(ChildState.DRAINING)
+        child.running.send({"kind": "drain", "timeout": timeout} | ({"hand_over": True} if hand_over else {}))
+
+
+def place_of(child: Child) -> WorkerSnapshot:
+    return WorkerSnapshot(child.name, child.state, child.drain_state, child.obeys, len(child.exits))

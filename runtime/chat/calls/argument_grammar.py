@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grammars of a call's arguments in notations other than JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pontil.runtime.chat.calls.parameter_kinds import UNKNOWN, kinds_of
+from pontil.runtime.chat.calls.xml_arguments import XmlTags
+from pontil.runtime.errors import RequestError
+from pontil.runtime.grammar.grammar_text import json_part, quoted
+
+Schema = Mapping[str, Any]
+# Keywords that a text without quotes would have to obey.
+TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength", "contentEncoding", "contentMediaType", "not", "allOf")
+# Keywords of all arguments together that are kept, or say nothing.
+KEPT = {
+    "type", "properties", "required", "additionalProperties", "description", "title", "$schema", "$id", "$defs",
+    "definitions", "examples", "default", "$comment", "strict",
+}  # fmt: skip
+
+
+def parameters_of(schema: Schema, exact: bool) -> Iterator[tuple[str, Any, bool]]:
+    """Yield name, schema and necessity of each parameter. Raises RequestError if the arguments have to be `exact` and
+    the schema asks for more than these."""
+    odd = sorted(set(schema) - KEPT)
+    if exact and odd:
+        raise RequestError(
+            f"{odd[0]} cannot be kept beside strict in this model's format of calls, where each argument stands by "
+            "itself: leave one of them out"
+        )
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        raise RequestError("properties must be an object, and required a list of their names")
+    missing = next((name for name in required if name not in properties), None)
+    if missing is not None:
+        raise RequestError(f"{missing!r} is required, but is none of the properties")
+    for name, one in properties.items():
+        yield name, one, name in required
+
+
+def whole(schema: Any, root: Schema) -> Schema:
+    """The schema of one parameter, with the definitions that it may refer to."""
+    if not isinstance(schema, Mapping):
+        return {} if schema is True else {"not": {}}
+    return {**{name: root[name] for name in ("$defs", "definitions") if name in root}, **schema}
+
+
+def xml_grammar(tags: XmlTags, schema: Schema, free: bool, exact: bool) -> tuple[str, str]:
+    """The expression for arguments as tags, and the rules that it names; of any arguments if `free`."""
+    rules = f"value_text[lazy]: /(?s:.*)/ {quoted(tags.behind)}\n"
+    if free:
+        return f"({quoted(tags.key_begin)} /[^<>\\n]{{1,64}}/ {quoted(tags.before)} value_text)*", rules
+    made = []
+    for name, one, required in parameters_of(schema, exact):
+        if any(part in name for part in ("\n", "<", ">")):
+            raise RequestError(f"the parameter {name!r} cannot be written in this model's format of calls")
+        value = xml_value(tags, name, one, schema, exact)
+        made.append(f"({quoted(tags.key_begin + name + tags.before)} {value}){'' if required else '?'}")
+    return " ".join(made), rules
+
+
+def xml_value(tags: XmlTags, name: str, schema: Any, root: Schema, exact: bool) -> str:
+    """A value with its end. A text is not quoted, so that its end is the first of its tags."""
+    kinds = kinds_of(schema, root)
+    if "string" not in kinds and kinds != UNKNOWN:
+        return f"{json_part(whole(schema, root))} {quoted(tags.behind)}"
+    if isinstance(schema, Mapping):
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
+            if any(tags.value_end in one for one in choices):
+                raise RequestError(f"a text of {name!r} cannot be written in this model's format of calls")
+            return f"({' | '.join(quoted(one + tags.behind) for one in choices)})"
+        odd = next((word for word in TEXT_KEYWORDS if word in schema), None)
+        if exact and odd is not None:
+            raise RequestError(
+                f"{odd} of the parameter {name!r} cannot be kept beside strict in this model's format of calls, where "
+                "texts have no quotes: leave one of them out"
+            )
+    return "value_text"
+
+
+def python_grammar(schema: Schema, free: bool, exact: bool, number: int) -> tuple[str, str]:
+    """The same for arguments in Python's notation. Values are JSON, which is read there too."""
+    if free:
+        rules = f'any_argument: /[A-Za-z_][0-9A-Za-z_]{{0,63}}/ "=" {json_part({})}\n'
+        return '(any_argument (", " any_argument)*)?', rules
+    first: list[str] = []
+    rest: list[str] = []
+    rules = ""
+    for index, (name, one, required) in enumerate(parameters_of(schema, exact)):
+        if not name.isidentifier():
+            raise RequestError(f"the parameter {name!r} cannot be written in this model's format of calls")
+        own = f"argument_{number}_{index}"
+        rules += f"{own}: {quoted(name + '=')} {json_part(whole(one, schema))}\n"
+        (first if required else rest).append(own)
+    if first:
+        return ' ", " '.join(first) + "".join(f' (", " {own})?' for own in rest), rules
+    tails = [own + "".join(f' (", " {other})?' for other in rest[index + 1 :]) for index, own in enumerate(rest)]
+    return f"({' | '.join(tails)})?" if tails else "", rules

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling: masks, edits and draws of a batch's sequences."""

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collect the logit edits of a batch's sequences into one list of entries for each kind of edit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.draws.logit_edits import add_bias, allow_bits, allow_only, forbid, penalize
+from pontil.runtime.engine.sampling.bitmask import NO_MASKS, Bitmask
+from pontil.runtime.engine.sampling.state import SamplingState, edits_logits
+from pontil.runtime.engine.sequence import Sequence
+
+LogitRow = tuple[int, Sequence, SamplingState]
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class LogitEdits:
+    """Edits of logits in the order in which they are made. Each has the arguments of its function in `gpu_ops`, behind
+    the logits, or none: `penalize`, `add_bias`, `allow_only`, `forbid`, `allow_bits`."""
+
+    penalized: tuple[Tensor, ...] = ()
+    biased: tuple[Tensor, ...] = ()
+    allowed: tuple[Tensor, ...] = ()
+    forbidden: tuple[Tensor, ...] = ()
+    masked: tuple[Tensor, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any((self.penalized, self.biased, self.allowed, self.forbidden, self.masked))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order in which `moved` takes them."""
+        return [one for each in fields(self) for one in getattr(self, each.name)]
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "LogitEdits":
+        """The same edits with each tensor moved, in the order of the fields."""
+        return LogitEdits(*(tuple(move(one) for one in getattr(self, each.name)) for each in fields(self)))
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Return the logits, float32 [rows, vocabulary], with the edits. The given ones are never written to; they are
+        returned themselves if nothing changes."""
+        if not self:
+            return logits
+        edited = logits.clone()
+        steps = (
+            (penalize, self.penalized), (add_bias, self.biased), (allow_only, self.allowed), (forbid, self.forbidden),
+            (allow_bits, self.masked),
+        )  # fmt: skip
+        for step, arguments in steps:
+            if arguments:
+                step(edited, *arguments)
+        return edited
+
+
+def edits_of(
+    sequences: list[Sequence], vocab_size: int, ahead: list[int] | None = None, bitmask: Bitmask = NO_MASKS
+) -> LogitEdits:
+    """Return the edits that the sequences' parameters ask for, one row each, in host memory: penalties, then biases,
+    then masks, which for sequences with a grammar stand in the `bitmask`. `ahead` gives the number of drafts before
+    each row; a sequence with penalties has none."""
+    rows = [(row, one, state_of(one, vocab_size)) for row, one in enumerate(sequences) if edits_logits(one.params)]
+    if not rows and not bitmask.rows:
+        return LogitEdits()
+    masks = mask_entries([one for one in rows if one[1].guide is None], ahead or [0] * len(sequences))
+    return LogitEdits(
+        penalty_entries([one for one in rows if one[2].counts is not None], len(sequences)),
+        bias_entries([one for one in rows if len(one[2].bias)]),
+        *masks,
+        (torch.tensor(bitmask.rows), bitmask.words) if bitmask.rows else (),
+    )
+
+
+def edit(
+    logits: Tensor, sequences: list[Sequence], ahead: list[int] | None = None, bitmask: Bitmask = NO_MASKS
+) -> Tensor:
+    """Return the logits, float32 [rows, vocabulary], as the sequences' parameters change them."""
+    return edits_of(sequences, logits.shape[1], ahead, bitmask).moved(lambda one: one.to(logits.device)).apply(logits)
+
+
+def penalty_entries(rows: list[LogitRow], total: int) -> tuple[Tensor, ...]:
+    factors = [(1.0, 0.0, 0.0)] * total
+    counted = []
+    for row, sequence, state in rows:
+        params = sequence.params
+        factors[row] = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        if state.counts is not None:
+            counted.append((row, *state.counts.follow(sequence.output)))
+    if not counted:
+        return ()
+    count = torch.cat([counts for _, _, counts in counted])
+    return *entries([(row, ids) for row, ids, _ in counted]), count, torch.tensor(factors)
+
+
+def bias_entries(rows: list[LogitRow]) -> tuple[Tensor, ...]:
+    if not rows:
+        return ()
+    return *entries([(row, state.bias_ids) for row, _, state in rows]), torch.cat([state.bias for _, _, state in rows])
+
+
+def mask_entries(rows: list[LogitRow], ahead: list[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The entries of ids that alone are allowed, and of those that are forbidden."""
+    masks = [(row, state.mask(sequence.length - len(sequence.prompt) + ahead[row])) for row, sequence, state in rows]
+    allowed, forbidden = (
+        [(row, mask.ids) for row, mask in masks if mask is not None and mask.only is only] for only in (True, False)
+    )
+    return (entries(allowed) if allowed else ()), (entries(forbidden) if forbidden else ())
+
+
+def entries(lists: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Merge rows with their ids into (row, id) of every entry, both int64 [entries]."""
+    rows = torch.tensor([row for row, _ in lists])
+    counts = torch.tensor([len(ids) for _, ids in lists])
+    return rows.repeat_interleave(counts), torch.cat([ids for _, ids in lists])
+
+
+def state_of(sequence: Sequence, vocab_size: int) -> SamplingState:
+    if sequence.sampling_state is None:
+        # Rows that are no ids have none to be penalized for.
+        prompt = sequence.prompt if sequence.inputs is None else []
+        sequence.sampling_state = SamplingState(sequence.params, prompt, sequence.stop_token_ids, vocab_size, CPU)
+    return sequence.sampling_state

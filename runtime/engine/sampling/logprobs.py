@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log probabilities of a token and of the most likely tokens in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.draws.logprobs import most_likely, token_logprobs
+
+Entry = tuple[int, float, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """`entries` are (token id, logprob, rank from 1): first the token itself, then the k most likely ones or those that
+    were named, by rank, which may repeat it. Logprobs are natural and of the raw distribution, before temperature,
+    penalties and masks."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def from_wire(cls, entries: Sequence[Sequence[float]]) -> TokenLogprobs:
+        """Raises ValueError for entries that are not three numbers each."""
+        return cls(tuple((int(token), float(logprob), int(rank)) for token, logprob, rank in entries))
+
+    def to_wire(self) -> list[list[int | float]]:
+        return [list(entry) for entry in self.entries]
+
+
+def logprobs_of(logits: Tensor, row: Tensor, token: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """For each entry, the logprobs of token `token[e]` in row `row[e]` of float32 logits [rows, vocabulary], and of the
+    `counts[e]` most likely ones of that row."""
+    own, ranks = token_logprobs(logits, row, token)
+    best = most_likely(logits, max(counts))
+    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(best.shape[1])
+    others = torch.log_softmax(logits, dim=-1)[rows, best.flatten()].view(best.shape)
+    first = zip(token.tolist(), own.tolist(), ranks.tolist(), strict=True)
+    tables = [ranked(*row) for row in zip(best.tolist(), others.tolist(), strict=True)]
+    return [
+        TokenLogprobs((entry, *tables[place][:count]))
+        for entry, place, count in zip(first, row.tolist(), counts, strict=True)
+    ]
+
+
+def logprobs_of_named(
+    logits: Tensor, row: Tensor, token: Tensor, named: Sequence[tuple[int, ...]]
+) -> list[TokenLogprobs]:
+    """The same, with the tokens `named[e]` in place of the most likely ones."""
+    asked = [(place, one) for place, own, ids in zip(row.tolist(), token.tolist(), named, strict=True)
+             for one in (own, *ids)]  # fmt: skip
+    places, tokens = (torch.tensor(each, device=logits.device) for each in zip(*asked, strict=True))
+    found, ranks = token_logprobs(logits, places, tokens)
+    entries = iter(zip(tokens.tolist(), found.tolist(), ranks.tolist(), strict=True))
+    return [
+        TokenLogprobs((next(entries), *sorted(islice(entries, len(ids)), key=lambda entry: entry[2]))) for ids in named
+    ]
+
+
+def ranked(tokens: list[int], logprobs: list[float]) -> list[Entry]:
+    """Entries of tokens that are sorted by rank."""
+    return [(token, logprob, rank) for rank, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), 1)]

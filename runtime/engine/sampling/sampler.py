@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sample the next token of each row with its sequence's parameters.
+
+The order is: penalties, logit_bias, masks (grammar, allowed and bad ids, min_tokens), temperature, min_p, top_k, top_p.
+Logprobs are of the raw logits.
+
+Randomness is counter-based: the number a draw uses is a function of (seed, choice, position, group) alone, so the same
+request draws the same tokens alone, in a batch, after a handoff and on replay.
+"""
+
+import hashlib
+import struct
+from collections import Counter, abc
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
+from pontil.gpu_ops.kernels.draws import draw_rows
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.engine.sampling.bitmask import Bitmask, bitmask_of
+from pontil.runtime.engine.sampling.logit_entries import LogitEdits, edits_of
+from pontil.runtime.engine.sampling.logprobs import TokenLogprobs, logprobs_of, logprobs_of_named
+from pontil.runtime.engine.sampling.step_counts import Owner, StepCounts
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.foundation.value import value
+from pontil.runtime.sampling_params import SamplingParams
+
+MASK_64 = (1 << 64) - 1
+# One choice of a sequence; its rows follow each other.
+Run = tuple[Sequence, int]
+NO_DRAFTS: Mapping[Run, abc.Sequence["Draw"]] = MappingProxyType({})
+
+
+@value(frozen=True, slots=True)
+class Sampled:
+    """The next tokens of one choice: its accepted `drafted` tokens, and one more. `count` comes from the tensor's
+    shape, and `logprobs` is empty if the request asked for none. If no token is allowed there are none, and `failure`
+    gives the reason. `frames` has all codes of each token's frame, where a step makes several."""
+
+    sequence: Sequence
+    choice: int
+    tokens: list[int]
+    count: int
+    logprobs: list[TokenLogprobs]
+    drafted: int = 0
+    failure: str | None = None
+    frames: list[list[int]] = field(default_factory=list)
+
+
+def uniform(seed: int, choice: int, position: int, group: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits. Where a position has several draws, each but the first is of a `group`
+    above 0."""
+    counter = struct.pack("<QQQ", seed & MASK_64, choice, position) + struct.pack("<Q", group) * (group > 0)
+    bits = int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "little")
+    return (bits >> 11) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One choice's next token, to be taken from a row of logits, if the drafts before it, `ahead` in number, are
+    accepted; `guess` is the draft of this very token, where there is one."""
+
+    row: int
+    sequence: Sequence
+    choice: int
+    ahead: int = 0
+    guess: int | None = None
+
+    @property
+    def run(self) -> Run:
+        return self.sequence, self.choice
+
+    @property
+    def position(self) -> int:
+        return self.sequence.skipped + self.sequence.length + self.ahead
+
+    @property
+    def number(self) -> float:
+        return uniform(self.sequence.params.seed, self.choice, self.position)
+
+
+def sample_rows(
+    logits: Tensor,
+    sequences: list[Sequence],
+    drafts: abc.Sequence[tuple[int, ...]] | None = None,
+    highest: Tensor | None = None,
+    kernels: KernelLibrary | None = None,
+) -> list[Sampled]:
+    """Sample from logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for
+    each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `highest`
+    is the result of `greedy` for them, where it is known. With `kernels` draws are faster, and the same."""
+    plan = plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1])
+    edited = plan.edits.moved(lambda one: one.to(logits.device)).apply(logits)
+    ordered, drawn = draw_tokens(edited, plan.draws, highest if edited is logits else None, kernels)
+    # The only copy of ids to the host: streaming and stop checks need them as numbers.
+    tokens = dict(zip(ordered, drawn.tolist(), strict=True))
+    return plan.results(ordered, drawn, tokens, lambda asked: logprobs_of_draws(logits, asked, tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The draws from a batch's rows of logits, in the order of the rows, and the edits of these rows before."""
+
+    draws: list[Draw]
+    bitmask: Bitmask
+    edits: LogitEdits
+
+    def results(
+        self, ordered: list[Draw], drawn: Tensor, tokens: dict[Draw, int],
+        logprobs_of: Callable[[list[Draw]], dict[Draw, TokenLogprobs]],
+    ) -> list[Sampled]:  # fmt: skip
+        """Return the accepted tokens. The draws were made in the order of `ordered`: `drawn` int64 [draws], wherever it
+        is, and as numbers in `tokens`. `logprobs_of` returns those of accepted draws."""
+        runs = accepted(self.draws, tokens, self.bitmask.dead)
+        counts = counts_of(ordered, drawn, runs)
+        logprobs = logprobs_of(
+            [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
+        )
+        drafted = Counter(draw.run for draw in self.draws if draw.guess is not None)
+        rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0}
+        return [
+            Sampled(
+                *run, [tokens[draw] for draw in right], counts.of(owner_of(run)),
+                [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
+                None if right else self.bitmask.dead[rows[run]],
+            )
+            for run, right in runs.items()
+        ]  # fmt: skip
+
+
+def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]], vocab_size: int) -> DrawPlan:
+    """Return the draws of the sequences' newest tokens and of what follows their drafts. Touches no logits."""
+    slots = [
+        (one, ahead, guess)
+        for one, draft in zip(sequences, drafts, strict=True)
+        for ahead, guess in enumerate((*draft, None))
+    ]
+    bitmask = bitmask_of(sequences, drafts)
+    draws = [
+        Draw(row, one, choice, ahead, guess) for row, (one, ahead, guess) in enumerate(slots) for choice in one.choices
+    ]
+    edits = edits_of([one for one, _, _ in slots], vocab_size, [ahead for _, ahead, _ in slots], bitmask)
+    return DrawPlan(draws, bitmask, edits)
+
+
+def owner_of(run: Run) -> Owner:
+    sequence, choice = run
+    return sequence.id, choice
+
+
+def accepted(draws: list[Draw], tokens: dict[Draw, int], dead: Container[int] = ()) -> dict[Run, list[Draw]]:
+    """Each run's draws up to the first whose guess was wrong: the token drawn there is valid, and those behind it were
+    computed from a wrong token. Draws from a dead row are dropped."""
+    runs: dict[Run, list[Draw]] = {}
+    for draw in draws:
+        right = runs.setdefault(draw.run, [])
+        if draw.row not in dead and draw.ahead == len(right) and (not right or right[-1].guess == tokens[right[-1]]):
+            right.append(draw)
+    return runs
+
+
+def draw_tokens(
+    logits: Tensor, draws: list[Draw], highest: Tensor | None = None, kernels: KernelLibrary | None = None
+) -> tuple[list[Draw], Tensor]:
+    """The draws in the order in which they were made, and their tokens int64 [draws], on the device."""
+    certain = [draw for draw in draws if draw.sequence.params.greedy]
+    random = [draw for draw in draws if not draw.sequence.params.greedy]
+    if not random:
+        return certain, pick_highest(logits, certain, highest)
+    if not certain:
+        return random, pick_at_random(logits, random, kernels)
+    picked = pick_highest(logits, certain, highest), pick_at_random(logits, random, kernels)
+    return certain + random, torch.cat(picked)
+
+
+def counts_of(draws: list[Draw], tokens: Tensor, runs: Mapping[Run, abc.Sequence[Draw]] = NO_DRAFTS) -> StepCounts:
+    """Count the accepted tokens of each owner. The draws own one position each of the tokens' first axis, in order;
+    those of one owner stand together (A1). Of some runs only the first positions were `accepted`."""
+    owned = [(run, len(list(some))) for run, some in groupby(draw.run for draw in draws)]
+    parts = tokens.split([count for _, count in owned])
+    accepted = (len(runs[run]) if run in runs else None for run, _ in owned)
+    return StepCounts(zip((owner_of(run) for run, _ in owned), parts, accepted, strict=True))
+
+
+def pick_highest(logits: Tensor, draws: list[Draw], highest: Tensor | None) -> Tensor:
+    if highest is not None:
+        return highest[torch.tensor([draw.row for draw in draws], device=logits.device)]
+    some, row = rows_of(logits, draws)
+    return greedy(some)[row]
+
+
+def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | None) -> Tensor:
+    some, row = rows_of(logits, draws)
+    params = list({draw.row: draw.sequence.params for draw in draws}.values())
+    numbers = torch.tensor([draw.number for draw in draws], dtype=torch.float64, device=logits.device)
+    faster = None if kernels is None else partial(draw_rows, kernels)
+    return sample(some, shaping_of(params), row, numbers, faster)
+
+
+def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+    named = [draw for draw in draws if draw.sequence.params.logprob_token_ids]
+    others = [draw for draw in draws if not draw.sequence.params.logprob_token_ids]
+    return likely_of(logits, others, tokens) | named_of(logits, named, tokens)
+
+
+def likely_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+    if not draws:
+        return {}
+    counts = [draw.sequence.params.logprobs or 0 for draw in draws]
+    return dict(zip(draws, logprobs_of(*drawn_rows(logits, draws, tokens), counts), strict=True))
+
+
+def named_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
+    if not draws:
+        return {}
+    named = [draw.sequence.params.logprob_token_ids for draw in draws]
+    return dict(zip(draws, logprobs_of_named(*drawn_rows(logits, draws, tokens), named), strict=True))
+
+
+def drawn_rows(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that are drawn from, for each draw its place among them, and the token that was drawn."""
+    return *rows_of(logits, draws), torch.tensor([tokens[draw] for draw in draws], device=logits.device)
+
+
+def rows_of(logits: Tensor, draws: list[Draw]) -> tuple[Tensor, Tensor]:
+    """The distinct rows that are drawn from, in order, and for each draw its place among them, int64 [draws]."""
+    places = {row: place for place, row in enumerate(dict.fromkeys(draw.row for draw in draws))}
+    index = torch.tensor([places[draw.row] for draw in draws], device=logits.device)
+    if len(places) == len(logits):
+        return logits, index
+    return logits[torch.tensor(list(places), device=logits.device)], index
+
+
+def shaping_of(params: list[SamplingParams]) -> Shaping:
+    return Shaping(
+        torch.tensor([one.temperature for one in params], dtype=torch.float64),
+        torch.tensor([one.top_k for one in params], dtype=torch.int64),
+        torch.tensor([one.top_p for one in params], dtype=torch.float64),
+        torch.tensor([one.min_p for one in params], dtype=torch.float64),
+    )

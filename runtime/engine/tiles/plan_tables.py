@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of tiles on their way from the driver of a worker to its followers: of a block table only what has changed.
+
+The writer numbers tables by slots and keeps what it has told of each. It compares the whole table each time, so that no
+change can be missed, and says how many of the first blocks stay and which follow. The reader has the same slots. Both
+begin empty, and every plan has a number: one that is lost or comes twice is an error, never a wrong table.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.errors import TransferError
+
+# Tables that followers keep: more than a tile has spans.
+MOST_TABLES = 1024
+# Numbers that describe a span: its start and count, the slot of its table, the blocks of it that stay, and new ones.
+SPAN_FIELDS = 5
+
+
+class PlanWriter:
+    """Writes the plans of one driver, in the order in which its followers read them."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        # By the identity of a sequence's list of blocks, a mere guess at what is alike: slot and last told blocks, the
+        # least recently used first.
+        self.told: dict[int, tuple[int, list[int]]] = {}
+
+    def write(self, plan: TilePlan) -> dict[str, Any]:
+        """Return what followers need of the plan as the fields of a message. Numbers are 32 bits wide, in this
+        machine's order."""
+        assert len(plan.spans) <= MOST_TABLES
+        self.number += 1
+        spans, blocks = array("i"), array("i")
+        for span in plan.spans:
+            slot, kept, added = self.change(span)
+            spans.extend((span.start, span.count, slot, kept, len(added)))
+            blocks.extend(added)
+        numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
+        packed = {name: array("i", each).tobytes() for name, each in numbers.items()}
+        tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
+        return {"number": self.number, "generated": plan.generated, **tables, **packed}
+
+    def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
+        """Return the slot of a span's table, how many of the blocks told before stay, and those that follow."""
+        key, blocks = id(span.blocks), span.blocks
+        slot, known = self.told.pop(key) if key in self.told else self.new_table()
+        begun = blocks if len(blocks) == len(known) else blocks[: len(known)]
+        kept = len(known) if begun == known else common(known, blocks)
+        added = list(blocks[kept:])
+        known[kept:] = added
+        self.told[key] = slot, known
+        return slot, kept, added
+
+    def new_table(self) -> tuple[int, list[int]]:
+        """Return a slot that was never used, or that of the table that was used least recently, with its blocks."""
+        if len(self.told) < MOST_TABLES:
+            return len(self.told), []
+        return self.told.pop(next(iter(self.told)))
+
+
+def common(some: Sequence[int], others: Sequence[int]) -> int:
+    """Return the length of the common beginning."""
+    pairs = zip(some, others, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
+
+
+class PlanReader:
+    """Reads the plans of a driver. The tables of a plan are as it says until the next one is read."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.tables: dict[int, array[int]] = {}
+
+    def read(self, fields: dict[str, Any]) -> TilePlan:
+        """Return the plan that was written. Raise TransferError for one that is not the next, or cannot be read."""
+        if fields.get("number") != self.number + 1:
+            raise TransferError(
+                f"tile {fields.get('number')} came after tile {self.number}: this worker's ranks have parted"
+            )
+        self.number += 1
+        try:
+            return self.plan(fields)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise TransferError(f"a tile cannot be read ({error!r}): start the worker again") from error
+
+    def plan(self, fields: dict[str, Any]) -> TilePlan:
+        ids, numbers, rows, recorded, drawn, blocks = (
+            array("i", fields[name]) for name in ("ids", "spans", "rows", "recorded", "drawn", "blocks")
+        )
+        spans, first = list[TileSpan](), 0
+        columns = (numbers[place::SPAN_FIELDS] for place in range(SPAN_FIELDS))
+        for start, count, slot, kept, added in zip(*columns, strict=True):
+            spans.append(TileSpan(start, count, self.table(slot, kept, blocks[first : first + added], added)))
+            first += added
+        if first != len(blocks):
+            raise ValueError("blocks of no table")
+        return TilePlan(bool(fields["generated"]), ids, spans, rows, recorded, drawn)
+
+    def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
+        table = self.tables.setdefault(slot, array("i"))
+        if not 0 <= kept <= len(table) or not 0 <= slot < MOST_TABLES or len(added) != count:
+            raise ValueError(f"a table of {len(table)} blocks has no {kept} to keep, or is not whole")
+        del table[kept:]
+        table.extend(added)
+        return table

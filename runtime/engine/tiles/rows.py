@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a tile whose final hidden states are wanted, and what for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.engine.batch import Span, Tile
+from pontil.runtime.engine.drafts.target_states import KEPT_STATES
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.tiles.plan import TilePlan
+
+
+@dataclass(frozen=True, slots=True)
+class TileRows:
+    """A tile as a plan, and what its rows are for. `drawing` are the spans that draw, in the order of the plan's drawn
+    rows. `recorded` has, for each recorded row, the prompt position whose logprobs it gives. `kept` are the spans whose
+    states are kept, with the places of these among the plan's rows."""
+
+    plan: TilePlan
+    drawing: list[Span]
+    recorded: list[tuple[Sequence, int]]
+    kept: list[tuple[Span, list[int]]]
+
+
+def rows_of(tile: Tile, keeps_states: bool) -> TileRows:
+    drawing = [(end, span) for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
+    drawn = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
+    recorded = [
+        (end - span.count + position - span.start, span.sequence, position)
+        for end, span in zip(ends_of(tile), tile.spans, strict=True)
+        for position in unrecorded(span)
+    ]
+    kept = list(states_of(tile)) if keeps_states else []
+    rows = sorted({*drawn, *(row for row, _, _ in recorded), *(row for _, own in kept for row in own)})
+    places = {row: place for place, row in enumerate(rows)}
+    plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
+    return TileRows(
+        plan, [span for _, span in drawing], [(one, position) for _, one, position in recorded],
+        [(span, [places[row] for row in own]) for span, own in kept],
+    )  # fmt: skip
+
+
+def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
+    ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
+    spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
+    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings_of(tile))
+
+
+def embeddings_of(tile: Tile) -> Tensor | None:
+    """The rows of a tile of sequences whose inputs are embeddings: all sequences of such a model have them."""
+    inputs = [(span.sequence.inputs, span) for span in tile.spans]
+    if not inputs or inputs[0][0] is None:
+        return None
+    return torch.cat([rows.rows(span.start, span.count) for rows, span in inputs if rows is not None])
+
+
+def states_of(tile: Tile) -> Iterator[tuple[Span, range]]:
+    """Yield spans with the rows whose states their sequences keep: those of the newest known positions, and drafts."""
+    for end, span in zip(ends_of(tile), tile.spans, strict=True):
+        behind = span.start + span.count
+        count = behind - max(span.start, span.sequence.length - KEPT_STATES)
+        if span.sequence.draws and count > 0:
+            yield span, range(end + 1 - count, end + 1)
+
+
+def unrecorded(span: Span) -> range:
+    """The prompt tokens whose logprobs the span's logits give and that are not yet recorded, by position.
+
+    Each is recorded once, however often it is computed, in order from the first, which has none. A sequence whose first
+    positions were not computed here records nothing.
+    """
+    recorded = span.sequence.prompt_logprobs
+    if span.sequence.params.prompt_logprobs is None:
+        return range(0)
+    if span.start == 0 and not recorded:
+        recorded.append(None)
+    if len(recorded) <= span.start:
+        return range(0)
+    return range(max(len(recorded), span.start + 1), min(span.start + span.count + 1, len(span.sequence.prompt)))
+
+
+def ends_of(tile: Tile) -> list[int]:
+    """The row of the last position of each span."""
+    ends, row = [], -1
+    for span in tile.spans:
+        row += span.count
+        ends.append(row)
+    return ends

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes tiles: the model and the KV memory that it writes. Every rank of a worker has one, and all run the same
+tiles in the same order."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.kv.attention import (
+    KEY_CHUNK,
+    KEY_STRIP,
+    GeneratedAttention,
+    PagedAttention,
+    PromptAttention,
+    PromptSpan,
+)
+from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance, measure, same_on_one_thread
+from pontil.gpu_ops.products.linear import Linear
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.model import Model
+
+logger = logging.getLogger("pontil.engine")
+
+# Rows of logits that are computed together.
+HEAD_ROWS = 32
+
+
+class TileRunner:
+    """The owner of the model and of its KV memory. It knows no sequences."""
+
+    def __init__(self, model: Model, storage: KVStorage, classes: BatchInvariance | None = None) -> None:
+        """`classes` are measured unless they are given."""
+        assert storage.layout.packed == (model.kernels is not None), "the blocks are another's"
+        self.model, self.storage = model, storage
+        self.device = model.device
+        self.block_size = storage.layout.block_size
+        if classes is not None or model.kernels is not None:
+            self.classes: BatchInvariance = classes or ANY_ROWS
+            return
+        if self.device.type == "cpu" and torch.get_num_threads() > 1:
+            self.agree_with_fewer_cores()
+        self.classes = measure(torch_products(model.linears), torch_products(model.head))
+
+    def agree_with_fewer_cores(self) -> None:
+        """Use one thread if results depend on the number of threads: tokens must not depend on how many cores a worker
+        was given (C16)."""
+        if not same_on_one_thread(torch_products(self.model.linears), torch_products(self.model.head)):
+            logger.warning("this library's results depend on the number of threads: computing with one")
+            torch.set_num_threads(1)
+
+    @torch.inference_mode()
+    def follow(self, plan: TilePlan) -> None:
+        """Compute a tile without using its logits: as a rank whose driver does."""
+        hidden = self.forward(plan)
+        for _ in self.prompt_logits(plan, hidden):
+            pass
+        if plan.drawn:
+            self.drawn_logits(plan, hidden)
+
+    def forward(self, plan: TilePlan, states: HiddenStates | None = None) -> Tensor:
+        """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
+        the tile's rows."""
+        if self.model.kernels is not None:
+            tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype)
+            return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states)
+        positions = plan.positions
+        padding = self.padded(plan) - len(positions)
+        attend = self.attention(plan, positions)
+        # Padding rows come last; their results are not used.
+        whole = self.model.forward(self.inputs(plan, padding), self.tensor(positions + [0] * padding), attend, states)
+        return whole[list(plan.rows)]
+
+    def inputs(self, plan: TilePlan, padding: int) -> Tensor:
+        """Token ids int64 [rows], or embeddings float32 [rows, hidden_size], followed by rows of zeros."""
+        if plan.embeddings is None:
+            return self.tensor([*plan.ids, *([0] * padding)])
+        return torch.nn.functional.pad(plan.embeddings.to(self.device), (0, 0, 0, padding))
+
+    def prompt_logits(self, plan: TilePlan, hidden: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of the recorded rows, in order, at most HEAD_ROWS at a time."""
+        for start in range(0, len(plan.recorded), HEAD_ROWS):
+            yield self.project(hidden[self.tensor(plan.recorded[start : start + HEAD_ROWS])])
+
+    def drawn_logits(self, plan: TilePlan, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits of the drawn rows, and the id of each row's highest one where the model returns it."""
+        picked = hidden if len(plan.drawn) == len(plan.rows) else hidden[self.tensor(plan.drawn)]
+        if self.model.kernels is not None:
+            return self.model.ranked_logits(picked)
+        return self.project(picked), None
+
+    def padded(self, plan: TilePlan) -> int:
+        if plan.generated:
+            return self.classes.pad_generated(len(plan.ids))
+        return self.classes.pad_prompt(len(plan.ids))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Logits of the given rows, in tiles of the head's class of row counts."""
+        if self.model.kernels is not None:
+            return self.model.logits(hidden)
+        parts = []
+        for part in hidden.split(HEAD_ROWS):
+            padding = self.classes.pad_head(len(part)) - len(part)
+            parts.append(self.model.logits(torch.nn.functional.pad(part, (0, 0, 0, padding)))[: len(part)])
+        return torch.cat(parts)
+
+    def attention(self, plan: TilePlan, positions: list[int]) -> PagedAttention:
+        owners = [span.blocks for span in plan.spans for _ in range(span.count)]
+        blocks = self.tensor([own[p // self.block_size] for own, p in zip(owners, positions, strict=True)])
+        offsets = self.tensor([p % self.block_size for p in positions])
+        if not plan.generated:
+            return PromptAttention(self.storage.tensor, blocks, offsets, self.prompt_spans(plan))
+        strips = max(positions) // KEY_STRIP + 1
+        tables = torch.stack([self.table(own, strips, KEY_STRIP) for own in owners])
+        return GeneratedAttention(self.storage.tensor, blocks, offsets, tables, self.tensor([p + 1 for p in positions]))
+
+    def prompt_spans(self, plan: TilePlan) -> list[PromptSpan]:
+        found: list[PromptSpan] = []
+        row = 0
+        for span in plan.spans:
+            found.append(self.prompt_span(row, span))
+            row += span.count
+        return found
+
+    def prompt_span(self, row: int, span: TileSpan) -> PromptSpan:
+        chunks = (span.start + span.count - 1) // KEY_CHUNK + 1
+        return PromptSpan(row, span.start, span.count, self.table(span.blocks, chunks, KEY_CHUNK))
+
+    def table(self, blocks: Sequence[int], chunks: int, width: int) -> Tensor:
+        """Block numbers [chunks, blocks per chunk] for chunks of `width` positions, padded with block 0."""
+        per_chunk = width // self.block_size
+        used = list(blocks[: chunks * per_chunk])
+        return self.tensor(used + [0] * (chunks * per_chunk - len(used))).view(chunks, per_chunk)
+
+    def tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+
+def torch_products(products: Iterable[Product]) -> list[Linear]:
+    return [one for one in products if isinstance(one, Linear)]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The owner of a child process that works on clients' texts (`bounded_child.py`): starts it, asks it, ends it."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from pontil.runtime.errors import Unavailable
+from pontil.runtime.grammar.processes.bounded_child import LENGTH_BYTES, ChildLimits, framed
+
+LOG = logging.getLogger("pontil.grammars")
+# A machine that has just booted, or is full, may take long to start a process.
+START_TIMEOUT = 30.0
+MAX_REPLY_BYTES = 1 << 20
+# Finds the package as app.py does, in a checkout and in an installation. Nothing is imported from the working
+# directory.
+PROGRAM = """
+import importlib, sys, types
+sys.path[:] = [folder for folder in sys.path if folder]
+package = types.ModuleType("pontil")
+package.__path__ = [sys.argv[2]]
+sys.modules["pontil"] = package
+importlib.import_module(sys.argv[3]).main(sys.argv[4:])
+"""
+FOLDER = str(Path(__file__).resolve().parents[3])
+
+
+class BoundedProcess:
+    """Started by the first question, and again by the next one after its end. One question at a time; used and closed
+    by one event loop, whose thread must outlive the process. `module` has the child's `main`, `name` shows in lists of
+    processes."""
+
+    name: str
+    module: str
+    # The work, as log lines and messages call it.
+    work: str
+
+    def __init__(self, limits: ChildLimits, timeout: float) -> None:
+        self.limits, self.timeout = limits, timeout
+        self.process: subprocess.Popen[bytes] | None = None
+        self.reader: asyncio.StreamReader | None = None
+        self.writer: asyncio.StreamWriter | None = None
+        # Processes that were started, and those that a question crashed.
+        self.started = self.crashed = 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None else self.process.pid
+
+    @property
+    def broken(self) -> str:
+        return f"the process that {self.work} could not be had: try again"
+
+    async def ask(self, question: str) -> str | None:
+        """Return the answer, None if the question ended the process. Raises asyncio.TimeoutError, and Unavailable
+        without a process to ask. Whenever the wait for an answer ends early, the process is ended too, so that a late
+        one cannot answer the next question."""
+        answered = False
+        try:
+            await self.start()
+            answer = await self.answer(question)
+            answered = True
+            return answer
+        finally:
+            if not answered:
+                self.end()
+
+    async def answer(self, question: str) -> str | None:
+        assert self.writer is not None
+        self.writer.write(framed(question))
+        try:
+            return await asyncio.wait_for(self.reply(), self.timeout)
+        except asyncio.TimeoutError:  # an OSError too, from Python 3.11 on
+            raise
+        except (asyncio.IncompleteReadError, OSError):
+            self.blame()
+            return None
+
+    def blame(self) -> None:
+        """Blame the question for the end of the process, unless it was killed: that raises Unavailable."""
+        code = self.end()
+        if code == -signal.SIGKILL:
+            LOG.warning("the process that %s was killed", self.work)
+            raise Unavailable(self.broken) from None
+        self.crashed += 1
+        says = "a client's text ended the process that %s (code %s): it is refused, and the next starts another"
+        LOG.warning(says, self.work, code)
+
+    async def start(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            return
+        self.end()
+        mine, theirs = socket.socketpair()
+        command = [sys.executable, "-c", PROGRAM, self.name, FOLDER, self.module, str(os.getpid()), *self.limits.words]
+        try:
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        except OSError as error:
+            mine.close()
+            LOG.error("the process that %s cannot be started: %s", self.work, error)
+            raise Unavailable(self.broken) from None
+        finally:
+            theirs.close()
+        self.started += 1
+        self.reader, self.writer = await asyncio.open_unix_connection(sock=mine)
+        try:
+            await asyncio.wait_for(self.reply(), START_TIMEOUT)
+        except (asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
+            LOG.error("the process that %s did not start: code %s", self.work, self.end())
+            raise Unavailable(self.broken) from None
+
+    async def reply(self) -> str:
+        assert self.reader is not None
+        size = int.from_bytes(await self.reader.readexactly(LENGTH_BYTES), "big")
+        if size > MAX_REPLY_BYTES:
+            raise OSError(f"a reply of {size} bytes")
+        return (await self.reader.readexactly(size)).decode()
+
+    def end(self) -> int | None:
+        """End the process at once; return its exit code, if there was a process. One that has died keeps the code it
+        died with."""
+        if self.writer is not None:
+            self.writer.transport.abort()
+        process, self.process, self.reader, self.writer = self.process, None, None, None
+        if process is None:
+            return None
+        with suppress(ProcessLookupError):
+            process.kill()
+        return process.wait()

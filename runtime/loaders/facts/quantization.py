@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of less than 16 bits in a Hugging Face directory: floats of 8 bits with a scale for each block, as those of
+DeepSeek V3 are published, and floats of 4 bits in groups of 32 with a power of two each, as the experts of GPT-OSS. No
+torch here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.json_fields import section, short
+
+SCALE = "_scale_inv"
+FLOAT8 = "F8_E4M3"
+FP4_GROUP = 32
+# Two numbers of 4 bits in a byte, and an exponent for each group: tensors in the place of a weight.
+FP4_PARTS = ("_blocks", "_scales")
+Shape = tuple[int, ...]
+
+
+def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:
+    """The outputs and inputs of a weight that share a scale; None for weights without scales. Raises ModelError for any
+    other form."""
+    found = section(data, "quantization_config")
+    if not found:
+        return None
+    if found.get("quant_method") == "mxfp4":
+        return 1, FP4_GROUP
+    block = found.get("weight_block_size")
+    if found.get("quant_method") != "fp8" or found.get("fmt", "e4m3") != "e4m3" or block is None:
+        raise ModelError(
+            f"the model has quantization_config = {short(found)}: this version runs mxfp4, and fp8 with a "
+            "weight_block_size, so give it the model's own weights, or a GGUF file of it"
+        )
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise ModelError(f"config.json needs two positive numbers as weight_block_size, not {short(block)}")
+    return block[0], block[1]
+
+
+def with_scales(wanted: dict[str, Shape], found: dict[str, Shape], block: tuple[int, int] | None) -> dict[str, Shape]:
+    """The wanted tensors as the file has them: not every weight is in 8 bits, with its scales behind it, or in 4."""
+    if block is None:
+        return wanted
+    shapes: dict[str, Shape] = {}
+    for name, shape in wanted.items():
+        if len(shape) == 2 and name + FP4_PARTS[0] in found:
+            groups = (shape[0], -(-shape[1] // FP4_GROUP))
+            shapes |= {name + FP4_PARTS[0]: (*groups, FP4_GROUP // 2), name + FP4_PARTS[1]: groups}
+            continue
+        shapes[name] = shape
+        if len(shape) == 2 and name + SCALE in found:
+            shapes[name + SCALE] = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+    return shapes

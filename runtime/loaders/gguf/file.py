@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of a GGUF file, dequantized, and named, ordered and stacked as in Hugging Face's files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.fingerprint import fingerprint
+from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
+from pontil.runtime.loaders.gguf.config import gguf_config
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
+from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, type_name
+from pontil.runtime.loaders.gguf.header import GgufTensor, read_header
+from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
+from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.config import ModelConfig
+
+CHUNK_ELEMENTS = 1 << 18
+"""Numbers held in float32 at a time: a cache-sized part is fastest, a whole embedding could need gigabytes."""
+SMALLEST_ALIGNMENT = 8
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufCheckpoint:
+    """`places` is keyed by Hugging Face's names, in the order in which a model reads them. Vectors stay float32:
+    rounding would save almost nothing."""
+
+    config: ModelConfig
+    fingerprint: str
+    path: Path
+    places: dict[str, GgufTensor]
+
+    @classmethod
+    def open(cls, path: Path) -> GgufCheckpoint:
+        header = read_header(path)
+        config = gguf_config(header)
+        size = path.stat().st_size
+        for name, tensor in header.tensors.items():
+            if tensor.offset + byte_size(name, tensor) > size:
+                raise ModelError(f"{path} is cut off before the end of {name}: fetch it again")
+        found = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
+        check_shapes(config, {name: tensor.shape for name, tensor in found.items()}, path)
+        places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
+        return cls(config, fingerprint(config, [path]), path, places)
+
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
+        for name in self.places:
+            yield name, self.read(whole, name, wanted)
+
+    def levels(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights like `tensors`, but for those that the file holds as integers with scales, `name.numbers`
+        (int8 or uint8), `name.scales` and `name.offsets` (float32) replace `name`: a group of neighbouring weights is
+        numbers * scale + offset. An embedding comes in both forms if the head is tied to it, else only dequantized."""
+        whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
+        for name, place in self.places.items():
+            embedding = name == EMBEDDING
+            counted = place.kind in LEVELS and len(place.shape) == 2 and not name.endswith("mlp.gate.weight")
+            if embedding or not counted:
+                yield name, self.read(whole, name, wanted)
+            if counted and (not embedding or self.config.tie_word_embeddings):
+                parts = LEVELS[place.kind](blocks_of(whole, name, place))
+                for part, tensor in zip(("numbers", "scales", "offsets"), parts, strict=True):
+                    rows = tensor.reshape(place.shape[0], -1)
+                    yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()
+
+    def open_data(self) -> torch.Tensor:
+        """Return the file's bytes."""
+        try:
+            return torch.from_numpy(np.memmap(self.path, mode="c"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self.path} cannot be read: {error}") from error
+
+    def read(self, whole: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+        place = self.places[name]
+        tensor = read_tensor(whole, name, place, dtype if len(place.shape) > 1 else torch.float32)
+        return self.as_hugging_face_has_it(name, tensor)
+
+    def as_hugging_face_has_it(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Undo the changes of llama.cpp's converter to the weights."""
+        config, architecture = self.config, ARCHITECTURES[self.config.architecture]
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(name.split(".")[-2])
+        if heads is not None and architecture.interleaved:
+            return halves_from_pairs(tensor, heads)
+        if architecture.offset_norms and name.endswith("norm.weight"):
+            return tensor - 1
+        return tensor
+
+
+def named(name: str, tensor: GgufTensor, config: ModelConfig) -> list[tuple[str, GgufTensor]]:
+    """Return the tensor under Hugging Face's name, or each expert's part of it."""
+    names = expert_names(name, config.experts.count if config.experts else 0)
+    if not names or len(names) != tensor.shape[0]:
+        return [(canonical_name(name, ARCHITECTURES[config.architecture].sandwich_norms), tensor)]
+    size = byte_size(name, tensor) // len(names)
+    return [
+        (one, GgufTensor(tensor.shape[1:], tensor.kind, tensor.offset + number * size))
+        for number, one in enumerate(names)
+    ]
+
+
+def halves_from_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo llama.cpp's order of rows for rotation.
+
+    llama.cpp rotates neighbouring rows (0, 1), (2, 3), … of each head, Hugging Face rows of its two halves (0, d/2),
+    (1, d/2 + 1), …: the converter interleaved the halves, and this function separates them again. Shape [rows, columns]
+    or [rows].
+    """
+    return weight.reshape(heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+
+
+def byte_size(name: str, tensor: GgufTensor) -> int:
+    """Return the tensor's size. Raises ModelError for an unknown type of numbers, or rows that are not whole blocks of
+    it."""
+    kind = GGML_TYPES.get(tensor.kind)
+    if kind is None:
+        known = ", ".join(one.name for one in GGML_TYPES.values())
+        raise ModelError(
+            f"the tensor {name} is stored as {type_name(tensor.kind)}, which cannot be read: this version reads {known}"
+        )
+    if not tensor.shape or tensor.shape[-1] % kind.numbers or tensor.offset % SMALLEST_ALIGNMENT:
+        raise ModelError(
+            f"the rows of the tensor {name} are not whole, aligned blocks of {kind.numbers}: fetch the model again"
+        )
+    return math.prod(tensor.shape) // kind.numbers * kind.size
+
+
+def blocks_of(whole: torch.Tensor, name: str, place: GgufTensor) -> torch.Tensor:
+    """Return the tensor's blocks, uint8 [blocks, bytes]."""
+    return whole[place.offset : place.offset + byte_size(name, place)].view(-1, GGML_TYPES[place.kind].size)
+
+
+def read_tensor(whole: torch.Tensor, name: str, place: GgufTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Dequantize a tensor to `dtype` by way of float32."""
+    kind, stored = GGML_TYPES[place.kind], blocks_of(whole, name, place)
+    result = torch.empty(len(stored), kind.numbers, dtype=dtype)
+    for part, read in zip(
+        result.split(CHUNK_ELEMENTS // kind.numbers), stored.split(CHUNK_ELEMENTS // kind.numbers), strict=True
+    ):
+        part.copy_(kind.read(read))
+    return result.view(place.shape)

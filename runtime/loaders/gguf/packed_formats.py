@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms that weights have in memory once they are packed for a CPU's kernels. No torch here: plans are checked by
+it before a process loads that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.gguf.header import read_header
+from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
+from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.config import ModelConfig
+
+SCALE_BYTES = 4
+"""A scale and an offset, of 16 bits each."""
+ROUTER = "mlp.gate."
+NO_GGUF = "--quantization gguf needs a GGUF file: use int8, or leave it out"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """Numbers of so many bits. Whole numbers have a scale and an offset for each `group` of neighbours; floats have no
+    groups."""
+
+    bits: int
+    group: int | None = None
+
+    def size(self, count: int) -> int:
+        """Return the bytes of so many numbers."""
+        scales = 0 if self.group is None else SCALE_BYTES * count // self.group
+        return self.bits * count // 8 + scales
+
+
+GGUF_FORMATS = {
+    2: NumberFormat(4, 32), 3: NumberFormat(4, 32), 6: NumberFormat(8, 32), 7: NumberFormat(8, 32),
+    8: NumberFormat(8, 32), 12: NumberFormat(4, 32), 13: NumberFormat(8, 32), 14: NumberFormat(8, 16),
+}  # fmt: skip
+"""By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8."""
+
+
+def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
+    """Return the formats of the weights that a GGUF file holds as whole numbers, by Hugging Face's names; the others
+    become floats. Raises ModelError."""
+    if path.is_dir():
+        raise ModelError(NO_GGUF)
+    sandwich = ARCHITECTURES[config.architecture].sandwich_norms
+    experts = config.experts.count if config.experts else 0
+    formats: dict[str, NumberFormat] = {}
+    for name, tensor in read_header(path).tensors.items():
+        if tensor.kind in GGUF_FORMATS and len(tensor.shape) > 1:
+            names = expert_names(name, experts) or [canonical_name(name, sandwich)]
+            formats |= dict.fromkeys(names, GGUF_FORMATS[tensor.kind])
+    return {name: one for name, one in formats.items() if ROUTER not in name}
+
+
+def stacked(formats: list[NumberFormat]) -> NumberFormat:
+    """Return the format of several weights in one product: floats if one of them is, else the wider numbers in the
+    smaller groups. So the Q6_K values of a layer make its Q4_K queries and keys wider too."""
+    groups = [one.group for one in formats if one.group is not None]
+    if len(groups) < len(formats):
+        return next(one for one in formats if one.group is None)
+    return NumberFormat(max(one.bits for one in formats), min(groups))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A text encoder in a Hugging Face directory, and the pooling that sentence-transformers' files state beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.architectures import SIZES, check_range, check_size
+from pontil.runtime.loaders.facts.fingerprint import fingerprint
+from pontil.runtime.loaders.facts.json_fields import integer, layer_count, number, read_json, short
+from pontil.runtime.loaders.hf.directory import TensorLocation, check_kinds, opened, shards, stored_tensors
+from pontil.runtime.models.encoder_config import EncoderConfig, Pooling
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+PREFIX = "bert."
+# Tensors beside the encoder: a head that pooling replaces, and numbers that repeat the configuration.
+BESIDE = ("pooler.", "cls.", "embeddings.position_ids")
+POOLINGS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last", "pooling_mode_cls_token": "cls",
+}  # fmt: skip
+
+
+def is_encoder(path: Path) -> bool:
+    """Return whether a model is an encoder, and no decoder. Raises ModelError for an unreadable configuration."""
+    return path.is_dir() and read_json(path / "config.json").get("model_type") == "bert"
+
+
+def read_encoder_config(directory: Path) -> EncoderConfig:
+    """Read the configuration. Raises ModelError for one that this version cannot compute."""
+    data = read_json(directory / "config.json")
+    positions = data.get("position_embedding_type", "absolute")
+    if positions != "absolute":
+        raise ModelError(f"the model has positions of the type {short(positions)}: this version runs 'absolute' only")
+    activation = data.get("hidden_act")
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"the model's hidden_act is {short(activation)}: this version runs {', '.join(ACTIVATIONS)}")
+    table = integer(data, "max_position_embeddings")
+    config = EncoderConfig(
+        architecture="bert",
+        vocab_size=integer(data, "vocab_size"),
+        hidden_size=integer(data, "hidden_size"),
+        intermediate_size=integer(data, "intermediate_size"),
+        num_layers=layer_count(data),
+        num_heads=integer(data, "num_attention_heads"),
+        max_positions=table,
+        max_model_len=longest(directory, table),
+        type_vocab_size=integer(data, "type_vocab_size", 2),
+        layer_norm_eps=number(data, "layer_norm_eps", 1e-12),
+        activation=str(activation),
+    )
+    return checked(config)
+
+
+def checked(config: EncoderConfig) -> EncoderConfig:
+    """Return `config` itself. Raises ModelError for sizes that no model can have."""
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "max_model_len"):
+        check_size(f"the model's {name}", getattr(config, name), SIZES[name])
+    check_range("the model's layer_norm_eps", config.layer_norm_eps, 0.0, 1.0)
+    if config.type_vocab_size < 1 or config.hidden_size % config.num_heads:
+        raise ModelError(f"{config.num_heads} heads cannot share {config.hidden_size} numbers evenly: fix config.json")
+    return config
+
+
+def longest(directory: Path, table: int) -> int:
+    """Return the longest text in tokens: sentence-transformers' limit where it states one, never above the table."""
+    path = directory / "sentence_bert_config.json"
+    stated = read_json(path).get("max_seq_length") if path.is_file() else None
+    return min(table, stated) if type(stated) is int and stated > 0 else table
+
+
+def stated_pooling(path: Path) -> Pooling | None:
+    """Return the pooling that the model's files state; None where they state none. Raises ModelError for one that this
+    version does not have."""
+    file = path / "1_Pooling" / "config.json"
+    if not path.is_dir() or not file.is_file():
+        return None
+    modes = [name for name, value in read_json(file).items() if name.startswith("pooling_mode_") and value is True]
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        known = ", ".join(POOLINGS)
+        raise ModelError(f"the model pools by {', '.join(modes) or 'nothing'}: this version has one of {known}")
+    return POOLINGS[modes[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCheckpoint:
+    """The weights of an encoder. `places` has the location of each tensor, in reading order."""
+
+    config: EncoderConfig
+    fingerprint: str
+    places: dict[str, TensorLocation]
+
+    @classmethod
+    def open(cls, directory: Path) -> EncoderCheckpoint:
+        """Open a directory. Raises ModelError for files that are missing or damaged."""
+        config, files = read_encoder_config(directory), shards(directory)
+        places: dict[str, TensorLocation] = {}
+        for path in files:
+            for stored, (_, kind) in stored_tensors(path).items():
+                name = stored.removeprefix(PREFIX)
+                if not name.startswith(BESIDE):
+                    places[name] = TensorLocation(path, stored, kind)
+        check_kinds(places, directory)
+        return cls(config, fingerprint(config, files), places)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for path in dict.fromkeys(place.path for place in self.places.values()):
+            with opened(path) as file:
+                for name, place in self.places.items():
+                    if place.path == path:
+                        yield name, place.read(file)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models by the names in the table of architectures."""
+
+from importlib import import_module
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.config import DraftLayerForm, ModelConfig
+from pontil.runtime.models.layers.decoder import Decoder, SharedParts
+from pontil.runtime.models.layers.draft_layer import DraftLayer, StateJoin
+from pontil.runtime.models.layers.fused_block import kernels_fit
+from pontil.runtime.models.model import Model
+from pontil.runtime.models.weights import Weights
+
+
+def build_model(config: ModelConfig, weights: Weights) -> Model:
+    """Build the model of a checkpoint. Raises ModelError for an unknown architecture."""
+    row = ARCHITECTURES.get(config.architecture)
+    if row is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelError(f"the architecture {config.architecture!r} is not supported; supported are: {known}")
+    if weights.kernels is not None and not kernels_fit(config, weights.dtype, weights.partition.size):
+        raise ModelError(f"the kernels cannot compute this model in {weights.dtype}: use --kernels torch")
+    return decoder_class(row.target)(config, weights)
+
+
+def build_draft_layer(config: ModelConfig, weights: Weights, target: Model, form: DraftLayerForm) -> DraftLayer:
+    """Build the layer that guesses for a target of the same sizes, by torch's operations. Raises ModelError."""
+    assert isinstance(target, Decoder)
+    join = StateJoin(config, weights, form)
+    shared = SharedParts(target.embedding, target.head, form.without_norms)
+    return DraftLayer(decoder_class(ARCHITECTURES[config.architecture].target)(config, weights, shared), join)
+
+
+def decoder_class(target: str) -> type[Decoder]:
+    module, _, name = target.partition(":")
+    found: type[Decoder] = getattr(import_module(f"pontil.runtime.models.families.{module}"), name)
+    return found

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The common parts of all architectures: an embedding, blocks, a norm and a head.
+
+The residual stream and the logits are float32 for every type of weights.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.layer import Rotation
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.linear import Head, Product, matrix_of
+from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
+from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.layers.blocks import Block
+from pontil.runtime.models.layers.fused_block import FusedBlock, FusedStack
+from pontil.runtime.models.layers.norm import Norm, Unnormed
+from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
+from pontil.runtime.models.partition import Partition, by_vocabulary
+from pontil.runtime.models.weights import Weights, rows
+
+HEAD_ROWS = 1 << 16
+"""Rows of one part of the head's layout: in one piece a large vocabulary would take seconds to load, most of them for
+the memory of a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts of another model that a decoder uses instead of its own, and its own norms that do not exist."""
+
+    embedding: Tensor
+    head: list[Product]
+    without_norms: Set[str] = frozenset()
+
+
+class Decoder(ABC):
+    """A Model. An architecture adds its blocks and its other peculiarities. Tensor names are Hugging Face's."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, shared: SharedParts | None = None) -> None:
+        self.config, self.shared = config, shared
+        self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
+        self.communicator, self.partition = weights.communicator, weights.partition
+        self.embedding = shared.embedding if shared else self.take_embedding(weights)
+        self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
+        self.norm = self.make_norm("model.norm", weights)
+        self.head = shared.head if shared else self.take_head(weights)
+        self.global_rotary = global_rotary(config, weights)
+        theta = config.local_rope_theta
+        self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
+        weights.finish()
+        self.fused = [] if self.kernels is None else [self.fuse(block) for block in self.blocks]
+        # The last layer is apart: only some of its rows are needed.
+        self.stack = None if self.kernels is None else FusedStack(self.fused[:-1], self.kernels)
+        self.fused_heads = [] if self.kernels is None else [self.fuse_head(part, self.kernels) for part in self.head]
+
+    @abstractmethod
+    def block(self, index: int, weights: Weights) -> Block:
+        """Build the layer of that index."""
+
+    def make_norm(self, name: str, weights: Weights) -> Norm:
+        if self.shared is not None and name in self.shared.without_norms:
+            return Unnormed()
+        return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
+
+    def fuse(self, block: Block) -> FusedBlock:
+        rotary = self.global_rotary if block.attention.window is None else self.local_rotary
+        return FusedBlock(block, Rotation(rotary.cos, rotary.sin, self.config.interleaved))
+
+    def take_embedding(self, weights: Weights) -> Tensor:
+        return weights.take("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)
+
+    def take_head(self, weights: Weights) -> list[Product]:
+        """Take the vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
+        torch's products have one type, so its weights are float32 too; kernels read those of the model's type."""
+        name, shape = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
+        if not self.config.tie_word_embeddings:
+            name = "lm_head.weight"
+        levels = weights.levels(name, *shape)
+        if self.config.tie_word_embeddings:
+            weights.left.pop("lm_head.weight", None)
+        if levels is None:
+            kept = self.kernels is not None or weights.keeps_head
+            dtype = self.dtype if kept else torch.float32
+            dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
+            weight = weights.rounded(weights.part(dense, by_vocabulary))
+        else:
+            weight = rows(levels, by_vocabulary(self.partition, self.config.vocab_size))
+        if isinstance(weight, QuantizedWeights) or self.kernels is not None:
+            return [weights.product(weight)]
+        if weights.keeps_head:
+            return [weights.product_of_numbers(weight)]
+        return [weights.product(part.float()) for part in weight.split(HEAD_ROWS)]
+
+    @property
+    def linears(self) -> list[Product]:
+        return [linear for block in self.blocks for linear in block.linears]
+
+    def fuse_head(self, part: Product, library: KernelLibrary) -> Head:
+        return Head(library, matrix_of(part), self.norm.weight, self.norm.eps)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Look up embeddings, float32 [rows, hidden_size]."""
+        return self.embedding[token_ids].float()
+
+    def entering(self, inputs: Tensor) -> Tensor:
+        """The rows of the first layer, in memory of their own, from token ids or embeddings."""
+        return inputs.clone() if inputs.is_floating_point() else self.embed(inputs)
+
+    def forward(
+        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        assert not self.fused
+        hidden = self.entering(inputs)
+        everywhere = self.global_rotary(positions)
+        nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
+        for index, block in enumerate(self.blocks):
+            if states is not None:
+                states.record(index, hidden)
+            angles = everywhere if self.config.window(index) is None else nearby
+            hidden = block(hidden, angles, attend)
+        return self.norm(hidden)
+
+    def forward_fused(
+        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        assert self.stack is not None
+        hidden = self.entering(inputs)
+        if states is None:
+            hidden = self.stack(hidden, tile)
+        else:
+            states.record(0, hidden)
+            first, rest = self.stack.parts(states.layers)
+            hidden = first(hidden, tile)
+            states.record(states.layers, hidden)
+            hidden = rest(hidden, tile)
+        return self.fused[-1].only(hidden, tile, rows)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden) if self.fused else hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if self.fused_heads:
+            return self.whole_vocabulary(self.fused_heads[0](hidden)[0])
+        parts = [part(hidden) for part in self.head]
+        return self.whole_vocabulary(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))
+
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        (head,) = self.fused_heads
+        logits, highest = head(hidden)
+        if self.partition.size == 1:
+            return logits, highest
+        ids = highest.unsqueeze(1)
+        tops = self.communicator.gather_columns(logits.gather(1, ids))
+        offset = self.partition.vocabulary(self.config.vocab_size).start
+        ids = self.communicator.gather_columns(ids + offset)
+        # Of equal ones the lowest id.
+        ids = ids.where(tops == tops.amax(1, keepdim=True), self.config.vocab_size)
+        return self.whole_vocabulary(logits), ids.amin(1)
+
+    def whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """Join the ranks' parts of the vocabulary. The last part may be smaller than the others."""
+        if self.partition.size == 1:
+            return logits
+        share = len(Partition(0, self.partition.size).vocabulary(self.config.vocab_size))
+        part = torch.nn.functional.pad(logits, (0, share - logits.shape[1]))
+        return self.communicator.gather_columns(part)[:, : self.config.vocab_size]

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layer that guesses tokens from another model's hidden states: DeepSeek V3's MTP module (arXiv 2412.19437, section
+2.2), or an EAGLE head (Li et al., 2024, arXiv 2401.15077).
+
+A row of position i has the target's final hidden state of position i and the token of position i + 1; its result gives
+the token of position i + 2, and stands for the target's state where the next guess is made.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, cat
+
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.linear import Product
+from pontil.gpu_ops.kernels.tile import KernelTile
+from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.runtime.models.config import DraftLayerForm, ModelConfig
+from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.layers.norm import Norm, Unnormed
+from pontil.runtime.models.weights import Weights
+
+
+class StateJoin:
+    """Makes the layer's rows: a product of token embeddings, first, and hidden states."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, form: DraftLayerForm) -> None:
+        self.dtype, size = weights.dtype, config.hidden_size
+        names = ("enorm", "hnorm") if form.normed else ()
+        norms = [Norm(weights, name, size, config.rms_norm_eps) for name in names] or [Unnormed(), Unnormed()]
+        self.embedding_norm, self.state_norm = norms
+        self.product = weights.linear(2 * size, ("eh_proj", size), bias=form.bias)
+
+    def __call__(self, embedded: Tensor, states: Tensor) -> Tensor:
+        """Join both, float32 [rows, hidden_size] each; the result has this shape and type too."""
+        joined = cat((self.embedding_norm(embedded, self.dtype), self.state_norm(states, self.dtype)), dim=-1)
+        return self.product(joined).float()
+
+
+class DraftLayer:
+    """A Model of one layer, whose inputs are joined rows, and whose results are before its last norm: these are what
+    the next guess starts from. Embedding and head are the target's own memory."""
+
+    kernels: KernelLibrary | None = None
+
+    def __init__(self, layer: Decoder, join: StateJoin) -> None:
+        self.layer, self.join = layer, join
+        (self.block,) = layer.blocks
+        self.config, self.dtype, self.device = layer.config, layer.dtype, layer.device
+
+    @property
+    def linears(self) -> list[Product]:
+        return [self.join.product, *self.layer.linears]
+
+    @property
+    def head(self) -> list[Product]:
+        return self.layer.head
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self.layer.embed(token_ids)
+
+    def rows(self, token_ids: Tensor, states: Tensor) -> Tensor:
+        """Return the inputs of rows with these tokens and hidden states, float32 [rows, hidden_size]."""
+        return self.join(self.embed(token_ids), states)
+
+    def forward(
+        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        assert inputs.is_floating_point() and states is None
+        return self.block(inputs, self.layer.global_rotary(positions), attend)
+
+    def forward_fused(
+        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        raise NotImplementedError("a draft layer is computed by torch's operations")
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.layer.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.cat([part(self.layer.norm(hidden)) for part in self.head], dim=-1)
+
+    def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError("a draft layer is computed by torch's operations")

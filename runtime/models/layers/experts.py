@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mixture of experts (Shazeer et al., 2017) in the place of a layer's MLP."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pontil.gpu_ops.elementwise import apply
+from pontil.gpu_ops.kernels.experts import ExpertChoice, ExpertHalf
+from pontil.gpu_ops.kernels.layer import GatedKind, Norms
+from pontil.gpu_ops.kernels.linear import Product, matrix_of
+from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
+from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings
+from pontil.gpu_ops.products.linear import Linear
+from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
+from pontil.runtime.models.layers.mlp import GatedMlp
+from pontil.runtime.models.layers.routing import choose_experts
+from pontil.runtime.models.partition import whole
+from pontil.runtime.models.weights import Weights
+
+
+class SharedExpert:
+    """An MLP for every row, whose result is added to that of the row's own experts. Where it has a gate, a row's result
+    is multiplied by a number between 0 and 1; its product is float32, as the router is."""
+
+    def __init__(self, config: SharedExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
+        name = prefix + config.name
+        self.mlp = GatedMlp(weights, name + ".", hidden, config.intermediate_size)
+        self.gate: Product | None = None
+        if config.gated:
+            self.gate = weights.product(weights.take(f"{name}_gate.weight", 1, hidden, dtype=torch.float32))
+
+    @property
+    def linears(self) -> list[Product]:
+        return self.mlp.linears if self.gate is None else [*self.mlp.linears, self.gate]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
+        made = self.mlp(x).float()
+        return made if self.gate is None else made * apply(torch.sigmoid, self.gate(x.float()))
+
+
+class Experts:
+    """Each row goes through the experts its router rates highest, and their results are added by these ratings.
+
+    The number of rows that an expert sees depends on the batch. To be batch-invariant all the same (C16), experts
+    compute tiles of exactly GENERATED_ROWS rows, short ones padded with zeros, and a row's results are added in the
+    order of its ratings, one after the other. The router is float32: a rounded rating could choose another expert.
+
+    On a device the experts' products are grouped: one kernel computes the rows of all of them, from copies of their
+    weights behind each other, and no tile depends on others.
+
+    A rank has some of the experts, whole, and the router. `own` are their numbers. A shared expert is divided like any
+    MLP.
+    """
+
+    def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
+        self.config, self.kernels = config, weights.kernels
+        router = weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32)
+        bias = None
+        if config.routing.product_bias:
+            bias = weights.take(prefix + "gate.bias", config.count, dtype=torch.float32)
+        self.router = weights.product(router, bias)
+        self.bias: Tensor | None = None
+        if config.routing.bias:
+            self.bias = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
+        self.own, self.communicator = weights.partition.experts(config.count), weights.communicator
+        self.experts: list[GatedMlp] = []
+        for number in range(config.count):
+            name, inner = f"{prefix}experts.{number}.", config.intermediate_size
+            if number in self.own:
+                biased = config.clamp is not None
+                made = GatedMlp(weights, name, hidden, inner, GatedKind(clamp=config.clamp), whole, biased)
+                self.experts.append(made)
+                continue
+            for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+                weights.skip(f"{name}{part}_proj", *shape, bias=config.clamp is not None)
+        self.grouped = None if weights.device.type == "cpu" else self.group()
+        self.shared = None if config.shared is None else SharedExpert(config.shared, hidden, prefix, weights)
+
+    def group(self) -> GroupedExperts:
+        """The experts' products together, in their place."""
+        experts, self.experts = self.experts, []
+        gate_up, down = ([one for one in some if isinstance(one, Linear)] for some in (
+            [expert.gate_up for expert in experts], [expert.down for expert in experts],
+        ))  # fmt: skip
+        return GroupedExperts(gate_up, down, self.own.start, self.config.clamp)
+
+    @property
+    def linears(self) -> list[Product]:
+        shared = [] if self.shared is None else self.shared.linears
+        return [self.router, *(linear for expert in self.experts for linear in expert.linears), *shared]
+
+    def half(self, norms: Norms) -> ExpertHalf:
+        """The same by the kernels, with these norms of a layer: they compute the rows that an expert has together, and
+        need no tiles of a fixed size."""
+        assert self.kernels is not None
+        config, routing, shared = self.config, self.config.routing, self.shared
+        choice = ExpertChoice(
+            config.count, config.per_token, routing.scores == "sigmoid", config.normalize, self.bias, routing.groups,
+            routing.kept_groups, routing.group_best, routing.factor,
+        )  # fmt: skip
+        return ExpertHalf(
+            self.kernels,
+            choice,
+            matrix_of(self.router),
+            [expert.half(Norms(0.0)) for expert in self.experts],
+            self.own.start,
+            norms,
+            None if shared is None else shared.mlp.half(Norms(norms.epsilon, norms.before)),
+            None if shared is None or shared.gate is None else matrix_of(shared.gate),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
+        ratings, chosen = self.route(x)
+        total = add_by_ratings(self.results(x, chosen), ratings)
+        return total if self.shared is None else total + self.shared(x)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Ratings float32 and numbers int64 of each row's experts, both [rows, per_token], highest first."""
+        return choose_experts(self.router(x.float()), self.config, self.bias)
+
+    def results(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The results of each row's experts, float32 [rows, per_token, hidden_size]."""
+        results = self.one_by_one(x, chosen) if self.grouped is None else self.grouped(x, chosen).flatten(0, 1)
+        owners = chosen.view(-1) // len(self.own)
+        return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)
+
+    def one_by_one(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """Each expert's results in turn, float32 [rows * per_token, hidden_size]."""
+        order = chosen.view(-1).argsort(stable=True)
+        counts = chosen.view(-1).bincount(minlength=self.config.count).tolist()
+        results = x.new_empty(chosen.numel(), x.shape[1], dtype=torch.float32)
+        parts = order.split(counts)[self.own.start : self.own.stop]
+        for expert, places in zip(self.experts, parts, strict=True):
+            for part in places.split(GENERATED_ROWS):
+                if len(part):
+                    tile = x[part // self.config.per_token]
+                    tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
+                    results[part] = expert(tile)[: len(part)].float()
+        return results

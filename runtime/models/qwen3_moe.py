@@ -1,9 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Qwen3's mixtures of experts (Yang et al., 2025): Qwen3 with experts in the place of most or all MLPs."""
-
-from pontil.runtime.models.qwen3 import Qwen3
-from pontil.runtime.models.sparse_llama import SparseLlama
-
-
-class Qwen3Moe(SparseLlama, Qwen3):
-    """Qwen3's attention."""

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission of requests, and their dispatch to workers."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
+from pontil.runtime.proxy.admission.checks import check_capacity, check_seats, check_together
+from pontil.runtime.proxy.admission.rate_limits import Allowance, RateLimits
+from pontil.runtime.proxy.admission.request_queue import RequestQueue
+from pontil.runtime.proxy.admission.seat_room import SeatRooms, claimable
+from pontil.runtime.proxy.fleet.registry import WorkerGroup
+from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.routing.dispatch import Dispatcher
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
+from pontil.runtime.sampling_params import SamplingParams
+
+# Seconds for which the first request of all stages is passed by others. After that they wait until every stage has a
+# seat for it.
+PASSED_SECONDS = 1.0
+
+
+class AdmissionControl:
+    """The entry point of requests for one model, whose `workers` they go to; callers have the same `limits` for all
+    models: `check`, then `enter` for each; `dispatch` whenever there may be room; `leave` at
+    its end."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        workers: WorkerGroup,
+        limits: RateLimits,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.workers, self.limits = workers, limits
+        self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
+        self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
+        self.queue = RequestQueue(
+            deadline, lambda: workers.seats, fair=self.fair,
+            claimable=lambda share: claimable([worker for worker, _ in workers.current.seated], share),
+        )  # fmt: skip
+        # Choices in flight, of all callers and of each.
+        self.choices = 0
+        self.by_caller: Counter[str] = Counter()
+        self.dispatching = False
+
+    def check(
+        self, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad], priority: int,
+        caller: str, allowance: Allowance, *, beside: bool = False,
+    ) -> None:  # fmt: skip
+        """Check that these workers can admit all of these, prompts with their parameters. What is `beside` another
+        request is within the limits of the caller's key as that is. Raise Unavailable, TooManyRequests or
+        RequestError."""
+        try:
+            self.check_all(asked, workers, priority, caller, allowance, beside)
+        except (Unavailable, TooManyRequests) as error:
+            self.metrics.refused.labels(KEY_LIMIT if isinstance(error, TooManyRequests) else OVERLOAD).inc(len(asked))
+            raise
+
+    def check_all(
+        self, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad], priority: int,
+        caller: str, allowance: Allowance, beside: bool,
+    ) -> None:  # fmt: skip
+        if not workers:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        choices = [params.n for _, params in asked]
+        check_together(workers, sum(choices))
+        check_seats(workers, max(choices))
+        if not self.queue.is_measured and (not self.fair or self.by_caller[caller]):
+            check_capacity(workers, self.choices, sum(choices))
+        if not beside:
+            tokens = sum(tokens_of(*one) for one in asked)
+            self.limits.check(caller, allowance, len(asked), tokens, self.clock())
+        try:
+            prompts = [(len(prompt), params) for prompt, params in asked]
+            self.queue.check(prompts, priority, caller, allowance.weight, self.share_of(caller, allowance.weight))
+        except PontilError:
+            self.limits.state(caller)
+            raise
+
+    def enter(self, request: Request, caller: str, allowance: Allowance) -> None:
+        """Queue a request for its first attempt."""
+        now = self.clock()
+        request.caller, request.share = caller, self.share_of(caller, allowance.weight)
+        self.workers.shares.enter(request.release)
+        self.count(request, 1)
+        self.limits.enter(caller, *claim_of(request), now)
+        self.queue.push(request, allowance.weight, now)
+
+    def enter_again(self, request: Request, weight: float) -> None:
+        """Count a request that another proxy had admitted. It waits in no queue."""
+        request.share = self.share_of(request.caller, weight)
+        self.workers.shares.enter(request.release)
+        self.count(request, 1)
+        self.limits.enter_again(request.caller, *claim_of(request), self.clock())
+
+    def count(self, request: Request, change: int) -> None:
+        """Add the choices of a request to those in flight (1), or take them off (-1)."""
+        self.choices += change * request.params.n
+        self.by_caller[request.caller] += change * request.params.n
+        if not self.by_caller[request.caller]:
+            del self.by_caller[request.caller]
+
+    def share_of(self, caller: str, weight: float) -> FairShare:
+        return FairShare.of(caller, weight) if self.fair else EVERYBODY
+
+    def leave(self, request: Request) -> None:
+        """Forget a request that has ended, queued or dispatched."""
+        self.count(request, -1)
+        self.workers.shares.leave(request.release)
+        self.limits.leave(request.caller, *claim_of(request))
+        self.queue.drop(request, self.clock())
+
+    def dispatch(self) -> None:
+        """Send queued requests to workers, in turn, as far as there is room. A call during another one returns at
+        once: the outer call goes on until there is no room."""
+        if self.dispatching:
+            return
+        self.dispatching = True
+        try:
+            while found := self.next_with_room():
+                request, route = found
+                self.queue.serve(request, self.clock())
+                request.begin(route, self.clock())
+                self.dispatcher.launch(request)
+        finally:
+            self.dispatching = False
+
+    def next_with_room(self) -> tuple[Request, Route] | None:
+        """Return the next request that has room now, with its route. It may pass those of other callers and releases
+        that have none: what they wait for is not what it takes (docs/decisions/068)."""
+        if not len(self.queue):
+            return None
+        rooms, now = SeatRooms(self.workers, self.dispatcher.config.disagg), self.clock()
+        for request in self.queue.heads():
+            if not rooms.may_seat(request):
+                continue
+            if (route := self.dispatcher.room_for(request)) is not None:
+                return request, route
+            if request.stage is not None and request.stage.run is not None and now - request.arrived > PASSED_SECONDS:
+                return None
+        return None
+
+    def hopeless(self) -> list[tuple[Request, Unavailable]]:
+        """Return the queued requests that cannot be served in time, each with its error."""
+        if not len(self.queue):
+            return []
+        if self.workers.is_given_up:
+            gone = Unavailable("no worker is left, and none will come back: see the launcher's log")
+            return [(request, gone) for request in self.queue]
+        found = self.queue.hopeless(self.clock())
+        self.metrics.refused.labels(TOO_LATE).inc(len(found))
+        return found
+
+
+def tokens_of(prompt: list[int], params: SamplingParams) -> int:
+    """Return the most tokens that a request may hold at once: its prompt, and everything that it may generate."""
+    return len(prompt) + params.n * params.max_tokens
+
+
+def claim_of(request: Request) -> tuple[int, int]:
+    """Return the requests and tokens that count against the limits of the caller's key: none for a question that is a
+    part of another request. One that is a request by itself has no tokens, as nothing of it is billed."""
+    if request.stage is not None and request.stage.beside:
+        return 0, 0
+    return 1, tokens_of(request.prompt, request.params)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue of admitted requests that wait for workers with room, and the estimate of their wait
+(docs/decisions/036)."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
+from pontil.runtime.proxy.admission.fair_queue import FairQueue
+from pontil.runtime.proxy.admission.jitter import fraction
+from pontil.runtime.proxy.admission.service_rate import Seats, ServiceRate, WaitEstimate
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.routing.policy import TURN_TOKENS, tokens_before
+from pontil.runtime.sampling_params import SamplingParams
+
+# A request is refused if it would wait for more than this part of the deadline: the rest is the margin for a wrong
+# estimate.
+ADMITTED_SHARE = 0.6
+# Limits on queued requests and prompt tokens whatever the estimate says, because they take memory.
+MOST_WAITING, MOST_WAITING_TOKENS = 8192, 4 << 20
+# A caller has at most so many times as much of these as it leaves free for others.
+LEFT_FREE = 3
+# The expected tokens of an answer before any has ended.
+FIRST_EXPECTATION = 128.0
+# Clients that are refused together get different Retry-After values: up to this part longer.
+JITTER = 0.5
+LEAST_RETRY_SECONDS = 1.0
+
+
+class RequestQueue:
+    """Requests that wait for a worker. `push`, then `serve` when a worker has room; `advanced` and `started` as its
+    prompt is computed, `drop` when the request ends in any way. `deadline` is in seconds from arrival until the prompt
+    is computed or the first token has arrived: a prompt that is being computed is not waiting. `claimable` returns the
+    seats that a caller can have of those that hold more than their part.
+
+    In a fair share a request costs its prompt's tokens and those that it is expected to generate. Conservation: `costs`
+    has exactly the waiting requests, `tokens` and `choices` are the sums of their prompt tokens and choices; `sent` has
+    those that were served and not dropped, with the time; `uncomputed` has the prompt tokens still to compute of
+    those of them that have not started, and `to_compute` is its sum.
+    """
+
+    def __init__(
+        self,
+        deadline: float,
+        seats: Callable[[], Seats],
+        fair: bool = True,
+        jitter: Callable[[], float] = fraction,
+        claimable: Callable[[FairShare], int] = lambda share: 0,
+    ) -> None:
+        self.deadline, self.jitter, self.fair, self.claimable = deadline, jitter, fair, claimable
+        self.waiting: FairQueue[Request] = FairQueue(fair)
+        # Waiting requests and their prompt tokens by caller.
+        self.places: Counter[str] = Counter()
+        self.place_tokens: Counter[str] = Counter()
+        self.rate = ServiceRate(seats)
+        self.costs: dict[str, float] = {}
+        self.cost = 0.0
+        self.tokens = self.choices = 0
+        self.sent: dict[str, float] = {}
+        self.uncomputed: dict[str, int] = {}
+        self.to_compute = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.waiting)
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the length of a wait can be estimated."""
+        return self.rate.prompts.per_second is not None
+
+    def cost_of(self, request: Request) -> float:
+        """Return the cost of a request in tokens; of one for a node, in bytes of what it is to compute. Requests of
+        both kinds never wait in one queue."""
+        if request.stage is not None and request.stage.data is not None:
+            return max(1.0, float(len(request.stage.data)))
+        output = FIRST_EXPECTATION if self.rate.output.value is None else self.rate.output.value
+        return max(1.0, len(request.prompt) + request.params.n * min(float(request.params.max_tokens), output))
+
+    def push(self, request: Request, weight: float, now: float) -> None:
+        self.pass_time(now)
+        cost = self.costs[request.id] = self.cost_of(request)
+        self.count(request, cost, 1)
+        self.waiting.push(request, request.caller, weight, request.priority, cost, lane_of(request))
+
+    def count(self, request: Request, cost: float, change: int) -> None:
+        """Add a request to the sums (1) or remove it (-1)."""
+        self.tokens += change * len(request.prompt)
+        for places, amount in ((self.places, 1), (self.place_tokens, len(request.prompt))):
+            places[request.caller] += change * amount
+            if not places[request.caller]:
+                del places[request.caller]
+        self.choices += change * request.params.n
+        # Reset the sum of an empty queue, so that rounding errors do not stay in it.
+        self.cost = self.cost + change * cost if self.choices else 0.0
+
+    def heads(self) -> Iterator[Request]:
+        """Yield the requests that may be served next: the first of each caller and release, in turn. Nothing may be
+        changed meanwhile."""
+        return self.waiting.heads()
+
+    def serve(self, request: Request, now: float) -> None:
+        """Take out a request that is now sent to workers."""
+        self.pass_time(now)
+        self.waiting.serve(request)
+        self.count(request, self.costs.pop(request.id), -1)
+        self.uncomputed[request.id] = len(request.prompt)
+        self.to_compute += len(request.prompt)
+        self.sent[request.id] = now
+        self.rate.begun(now)
+
+    def advanced(self, request: Request, tokens: int, now: float) -> None:
+        """Note that more of its prompt is computed."""
+        if request.id in self.uncomputed:
+            self.pass_time(now)
+            part = min(tokens, self.uncomputed[request.id])
+            self.uncomputed[request.id] -= part
+            self.to_compute -= part
+            self.rate.prompts.add(part)
+
+    def started(self, request: Request, now: float) -> None:
+        """Note that its first token has come."""
+        self.pass_time(now)
+        self.rate.prompts.add(self.forget_prompt(request))
+
+    def forget_prompt(self, request: Request) -> int:
+        """Note that nothing more of its prompt is to be computed; return how much was."""
+        rest = self.uncomputed.pop(request.id, 0)
+        self.to_compute -= rest
+        return rest
+
+    def set_aside(self, request: Request, now: float) -> None:
+        """Note that workers have no more to do with a request for now; nothing is learned from its end."""
+        self.pass_time(now)
+        self.forget_prompt(request)
+        if (sent := self.sent.pop(request.id, None)) is not None:
+            self.rate.ended(sent)
+
+    def drop(self, request: Request, now: float) -> None:
+        """Remove a request that has ended. One that was answered updates the expected length and time of answers."""
+        self.pass_time(now)
+        if self.waiting.remove(request):
+            self.count(request, self.costs.pop(request.id), -1)
+        self.forget_prompt(request)
+        sent = self.sent.pop(request.id, None)
+        if sent is not None:
+            self.rate.ended(sent)
+            if request.complete:
+                output = sum(len(answer.ids) for answer in request.answers) / request.params.n
+                self.rate.answered(now - sent, output)
+
+    def pass_time(self, now: float) -> None:
+        self.rate.pass_time(now, len(self.uncomputed))
+
+    def wait(
+        self, priority: int, caller: str, weight: float, tokens: int, share: FairShare = EVERYBODY
+    ) -> float | None:
+        """Return the seconds until the turn of a request that came now, with so many prompt tokens; None where it is
+        not known. The time for its own prompt does not count."""
+        known = self.rate.now_wait
+        if known is None:
+            return None
+        return self.wait_after(self.waiting.ahead_of(priority, caller, weight), tokens, self.known_to(share, known))
+
+    def known_to(self, share: FairShare, known: WaitEstimate) -> WaitEstimate:
+        """Return the estimate for a caller: seats that others are to give back are free to it."""
+        free = known.seats.free or self.claimable(share)
+        return known if free == known.seats.free else replace(known, seats=replace(known.seats, free=free))
+
+    def wait_after(self, cost: float, tokens: int, known: WaitEstimate) -> float:
+        """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
+        turns with them."""
+        part = min(1.0, cost / self.cost) if self.cost else 0.0
+        sent = tokens_before(tokens, self.to_compute, len(self.uncomputed))
+        return known.after(part * self.tokens + sent, part * self.choices)
+
+    def check(
+        self, asked: Sequence[tuple[int, SamplingParams]], priority: int, caller: str, weight: float,
+        share: FairShare = EVERYBODY,
+    ) -> None:  # fmt: skip
+        """Check that all of these, prompt lengths with their parameters, can be admitted together. Raise Unavailable,
+        with the time after which they could be, and RequestError for what is always too much."""
+        tokens = sum(prompt for prompt, _ in asked)
+        if len(self.waiting) and not self.has_place(caller, len(asked), tokens):
+            raise Unavailable("too many prompts wait already: try again later", self.deadline)
+        wait, rate = self.wait(priority, caller, weight, tokens, share), self.rate.prompts.per_second
+        if wait is None or rate is None:
+            return
+        if len(asked) > 1 and tokens / rate > self.deadline:
+            says = f"these {len(asked)} prompts together take about {tokens / rate:.0f} s"
+            raise RequestError(f"{says}, and {self.deadline:g} s is the limit: send fewer at once", param="prompt")
+        limit = ADMITTED_SHARE * self.deadline
+        # If nothing waits, the next free seat goes to this request, however long the last ones took.
+        if wait > limit and len(self.waiting):
+            says = f"the wait for a first token is about {wait:.0f} s now, and up to {limit:g} s are let in"
+            raise self.refusal(says, wait - limit)
+
+    def has_place(self, caller: str, requests: int, tokens: int) -> bool:
+        """Return whether a caller may have so many more waiting. One with a single prompt and nothing waiting needs
+        room only; another one leaves a part of the memory free for others, and all together never take it."""
+        if not self.fair or (requests == 1 and caller not in self.places):
+            return len(self.waiting) + requests <= MOST_WAITING and self.tokens + tokens <= MOST_WAITING_TOKENS
+        left, left_tokens = MOST_WAITING - len(self.waiting) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
+        held, held_tokens = self.places[caller] + requests, self.place_tokens[caller] + tokens
+        return held <= LEFT_FREE * left and held_tokens <= LEFT_FREE * left_tokens
+
+    def refusal(self, says: str, seconds: float) -> Unavailable:
+        wait = max(LEAST_RETRY_SECONDS, min(seconds, self.deadline)) * (1.0 + JITTER * self.jitter())
+        return Unavailable(f"{says}: try again in {wait:.0f} s", wait)
+
+    def hopeless(self, now: float) -> list[tuple[Request, Unavailable]]:
+        """Return the queued requests that cannot be served in time, each with its error; they stay queued. For the next
+        one in turn only its actual waiting time counts: it will be served, so a rate that was measured wrong is
+        measured again."""
+        self.pass_time(now)
+        ahead, found, known = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
+        estimates: dict[FairShare, WaitEstimate] = {}
+        for place, request in enumerate(self.waiting):
+            left = request.arrived + self.deadline - now
+            wait = None
+            if known is not None:
+                if request.share not in estimates:
+                    estimates[request.share] = self.known_to(request.share, known)
+                wait = self.wait_after(ahead, len(request.prompt), estimates[request.share])
+            if left > 0.0 and (not place or wait is None or wait <= left):
+                ahead += self.costs[request.id]
+            else:
+                later = self.deadline if wait is None else wait - ADMITTED_SHARE * self.deadline
+                found.append((request, self.refusal(f"no first token can come within {self.deadline:g} s", later)))
+        return found
+
+
+def lane_of(request: Request) -> Hashable:
+    """Return what tells apart the requests of a caller that need not wait for each other: those of another release need
+    other workers, those of several stages more of them, and a prompt has its turns beside much longer ones."""
+    turns = len(request.prompt) // TURN_TOKENS
+    # Lengths of one lane are within a factor of four.
+    return request.release, request.stage is not None, turns.bit_length() // 2

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a proxy and its workers at one moment, as JSON values for the live page."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pontil.runtime.accounting.counts import DECODE
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.fleet.registry import FRESH
+from pontil.runtime.proxy.metrics.rate_meter import RateMeters
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.routing.policy import DisaggregatedRoute
+
+# Rows of requests that a snapshot has, the newest.
+SHOWN_REQUESTS = 30
+# Pairs of workers between which KV moves, the busiest.
+SHOWN_FLOWS = 64
+
+
+class LiveSnapshot:
+    """Takes snapshots of one proxy. Rates are measured from one to the next, so take them regularly."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.rates = RateMeters()
+
+    def take(self) -> dict[str, Any]:
+        """Return the snapshot of now. Shares in it are from 0 to 1, rates per second, times in seconds; `at` is the
+        Unix time."""
+        now = self.proxy.clock()
+        processes, flows = self.processes(now), self.flows(now)
+        taken = {
+            "at": round(time.time(), 3),
+            "proxy": self.about(now),
+            "totals": self.totals(processes, flows, now),
+            "processes": processes,
+            "flows": flows,
+            "requests": [row.to_json() for row in self.proxy.timelines.rows(SHOWN_REQUESTS)],
+            "changes": self.proxy.changes.rows(),
+        }
+        self.rates.sweep()
+        return taken
+
+    def about(self, now: float) -> dict[str, Any]:
+        """Return what this proxy says of itself. It can have workers changed while a supervisor is heard."""
+        proxy, config = self.proxy, self.proxy.config
+        age = proxy.table_age
+        return {
+            "name": config.name,
+            "number": config.number,
+            "proxies": config.proxies,
+            "version": config.version,
+            "model": config.served_model_name,
+            "embedding_model": config.served_embedding_model_name,
+            "objection": proxy.readiness.objection,
+            "draining": proxy.draining,
+            "supervised": age is not None,
+            "table_age": None if age is None else round(age, 1),
+            "is_stale": age is not None and age > FRESH,
+        }
+
+    def totals(self, processes: Sequence[Mapping[str, Any]], flows: Sequence[Mapping[str, Any]], now: float) -> Any:
+        """Return the sums over all workers, and the requests of this proxy."""
+        requests = [one for one in self.proxy.requests.values() if not one.trial]
+        begun = sum(one.begun for one in requests)
+        figures = [row["figures"] for row in processes if "figures" in row]
+        return {
+            "running": begun,
+            "waiting": len(requests) - begun,
+            "queued": sum(len(one.queue) for one in self.proxy.admissions.by_group.values()),
+            "delivered_per_second": round(self.rates.rate("delivered", now, self.proxy.metrics.delivered), 1),
+            "prompt_tokens_per_second": round(sum(one["prompt_tokens_per_second"] for one in figures), 1),
+            "kv_bytes_per_second": round(sum(one["bytes_per_second"] for one in flows)),
+        }
+
+    def processes(self, now: float) -> list[dict[str, Any]]:
+        """Return the rows of /admin/topology with the figures of registered workers. A `managed` one is a process of
+        this proxy's supervisor."""
+        shown = self.proxy.topology()
+        managed = {row.name for row in self.proxy.registry.rows}
+        workers = {(one.hello.name, one.hello.pid): one for one in self.proxy.registry.workers.values()}
+        for row in shown:
+            row["managed"] = row["name"] in managed and row["state"] != "REFUSED"
+            if (worker := workers.get((row["name"], row["pid"]))) is not None:
+                row["figures"] = self.figures(worker, now)
+        return shown
+
+    def figures(self, worker: RegisteredWorker, now: float) -> dict[str, Any]:
+        """Return what a worker's heartbeats tell. Of a process that hears several proxies, tokens are this one's."""
+        told, hello = worker.counters, worker.hello
+
+        def rate(name: str) -> float:
+            return self.rates.rate(f"{hello.sender} {name}", now, told.get(name, 0))
+
+        steps, busy = rate("steps"), rate("step_microseconds")
+        asked, hits = told.get("prefix_cache_queries", 0), told.get("prefix_cache_hits", 0)
+        has_cache = worker.has_cache and worker.capacity > 0
+        return {
+            "running": worker.running,
+            "waiting": worker.waiting,
+            "in_flight": worker.in_flight + worker.others.in_flight,
+            "seats": worker.seats,
+            "kv_blocks": worker.capacity if has_cache else None,
+            "kv_used": round(1 - min(worker.free_blocks, worker.capacity) / worker.capacity, 4) if has_cache else None,
+            "prefix_hits": round(hits / asked, 4) if asked else None,
+            "tokens_per_second": round(rate("generated_tokens"), 1),
+            "prompt_tokens_per_second": round(rate("prompt_tokens_computed"), 1),
+            "steps_per_second": round(steps, 1),
+            "step_seconds": round(busy / steps / 1e6, 6) if steps else None,
+            "kv_bytes_per_second": round(rate("kv_transfer_bytes")),
+        }
+
+    def flows(self, now: float) -> list[dict[str, Any]]:
+        """Return the pairs of workers between which KV moves, or has since this proxy began: how many handoffs are
+        open, and the bytes that requests moved lately."""
+        moved, opened = dict(self.proxy.metrics.pulled), dict[str, int]()
+        for request in self.proxy.requests.values():
+            if isinstance(request.route, DisaggregatedRoute) and not request.trial:
+                name = request.route.name
+                moved[name] = moved.get(name, 0) + request.pulled.bytes
+                opened[name] = opened.get(name, 0) + is_handed_over(request)
+        known = {one.hello.name for one in self.proxy.registry.workers.values()}
+        flows = []
+        for name in dict.fromkeys((*opened, *moved)):
+            giving, arrow, taking = name.partition(">")
+            rate = self.rates.rate(f"pulled {name}", now, moved.get(name, 0))
+            if arrow and {giving, taking} <= known:
+                flow = {"from": giving, "to": taking, "open": opened.get(name, 0), "bytes_per_second": round(rate)}
+                flows.append(flow | {"bytes": moved.get(name, 0)})
+        flows.sort(key=lambda one: (one["open"], one["bytes_per_second"], one["bytes"]), reverse=True)
+        return flows[:SHOWN_FLOWS]
+
+
+def is_handed_over(request: Request) -> bool:
+    """Return whether the request's attempt still waits for the decode worker's first tokens."""
+    return bool(request.phases) and not any(phase == DECODE for phase, _ in request.heard)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One proxy among those that share its port: what it knows of the others, and what it settles for one that is gone
+(docs/decisions/061)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.proxy.admission.usage_table import UsageTable
+from pontil.runtime.proxy.fleet.siblings import Siblings
+from pontil.runtime.proxy.fleet.timeline_exchange import TimelineExchange
+from pontil.runtime.proxy.metrics.pages import MetricsPages
+from pontil.runtime.proxy.requests.stream_record import StreamRecords
+
+# Seconds between two looks at the others.
+LOOK = 0.5
+# Looks from one page of metrics that is left for the others to the next.
+LOOKS_PER_PAGE = 4
+USAGE_TABLE = "usage-of-keys"
+LOG = logging.getLogger("pontil.proxy")
+
+# Closes the open requests of a proxy that is gone, but for some, and does something once that is on the disk.
+Lose = Callable[[str, Collection[str], Callable[[], None]], None]
+
+
+class Fleet:
+    """The other proxies, as this one sees them. A proxy alone has none. `render` makes its page of metrics, `known` the
+    timeline of a request. Raises PontilError where the launch's folder cannot be used."""
+
+    def __init__(
+        self, config: ProxyConfig, incarnation: str, render: Callable[[], bytes],
+        known: Callable[[str], dict[str, Any] | None],
+    ) -> None:  # fmt: skip
+        path = config.shared_path
+        self.siblings = None if path is None else Siblings(path, incarnation)
+        self.table = (
+            None if path is None else UsageTable(path / USAGE_TABLE, config.number, config.proxies, incarnation)
+        )
+        self.records = None if config.resume_path is None else StreamRecords(config.resume_path)
+        self.pages = None if path is None else MetricsPages(path, config.name, render)
+        self.exchange = None if path is None else TimelineExchange(path, config.name, known)
+        self.mourned: set[str] = set()
+        self.looks = 0
+
+    def kept(self) -> list[str]:
+        """Return the requests whose streams may be continued. Reads files."""
+        return [] if self.records is None else self.records.requests()
+
+    def lives(self, incarnation: str) -> bool:
+        """Return whether another proxy serves. Reads files."""
+        return self.siblings is not None and self.siblings.lives(incarnation)
+
+    async def watch(self, lose: Lose) -> None:
+        """Look after the others for as long as this proxy serves."""
+        while self.siblings is not None:
+            for incarnation in await asyncio.to_thread(self.siblings.gone):
+                self.bury(incarnation, await asyncio.to_thread(self.kept), lose)
+            if self.exchange is not None:
+                self.exchange.look()
+            self.looks += 1
+            if self.pages is not None and self.looks % LOOKS_PER_PAGE == 1:
+                await self.pages.leave()
+            await asyncio.sleep(LOOK)
+
+    def bury(self, incarnation: str, kept: Collection[str], lose: Lose) -> None:
+        """Settle the requests of a proxy that is gone, once, but for those `kept`. Its lease stays until that is
+        written, so that another one does it if this proxy dies too."""
+        if incarnation in self.mourned:
+            return
+        self.mourned.add(incarnation)
+        LOG.warning("the proxy %s is gone: its open requests are settled here", incarnation)
+        if self.table is not None:
+            self.table.forget(incarnation)
+        lose(incarnation, kept, partial(self.forget, incarnation))
+
+    def forget(self, incarnation: str) -> None:
+        if self.siblings is not None:
+            self.siblings.forget(incarnation)
+
+    def close(self) -> None:
+        if self.pages is not None:
+            self.pages.close()
+        if self.siblings is not None:
+            self.siblings.close()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker as the proxy knows it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pontil.runtime.foundation.fair_share import FairShare
+from pontil.runtime.foundation.seat_counts import SeatCounts
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
+from pontil.runtime.proxy.routing.policy import NO_OTHERS, OtherLoad, WorkerLoad
+from pontil.runtime.stages.runs.stage_check import NODE
+from pontil.runtime.wire.messages import Hello
+
+# The roles of workers that embed texts, and of those that compute a stage without tokens. They never change: no other
+# worker can do this, and these cannot do anything else.
+EMBED = "embed"
+FIXED = (EMBED, NODE)
+
+
+@dataclass(slots=True)
+class Contact:
+    """The contact to a worker, which changes with each message. It is not `reachable` between a message that its socket
+    did not take and the next one that is heard of it."""
+
+    last_heard: float
+    reachable: bool = True
+
+
+@dataclass(slots=True)
+class RegisteredWorker:
+    """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
+    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices:
+    `seat_counts` and `prompt_counts` have its choices and its uncomputed prompts by caller. It was `drained` when it
+    left: prompts that it computed lie with their decode workers, which tell if they do not. It serves requests of
+    `group` only. `recent` tokens were given to it or made by it lately (runtime/proxy/routing/recent_work.py). It
+    cannot pull from `lost_peers` now."""
+
+    hello: Hello
+    contact: Contact
+    counters: dict[str, int] = field(default_factory=dict)
+    gauges: dict[str, int] = field(default_factory=dict)
+    in_flight: int = 0
+    uncomputed: int = 0
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    leaving: bool = False
+    drained: bool = False
+    confirmed: bool = False
+    group: str | None = None
+    prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
+    recent: float = 0.0
+    others: OtherLoad = NO_OTHERS
+    lost_peers: frozenset[str] = frozenset()
+    seat_counts: SeatCounts = field(default_factory=SeatCounts)
+    prompt_counts: SeatCounts = field(default_factory=SeatCounts)
+    release: WorkerRelease = field(init=False)
+    # Its load by the tokens found for a prompt, until any field is set: routing looks at all workers.
+    loads: dict[int, WorkerLoad] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # A second Hello changes the role only.
+        self.release = WorkerRelease.of(self.hello)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if loads := getattr(self, "loads", None):
+            loads.clear()
+
+    @property
+    def taken(self) -> int:
+        return self.seat_counts.taken
+
+    def seat(self, share: FairShare, choices: int) -> None:
+        """Count so many choices more of a caller, or fewer."""
+        self.seat_counts.add(share, choices)
+        self.loads.clear()
+
+    def owe(self, share: FairShare, tokens: int, prompts: int) -> None:
+        """Count so many tokens and prompts more of a caller that are to be computed, or fewer."""
+        self.prompt_counts.add(share, prompts)
+        self.uncomputed += tokens
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that sequences can own: all but block 0, with which block tables are padded."""
+        return max(0, self.hello.num_blocks - 1)
+
+    @property
+    def role(self) -> str:
+        return self.hello.role
+
+    @property
+    def has_cache(self) -> bool:
+        """True if it has KV blocks."""
+        return self.role not in FIXED
+
+    @property
+    def seats(self) -> int:
+        return self.hello.max_num_seqs
+
+    @property
+    def context(self) -> int:
+        return min(self.hello.max_model_len, self.capacity * self.hello.block_size)
+
+    @property
+    def load(self) -> WorkerLoad:
+        return self.load_with(0)
+
+    def load_with(self, found: int) -> WorkerLoad:
+        """Return its load, for a prompt of which it has so many tokens cached."""
+        if (known := self.loads.get(found)) is not None:
+            return known
+        hello = self.hello
+        load = self.loads[found] = WorkerLoad(
+            hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,
+            self.seats, self.context, self.uncomputed, max(1, hello.max_num_batched_tokens), self.taken,
+            found, int(self.recent), self.others, self.prompt_counts.taken, self.lost_peers,
+        )  # fmt: skip
+        return load
+
+    def load_for(self, load: WorkerLoad, share: FairShare) -> WorkerLoad:
+        """Return its load with what a caller may have of others."""
+        claimable = 0 if load.can_seat() else self.seat_counts.claimable(share, self.seats)
+        without_prompts = share.caller not in self.prompt_counts.held
+        if not claimable and not without_prompts:
+            return load
+        return replace(load, claimable=claimable, without_prompts=without_prompts)
+
+    @property
+    def shown_load(self) -> dict[str, int]:
+        """The load that /admin/topology shows, with the requests of all proxies."""
+        return {
+            "in_flight": self.in_flight + self.others.in_flight,
+            "running": self.running,
+            "waiting": self.waiting,
+            "free_blocks": self.free_blocks,
+            "total_blocks": self.capacity,
+            "seats": self.seats,
+        }

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registry of workers: added by Hello, kept by Heartbeat, drained by Goodbye, removed when they fall silent or the
+supervisor's table shows them as dead."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pontil.runtime.proxy.admission.checks import context_length
+from pontil.runtime.proxy.admission.service_rate import Seats, generating
+from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers
+from pontil.runtime.proxy.fleet.process_row import ProcessRow
+from pontil.runtime.proxy.fleet.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
+from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
+from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
+from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.runs.stage_check import wrong_stage
+from pontil.runtime.stages.runs.stage_task import group_of
+from pontil.runtime.wire.compatibility import foreign, objection
+from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
+
+# Removed workers whose counters are kept, so that one that registers again does not count its work twice.
+REMEMBERED = 256
+# Refused workers that are shown, at most one for each name.
+REFUSED = 32
+# Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
+FRESH = 3.0
+# Silence after which it is seen whether a worker's connection is still there: two heartbeats, and half of one.
+QUIET = 1.25
+# Time to live of a worker that a supervisor watches: longer than the supervisor lets it compute silently.
+WATCHED_TTL = 45.0
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The workers of a group while none comes, goes or changes its role, in the order in which they registered: all,
+    those that are `available`, of these the ones that generate with their seats, and these by their release. `version`
+    is that of the registry."""
+
+    version: int
+    workers: Sequence[RegisteredWorker] = ()
+    available: Sequence[RegisteredWorker] = ()
+    seated: Sequence[tuple[RegisteredWorker, int]] = ()
+    releases: Mapping[WorkerRelease, Sequence[RegisteredWorker]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workers: Sequence[RegisteredWorker], version: int) -> "Members":
+        available = [worker for worker in workers if not worker.leaving]
+        releases: dict[WorkerRelease, list[RegisteredWorker]] = {}
+        for worker in available:
+            releases.setdefault(worker.release, []).append(worker)
+        seated = [(worker, worker.seats) for worker in generating(available)]
+        return cls(version, tuple(workers), tuple(available), seated, releases)
+
+
+class WorkerGroup:
+    """The workers of a registry that serve one model, or one stage of it. Its `key` is None for the model that
+    generates, or its first stage; the name of an embedding model; or "node:" and the name of another stage. A request
+    stays within one group, and within a release of it, whose workers are all alike."""
+
+    def __init__(self, registry: "Registry", key: str | None) -> None:
+        self.registry, self.key = registry, key
+        self.fingerprints = FingerprintCache()
+        self.shares = ReleaseShares()
+        self.members = Members(-1)
+
+    @property
+    def current(self) -> "Members":
+        """The members as they are now."""
+        if self.members.version != self.registry.version:
+            mine = [worker for worker in self.registry.workers.values() if worker.group == self.key]
+            self.members = Members.of(mine, self.registry.version)
+        return self.members
+
+    @property
+    def workers(self) -> Sequence[RegisteredWorker]:
+        return self.current.workers
+
+    @property
+    def any_hello(self) -> Hello | None:
+        """The Hello of one worker, since all are alike; None without workers."""
+        return next((worker.hello for worker in self.workers), None)
+
+    def snapshot(self, begun: WorkerRelease | None = None) -> RegistrySnapshot:
+        """Return what a request goes by, of the release that it is to stay with: the one that has `begun` it, if that
+        is here, else one for a new request."""
+        releases = self.current.releases
+        release = begun if begun in releases else self.shares.choose(releases)
+        workers = () if release is None else releases[release]
+        hello = workers[0].hello if workers else self.any_hello
+        return RegistrySnapshot(
+            tuple([one.loads.get(0) or one.load for one in workers]), hello, self.fingerprints, release
+        )
+
+    def serving(self, release: WorkerRelease | None) -> list[RegisteredWorker]:
+        """Return the workers to which a request of this release can be sent now; with None one of any."""
+        mine = self.available if release is None else self.current.releases.get(release, ())
+        return [one for one in mine if one.contact.reachable]
+
+    @property
+    def available(self) -> Sequence[RegisteredWorker]:
+        """The workers that take requests."""
+        return self.current.available
+
+    @property
+    def seats(self) -> Seats:
+        """The seats of the workers that generate."""
+        seated = self.current.seated
+        free = sum([max(0, seats - worker.seat_counts.taken) for worker, seats in seated])
+        return Seats(free, sum([seats for _, seats in seated]))
+
+    @property
+    def known_context(self) -> int | None:
+        """The longest sequence in tokens; None while no worker is registered."""
+        return context_length(self.available)
+
+    @property
+    def loads(self) -> tuple[WorkerLoad, ...]:
+        """The current load of each worker that takes requests."""
+        return tuple([worker.load for worker in self.available])
+
+    @property
+    def reachable_loads(self) -> tuple[WorkerLoad, ...]:
+        """The current load of each worker to which a request can be sent now."""
+        return tuple([worker.load for worker in self.serving(None)])
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if no worker is registered and the supervisor has given up restarting them."""
+        rows = [row for row in self.registry.rows if row.role != "proxy" and self.registry.may_be_of(row, self.key)]
+        return not self.workers and bool(rows) and all(row.state == "GIVEN_UP" for row in rows)
+
+
+class Registry:
+    """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout, or
+    the stages of `graph`; `embedding_models` are the names of those that may embed texts beside them."""
+
+    def __init__(self, ttl: float, embedding_models: Collection[str] = (), graph: GraphModel | None = None) -> None:
+        self.ttl, self.embedding_models, self.graph = ttl, embedding_models, graph
+        self.workers: dict[str, RegisteredWorker] = {}
+        # Changed with any worker that comes, goes, or takes another role.
+        self.version = 0
+        self.rows: tuple[ProcessRow, ...] = ()
+        # Names and pids of processes that ended, the last ones last, with the one that said Hello as such a process.
+        self.ended: dict[tuple[str, int], str | None] = {}
+        self.remembered: dict[str, dict[str, int]] = {}
+        # The last refusal for each name, until a worker of that name fits.
+        self.refused: dict[str, ProcessRow] = {}
+        stages = [] if graph is None else [group_of(graph, name) for name in graph.node_names]
+        self.groups = {key: WorkerGroup(self, key) for key in dict.fromkeys((None, *embedding_models, *stages))}
+        self.generating = self.groups[None]
+
+    def of(self, group: str | None) -> WorkerGroup:
+        """Return the workers with this key."""
+        return self.groups[group]
+
+    def key_of(self, message: Hello) -> str | None:
+        """Return the key of the group that a worker would belong to."""
+        return message.model if message.role == EMBED else group_of(self.graph, message.node)
+
+    def may_be_of(self, row: ProcessRow, group: str | None) -> bool:
+        """Return whether a process of the supervisor's table is a worker of this group."""
+        if row.role == EMBED:
+            return group in self.embedding_models
+        return group not in self.embedding_models and group_of(self.graph, row.about.get("node")) == group
+
+    def hello(self, message: Hello, now: float) -> str | None:
+        """Register a worker; return the reason if it is refused. A second Hello of one process only renews its time to
+        live and its role."""
+        known = self.workers.get(message.sender)
+        if known is not None:
+            known.contact.last_heard, known.contact.reachable = now, True
+            self.turn(known, message.role, message.draining)
+            return None
+        if reason := self.objection(message):
+            self.refuse(message, reason)
+            return reason
+        self.refused.pop(message.name, None)
+        counters = self.remembered.pop(message.sender, {})
+        worker = RegisteredWorker(
+            message, Contact(now), counters, {}, leaving=message.draining, group=self.key_of(message)
+        )
+        worker.free_blocks = worker.capacity
+        worker.recent = self.even_share(worker)
+        worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
+        self.workers[message.sender] = worker
+        self.version += 1
+        return None
+
+    def even_share(self, worker: RegisteredWorker) -> float:
+        """Return the mean of the recent work of a new worker's equals: it is to take its part, and not all."""
+        equals = [one.recent for one in self.of(worker.group).workers if one.role == worker.role]
+        return sum(equals) / len(equals) if equals else 0.0
+
+    def objection(self, message: Hello) -> str | None:
+        """Return the reason why a worker is incompatible, or None. All workers of one revision in a group are alike, so
+        comparing with one is enough."""
+        if version := foreign(message, "the proxy", SCHEMA):
+            return version
+        if impossible := wrong_numbers(message):
+            return impossible
+        if message.role == EMBED and message.model not in self.embedding_models:
+            return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
+        if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
+            return misplaced
+        known = [one.hello for one in self.of(self.key_of(message)).workers]
+        revision = WorkerRelease.of(message).revision
+        first = next((one for one in known if WorkerRelease.of(one).revision == revision), None)
+        return objection(message, first) if first else None
+
+    @property
+    def told_models(self) -> str:
+        names = ", ".join(self.embedding_models)
+        return (
+            f"the proxy was started with --embedding-model for {names}"
+            if names
+            else ("the proxy was started without --embedding-model")
+        )
+
+    def refuse(self, message: Hello, reason: str) -> None:
+        self.refused.pop(message.name, None)
+        self.refused[message.name] = ProcessRow(
+            message.name, message.role, message.pid or None, "REFUSED", message.device, reason
+        )
+        while len(self.refused) > REFUSED:
+            del self.refused[next(iter(self.refused))]
+
+    def heartbeat(self, message: Heartbeat) -> dict[str, int] | None:
+        """Take a heartbeat; return the growth of each counter since the last. None for a worker that is not
+        registered."""
+        worker = self.workers.get(message.sender)
+        if worker is None:
+            return None
+        worker.running, worker.waiting = message.running, message.waiting
+        worker.free_blocks = min(max(0, message.free_blocks), worker.capacity)
+        worker.gauges = message.gauges or {}
+        worker.others = OtherLoad.of(message.others)
+        worker.lost_peers = frozenset(message.lost_peers)
+        if not worker.counters and served_before(message):
+            worker.counters = dict(message.counters)
+        grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
+        grown = {name: difference for name, difference in grown.items() if difference > 0}
+        worker.counters |= {name: message.counters[name] for name in grown}
+        return grown
+
+    def goodbye(self, incarnation: str, drained: bool = False) -> None:
+        """Give a worker no new requests; those that it has may finish. One that was `drained` has none."""
+        if incarnation in self.workers:
+            self.workers[incarnation].leaving, self.workers[incarnation].drained = True, drained
+            self.version += 1
+
+    def change_role(self, message: RoleChange) -> bool:
+        """Change a worker's role or drain state; return False if it is not registered."""
+        worker = self.workers.get(message.sender)
+        if worker is not None:
+            self.turn(worker, message.role, message.draining)
+        return worker is not None
+
+    def turn(self, worker: RegisteredWorker, role: str, draining: bool) -> None:
+        worker.hello = replace(worker.hello, role=self.kept_role(worker, role))
+        worker.leaving = draining
+        self.version += 1
+
+    def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
+        """Return the role that a worker gets: a FIXED one stays so, and no other can turn to it."""
+        return worker.role if wanted in FIXED or worker.role in FIXED or wanted not in ROLES else wanted
+
+    def is_leaving(self, incarnation: str) -> bool:
+        """Return whether the worker is registered and takes no new requests."""
+        return incarnation in self.workers and self.workers[incarnation].leaving
+
+    def let_go(self, message: Hello) -> list[RegisteredWorker]:
+        """Remove and return the worker that says Hello, if it has let go of its requests since it registered."""
+        known = self.workers.get(message.sender)
+        return self.remove([known] if known is not None and known.hello.registration != message.registration else ())
+
+    def cut_off(self, now: float, reaches: Callable[[str], bool]) -> list[RegisteredWorker]:
+        """Remove and return the workers that are silent and have no connection: a message to one of them `reaches`
+        nobody."""
+        quiet = [worker for worker in self.workers.values() if now - worker.contact.last_heard > QUIET]
+        return self.remove([worker for worker in quiet if not reaches(worker.hello.sender)])
+
+    def expire(self, now: float, table_age: float | None = None) -> list[RegisteredWorker]:
+        """Remove and return the workers that were silent for their time to live. It is longer for those that a FRESH
+        table shows alive: the supervisor distinguishes busy workers from dead ones."""
+        watched = table_age is not None and table_age <= FRESH
+        longer = max(self.ttl, WATCHED_TTL)
+        limits = {key: longer if watched and worker.confirmed else self.ttl for key, worker in self.workers.items()}
+        return self.remove(
+            worker for key, worker in self.workers.items() if now - worker.contact.last_heard > limits[key]
+        )
+
+    def show(self, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredWorker]:
+        """Take a new table. Remove and return the workers whose row now shows another pid or a dead process.
+
+        Applies only to workers that a table has shown before, alive or ended: one of the same name on another host is
+        not the supervisor's. A table may have shown one before its Hello was read, which came earlier.
+        """
+        before, self.rows = self.rows, tuple(map(ProcessRow.of, rows))
+        self.note_ended(before)
+        by_name = {row.name: row for row in self.rows}
+        gone = []
+        for worker in self.workers.values():
+            row = by_name.get(worker.hello.name)
+            alive = row is not None and row.pid == worker.hello.pid and not row.dead
+            ended = (worker.hello.name, worker.hello.pid) in self.ended
+            if (worker.confirmed or ended) and not alive:
+                gone.append(worker)
+            worker.confirmed = worker.confirmed or alive
+        return self.remove(gone)
+
+    def is_late(self, message: Hello) -> bool:
+        """Return whether the process that said this has ended, as a table has shown by now. One that lives, later or on
+        another host, may have the same name and pid: it says Hello again, and is not late then."""
+        key = message.name, message.pid
+        if self.ended.get(key, message.sender) == message.sender:
+            self.ended.pop(key, None)
+            return False
+        self.ended[key] = message.sender
+        return True
+
+    def note_ended(self, before: Sequence[ProcessRow]) -> None:
+        """Remember the last processes that a table has shown as ended, or no more."""
+        shown = {(row.name, row.pid) for row in self.rows if not row.dead}
+        ended = [(row.name, row.pid) for row in before if row.pid is not None and (row.name, row.pid) not in shown]
+        ended += [(row.name, pid) for row in self.rows for pid in row.ended_pids]
+        for one in ended:
+            self.ended[one] = self.ended.pop(one, None)
+        for name, pid in shown:
+            if pid is not None:
+                self.ended.pop((name, pid), None)
+        while len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+
+    def remove(self, workers: Any) -> list[RegisteredWorker]:
+        gone = list(workers)
+        self.version += bool(gone)
+        for worker in gone:
+            del self.workers[worker.hello.sender]
+            self.remembered[worker.hello.sender] = worker.counters
+        while len(self.remembered) > REMEMBERED:
+            del self.remembered[next(iter(self.remembered))]
+        return gone
+
+    def unreachable(self, incarnation: str) -> None:
+        """Send a worker no requests until it is heard again: its socket took no message."""
+        if incarnation in self.workers:
+            self.workers[incarnation].contact.reachable = False
+
+    def topology(self) -> list[dict[str, Any]]:
+        """Return rows of the supervisor's processes, of workers that joined from elsewhere, and of refused workers."""
+        known: dict[tuple[str, int | None], RegisteredWorker] = {
+            (worker.hello.name, worker.hello.pid): worker for worker in self.workers.values()
+        }
+        rows = list(self.rows)
+        pids = {row.pid for row in self.rows}
+        for worker in self.workers.values():
+            hello = worker.hello
+            if hello.pid not in pids:
+                row = ProcessRow(
+                    hello.name, hello.role, hello.pid, "DRAINING" if worker.leaving else "READY", hello.device
+                )
+                rows.append(row)
+        return [shown(row, known.get((row.name, row.pid))) for row in (*rows, *self.refused.values())]
+
+
+def shown(row: ProcessRow, worker: RegisteredWorker | None) -> dict[str, Any]:
+    """Return a row flattened: the fields of `about` beside the others, the reason if there is one, and what is known of
+    the worker that this process is."""
+    described = asdict(row)
+    described |= described.pop("about")
+    del described["ended_pids"]
+    if row.reason is None:
+        del described["reason"]
+    if worker is not None:
+        described["load"] = worker.shown_load
+        described |= {} if worker.hello.node is None else {"node": worker.hello.node}
+        described |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
+    return described
+
+
+def served_before(message: Heartbeat) -> bool:
+    """Return whether a worker has worked for another proxy: what it counted so far is in that one's metrics."""
+    told = (message.counters.get(name, 0) for name in ("generated_before", "prompt_tokens_computed_before"))
+    return any(count > 0 for count in told) or OtherLoad.of(message.others).proxies > 0

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a group of workers at one moment, for all decisions about a request."""
+
+from dataclasses import dataclass
+
+from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.admission.checks import context_length
+from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
+from pontil.runtime.proxy.routing.policy import WorkerLoad
+from pontil.runtime.wire.messages import Hello
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrySnapshot:
+    """The state that all decisions about one request use: the `workers` of one release that took requests at one
+    moment, and the Hello of one, since all are alike."""
+
+    workers: tuple[WorkerLoad, ...]
+    any_hello: Hello | None
+    fingerprints: FingerprintCache
+    release: WorkerRelease | None = None
+
+    @property
+    def known_context(self) -> int | None:
+        """The longest sequence in tokens; None while no worker is registered."""
+        return context_length(self.workers)
+
+    @property
+    def context_length(self) -> int:
+        """The longest sequence in tokens. Raises Unavailable while no worker is registered."""
+        length = self.known_context
+        if length is None:
+            raise Unavailable("no worker is ready yet: try again in a moment")
+        return length
+
+    @property
+    def dtype(self) -> str | None:
+        """The model's dtype; None while no worker is registered."""
+        return None if self.any_hello is None else self.any_hello.dtype
+
+    @property
+    def kv_cache_dtype(self) -> str | None:
+        """The type of the KV cache's cells; None while no worker is registered, or where it does not say."""
+        told = None if self.any_hello is None else self.any_hello.kv_cache_dtype
+        return self.dtype if told == "auto" else told
+
+    @property
+    def embedding_size(self) -> int | None:
+        """The length of the vectors of an embedding model; None while no worker is registered."""
+        return None if self.any_hello is None else self.any_hello.embedding_size
+
+    def system_fingerprint(self, version: str) -> str | None:
+        """Return the fingerprint of everything besides the request that a seed's tokens depend on: model,
+        dtypes, kernels and version. None while no worker is registered."""
+        return None if self.any_hello is None else self.fingerprints.of(self.any_hello, version)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self-test requests of the proxy: one through every pair of workers, to see tokens arrive and KV blocks move (G2), and
+one in sound through all stages of a model that speaks.
+
+They are served like a client's request, but appear in no row of the usage log, no metric of requests and no bill; the
+ledger books their tokens with the workers only, as discarded by reason `self_test`. Each has a `cache_salt` of its own,
+so that no other prompt ever finds their blocks.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from typing import Any
+
+from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.routing.policy import DisaggregatedRoute, Team
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.runs.sound_route import SoundRoute, TrialRoute
+from pontil.runtime.stages.runs.stream import RunStream
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+# A few blocks of any usual size, the last of them partly filled; a worker computes them in a moment.
+PROMPT_TOKENS = 120
+TEXT = "Count the panes of every window in the glassmaker's house, from the cellar to the roof, and write them down. "
+# One token of the prefill worker and one of the decode worker; their ids do not matter.
+PARAMS = SamplingParams(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
+# Seconds until a failed route is tested again: it may only have been busy.
+RETRY_SECONDS = 30.0
+LOG = logging.getLogger("pontil.self_test")
+
+Told = Callable[[Sequence[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestResult:
+    """The result of one route's request. For a pair: the bytes of KV that were pulled, and the seconds of copying them
+    where they are known. `error` is a sentence without its full stop."""
+
+    route: str
+    bytes: int = 0
+    seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+class SelfTest:
+    """Background tests of every route on `begin`, and from then on of each new one when it appears (`look_again`), one
+    after the other. `passed` is set once a whole round had a route that works, and sound worked where the model makes
+    it; at once if no test is `wanted`.
+
+    `routes` returns the current routes, `submit` sends a request by one of them.
+    """
+
+    def __init__(
+        self,
+        wanted: bool,
+        tokenizer: Tokenizer,
+        routes: Callable[[], Sequence[TrialRoute]],
+        submit: Callable[[TrialRoute, list[int], SamplingParams, str], Stream],
+    ) -> None:
+        self.tokenizer, self.routes, self.submit = tokenizer, routes, submit
+        self.passed = not wanted
+        self.begun = False
+        self.results: dict[Team, SelfTestResult] = {}
+        self.told: list[Told] = []
+        self.progress: Callable[[str], None] = LOG.debug
+        self.wakeup = asyncio.Event()
+
+    def begin(self, told: Told, progress: Callable[[str], None]) -> None:
+        """Test the routes that are not tested yet; `told` gets the results of all routes, or of those up to one that
+        fails."""
+        self.begun, self.progress = True, progress
+        self.told.append(told)
+        self.wakeup.set()
+
+    def look_again(self) -> None:
+        """Look for new routes."""
+        if self.begun:
+            self.wakeup.set()
+
+    @property
+    def failing(self) -> bool:
+        return any(result.error for result in self.results.values())
+
+    async def run(self) -> None:
+        while True:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.wakeup.wait(), RETRY_SECONDS if self.failing else None)
+            self.wakeup.clear()
+            await self.test_all()
+
+    async def test_all(self) -> None:
+        """Run one round. Results of routes that are gone are forgotten, and failed routes are tested again when due."""
+        told, self.told = self.told, []
+        routes = {tuple(route.phases): route for route in self.routes()}
+        self.results = {team: one for team, one in self.results.items() if team in routes and one.error is None}
+        due = [team for team in routes if team not in self.results]
+        for number, team in enumerate(due, 1):
+            if told:
+                self.progress(f"self-test {number} of {len(due)}: {routes[team].name}")
+            result = await self.test(routes[team])
+            if team not in {tuple(route.phases) for route in self.routes()}:
+                continue
+            self.note(team, result)
+            if result.error and told:
+                break
+        self.passed = self.passed or self.is_passed(list(routes.values()))
+        for tell in told:
+            tell([one.shown for one in self.results.values()])
+
+    def is_passed(self, routes: Sequence[TrialRoute]) -> bool:
+        """Return whether a route works, and sound works if it could be asked for."""
+        works = [(route, self.worked(route)) for route in routes]
+        in_sound = [worked for route, worked in works if isinstance(route, SoundRoute)]
+        return all(in_sound) and any(worked for route, worked in works if not isinstance(route, SoundRoute))
+
+    def worked(self, route: TrialRoute) -> bool:
+        result = self.results.get(tuple(route.phases))
+        return result is not None and result.error is None
+
+    async def test(self, route: TrialRoute) -> SelfTestResult:
+        stream = self.submit(route, self.prompt(route), PARAMS, secrets.token_hex(8))
+        try:
+            await stream.all()
+        except PontilError as error:
+            what = "an answer in sound fails" if isinstance(route, SoundRoute) else f"{route.name} does not serve"
+            return SelfTestResult(route.name, error=f"{what}: {error}")
+        finally:
+            stream.cancel()
+        return self.judge(route, stream)
+
+    def prompt(self, route: TrialRoute) -> list[int]:
+        if isinstance(route, SoundRoute):
+            return self.tokenizer.encode(route.question, False) or [0]
+        room = min(worker.context for worker in route.workers) - PARAMS.max_tokens
+        ids = self.tokenizer.encode(TEXT, False) or [0]
+        return list(islice(cycle(ids), max(1, min(PROMPT_TOKENS, room))))
+
+    def judge(self, route: TrialRoute, stream: Stream) -> SelfTestResult:
+        """Judge a completed answer. Between two workers the blocks must have been pulled, too: decode may compute the
+        prompt itself when they do not arrive."""
+        if isinstance(route, SoundRoute) and isinstance(stream, RunStream):
+            silent = route.needs_sound and not stream.run.audio.size
+            return SelfTestResult(route.name, error="an answer in sound had no sound" if silent else None)
+        pulled = stream.request.pulled
+        if not isinstance(route, DisaggregatedRoute):
+            return SelfTestResult(route.name)
+        if not pulled.bytes:
+            why = f" ({pulled.error})" if pulled.error else ""
+            return SelfTestResult(
+                route.name, error=f"no KV block moved from {route.prefill.name} to {route.decode.name}{why}"
+            )
+        return SelfTestResult(route.name, pulled.bytes, pulled.seconds)
+
+    def note(self, team: Team, result: SelfTestResult) -> None:
+        self.results[team] = result
+        if result.error is not None:
+            LOG.warning("self-test: %s", result.error)
+        else:
+            LOG.info("self-test: %s works, %d bytes of KV moved", result.route, result.bytes)
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """Return every current route with its state."""
+        rows = []
+        for route in self.routes():
+            result = self.results.get(tuple(route.phases))
+            state = "UNTESTED" if result is None else "PASSED" if result.error is None else "FAILED"
+            rows.append({"route": route.name, "state": state} | (result.shown if result else {}))
+        return rows

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Releases: workers of one model that differ in its revision or in pontil's version, behind one proxy during an upgrade
+(docs/decisions/065)."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pontil.runtime.proxy.admission.service_rate import HasSeats, Seats
+from pontil.runtime.wire.messages import Hello
+
+
+class WorkerRelease(NamedTuple):
+    """The revision of a model, as the operator names it, and the version of pontil that computes it. A request stays
+    within one: its tokens depend on both."""
+
+    revision: str = ""
+    version: str = ""
+
+    @classmethod
+    def of(cls, hello: Hello) -> "WorkerRelease":
+        """Return what a worker runs. One of an earlier version says neither."""
+        return cls(hello.revision or "", hello.version or "")
+
+
+class ReleaseShares:
+    """The requests of a group of workers by the release that they stay with: `bound` counts those that have not
+    ended."""
+
+    def __init__(self) -> None:
+        self.bound: Counter[WorkerRelease] = Counter()
+
+    def choose(self, groups: Mapping[WorkerRelease, Sequence[HasSeats]]) -> WorkerRelease | None:
+        """Return the release for a new request: the one with the fewest requests for each seat of its workers, so that
+        each has its part while workers of one come and those of another drain. Between equals the one that came
+        last."""
+        if len(groups) < 2:
+            return next(iter(groups), None)
+        return min(
+            reversed(list(groups)),
+            key=lambda release: (self.bound[release] + 1) / max(1, Seats.of(groups[release]).total),
+        )
+
+    def enter(self, release: WorkerRelease | None) -> None:
+        if release is not None:
+            self.bound[release] += 1
+
+    def leave(self, release: WorkerRelease | None) -> None:
+        if release is not None:
+            self.bound[release] -= 1
+            if not self.bound[release]:
+                del self.bound[release]

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prometheus metrics of a proxy, as /metrics shows them."""
+
+import logging
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.accounting.ledger import Ledger
+from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.foundation.connectors import CONNECTORS
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.metrics.drafts import DraftMetrics
+from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
+from pontil.runtime.proxy.metrics.routing import RoutingMetrics
+from pontil.runtime.proxy.metrics.scrape_collector import ScrapeCollector
+from pontil.runtime.proxy.metrics.spans import SpanMetrics
+from pontil.runtime.proxy.metrics.streams import StreamMetrics
+from pontil.runtime.proxy.metrics.tiers import TierMetrics
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.stages.runs.metrics import RunMetrics
+from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.wire.messages import Message
+
+LOG = logging.getLogger("pontil.proxy")
+HANDOFFS = "handoffs_"
+# Causes of a failed attempt: its worker died or went silent, reported a failure, sent invalid frames, could not be
+# reached, or drains and returned the request.
+CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
+    "died", "silent", "failed", "broken", "unreachable", "moved",
+)  # fmt: skip
+# Causes of a refusal: the wait would be too long, it was too long, or the request exceeded the limits of its key.
+REFUSALS = OVERLOAD, TOO_LATE, KEY_LIMIT = "overload", "deadline", "key_limit"
+THREAD_FAILURES = "thread_failures_"
+# The threads of workers; names that a worker makes up are no series.
+WORKER_THREADS = ("doorkeeper", "grammars", "kv-tier", *(name for row in CONNECTORS.values() for name in row.threads))
+RESULTS = ("complete", "failed", "expired", "cancelled")
+# The finished_reason of a request, in vLLM's words where it has one.
+FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+
+
+class Metrics:
+    """All series of one proxy, in a registry of its own. `delivered` is the number of delivered tokens, `pulled`
+    the bytes of KV that ended requests had moved, by the name of their last route."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.latencies = Latencies(self.registry)
+        self.delivered = 0
+        self.pulled: dict[str, int] = {}
+        self.threads = ThreadFailures()
+        self.threads_shown: dict[str, int] = {}
+        self.make_request_counters(self.registry)
+        self.make_worker_counters(self.registry)
+        self.make_ledger_gauges(self.registry)
+        self.runs = RunMetrics(self.registry)
+        self.routing = RoutingMetrics(self.registry)
+        self.spans = SpanMetrics(self.registry)
+
+    def make_request_counters(self, registry: CollectorRegistry) -> None:
+        self.success = Counter("pontil_request_success", "Requests that ended, by how their first choice did",
+                               ["finished_reason"], registry=registry)  # fmt: skip
+        self.refused = Counter(
+            "pontil_requests_refused", "Requests that were let go before their first token, for want of room",
+            ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.prompt = Counter("pontil_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
+        self.cached = Counter("pontil_prompt_tokens_cached", "Prompt tokens that were not computed", registry=registry)
+        self.failovers = Counter(
+            "pontil_failovers", "Attempts that broke and were followed by another", ["cause"], registry=registry
+        )
+        self.dropped = Counter(
+            "pontil_frames_dropped", "Frames from workers that were not used", ["reason"], registry=registry
+        )
+        self.clamped = Counter("pontil_counts_clamped", "Counts above the budget", registry=registry)
+        self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
+        self.embeddings = Counter("pontil_embeddings", "Texts that were answered with a vector", registry=registry)
+        self.embedded = Counter("pontil_embedding_tokens", "Tokens of these texts", registry=registry)
+        self.ended = {label: self.success.labels(reason) for label, reason in FINISHED.items()}
+        for cause in CAUSES:
+            self.failovers.labels(cause)
+        for reason in REFUSALS:
+            self.refused.labels(reason)
+        for reason in ("stale", "malformed", "broken"):
+            self.dropped.labels(reason)
+
+    def make_worker_counters(self, registry: CollectorRegistry) -> None:
+        """Create the series of the counters in workers' heartbeats."""
+
+        def counter(name: str, says: str) -> Counter:
+            return Counter(f"pontil_{name}", says, registry=registry)
+
+        self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
+        for result in RESULTS:
+            self.handoffs.labels(result)
+        self.of_worker = (DraftMetrics(registry), StreamMetrics(registry), TierMetrics(registry))
+        self.plain = {
+            "kv_transfer_bytes": counter("kv_transfer_bytes", "Bytes of KV blocks pulled"),
+            "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),
+            "prefix_cache_hits": counter("prefix_cache_hits", "Prompt tokens found there"),
+            "preemptions": counter("num_preemptions", "Sequences that lost their blocks to an older one"),
+            "recomputed_tokens": counter(
+                "recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure"
+            ),
+            "results_dropped": counter("results_dropped", "Results for requests that their worker no longer knew"),
+            "stale_messages": counter("worker_stale_messages", "Messages to workers that came too late to be used"),
+            "malformed_frames": counter("worker_malformed_frames", "Frames to workers that were no messages"),
+        }
+        self.thread_failures = Counter(
+            "pontil_thread_failures", "Faults of ours that a thread met and survived", ["process", "thread"],
+            registry=registry,
+        )  # fmt: skip
+        self.thread_failures.labels("proxy", "usage-log")
+
+    def make_ledger_gauges(self, registry: CollectorRegistry) -> None:
+        self.imbalance = Gauge(
+            "pontil_ledger_imbalance", "Tokens generated that were neither delivered nor discarded", registry=registry
+        )
+        self.discarded = Gauge(
+            "pontil_discarded_tokens", "Tokens generated and not delivered", ["reason"], registry=registry
+        )
+        self.log_failures = Gauge("pontil_usage_log_failures", "Writes to the usage log that failed", registry=registry)
+        self.log_waiting = Gauge(
+            "pontil_usage_log_waiting_rows", "Rows of the usage log that are not on the disk yet", registry=registry
+        )
+        self.log_given_up = Gauge("pontil_usage_log_given_up", "Rows that the usage log never got", registry=registry)
+
+    def watch(self, requests: Mapping[str, Request], workers: Registry, about: Mapping[str, str]) -> None:
+        """Also show requests in flight, workers and facts about this server. Call once."""
+        self.registry.register(ScrapeCollector(requests, workers, lambda: self.delivered, about))
+
+    def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
+        """Add the growth of a worker's counters. Unknown names are ignored."""
+        for name, difference in grown.items():
+            if any(some.add(worker, name, difference) for some in self.of_worker):
+                continue
+            if name in self.plain:
+                self.plain[name].inc(difference)
+            elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
+                self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
+            elif name.startswith(THREAD_FAILURES) and name.removeprefix(THREAD_FAILURES) in WORKER_THREADS:
+                self.thread_failures.labels(worker, name.removeprefix(THREAD_FAILURES)).inc(difference)
+
+    def add_dispatch(self, request: Request) -> None:
+        """Observe the wait of a client's request that is given to workers for the first time."""
+        if request.attempt == 0 and request.is_clients:
+            self.latencies.dispatch.observe(request.sent - request.arrived, exemplar_of(request))
+
+    def drop_malformed(self, message: Message, reason: object) -> None:
+        """Count a message that is dropped, since it cannot be true."""
+        self.dropped.labels("malformed").inc()
+        LOG.debug("dropped a %s from %s: %s", type(message).__name__, message.sender, reason)
+
+    def add_tokens(self, count: int, seconds: float, first: bool, of: Request | None = None) -> None:
+        """Observe so many delivered tokens, so long after the arrival, or after the last tokens. The time to the first
+        token has the request as its exemplar. Tokens of a run's further stages are counted only."""
+        self.delivered += count
+        if of is not None and not of.is_clients:
+            return
+        if first:
+            self.latencies.first_token.observe(seconds, None if of is None else exemplar_of(of))
+        else:
+            self.latencies.next_token.observe(seconds / count)
+
+    def add_request(self, request: Request, billed: Usage, label: str) -> None:
+        """Observe a request that has ended; `label` is its cause in one word."""
+        account = request.account
+        if clamped := account.clamped:
+            self.clamped.inc(clamped)
+        if request.complete and (disputed := account.disputed):
+            self.disputed.inc(disputed)
+        if not request.is_clients:
+            return
+        self.ended[label].inc()
+        self.latencies.add_request(request, billed)
+        if moved := request.pulled.bytes:
+            self.pulled[request.route_name] = self.pulled.get(request.route_name, 0) + moved
+        if request.embedding is not None:
+            self.embeddings.inc(request.complete)
+            self.embedded.inc(billed.prompt_tokens if request.complete else 0)
+        elif request.complete or request.begun:
+            self.prompt.inc(billed.prompt_tokens)
+            self.cached.inc(billed.cached_tokens)
+
+    def show_ledger(self, ledger: Ledger) -> None:
+        self.imbalance.set(ledger.imbalance)
+        for reason, count in ledger.totals.discarded.items():
+            self.discarded.labels(reason).set(count)
+
+    def show_usage_log(self, log: UsageLog | None) -> None:
+        if log is not None:
+            self.log_failures.set(log.failures)
+            self.log_waiting.set(log.waiting)
+            self.log_given_up.set(log.given_up)
+
+    def show_threads(self) -> None:
+        """Update the failure counts of the proxy's own threads and tasks."""
+        counts = self.threads.counts()
+        for name, count in counts.items():
+            self.thread_failures.labels("proxy", name).inc(count - self.threads_shown.get(name, 0))
+        self.threads_shown = dict(counts)
+
+    def render(self) -> bytes:
+        """Return the series in Prometheus' text format."""
+        self.show_threads()
+        return generate_latest(self.registry)
+
+    def render_openmetrics(self) -> bytes:
+        """Return the series as OpenMetrics, which has exemplars."""
+        self.show_threads()
+        rendered: bytes = generate_openmetrics(self.registry)
+        return rendered

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Series that are computed from the proxy's state at each scrape, and not counted as they happen."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.metrics.picker import picker_metrics
+from pontil.runtime.proxy.metrics.streams import stream_gauges
+from pontil.runtime.proxy.metrics.tiers import tier_gauges
+from pontil.runtime.proxy.requests.request import Request
+
+
+class ScrapeCollector(Collector):
+    """The collector of series on requests in flight, the workers and the supervisor's table. `delivered` returns the
+    number of delivered tokens; `about` describes this server. Every collection is copied before it is read, since it
+    may change meanwhile."""
+
+    def __init__(
+        self,
+        requests: Mapping[str, Request],
+        registry: Registry,
+        delivered: Callable[[], int],
+        about: Mapping[str, str],
+    ) -> None:
+        self.requests, self.registry, self.delivered, self.about = requests, registry, delivered, dict(about)
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("pontil", "What this server is", value=self.about)
+        yield CounterMetricFamily("pontil_generation_tokens", "Tokens generated and delivered", value=self.delivered())
+        yield from self.of_requests()
+        yield from self.of_workers()
+        yield from picker_metrics(self.requests, self.registry, self.about.get("model_name", ""))
+        restarts = CounterMetricFamily(
+            "pontil_process_restarts", "How often the supervisor started a process again", labels=["process"]
+        )
+        for row in self.registry.rows:
+            restarts.add_metric([row.name], row.about.get("restarts", 0))
+        yield restarts
+        yield self.of_memory()
+
+    def of_memory(self) -> Metric:
+        """Return the memory of the supervisor's processes, for a worker of several ranks that of each."""
+        memory = GaugeMetricFamily(
+            "pontil_process_resident_memory_bytes",
+            "Resident memory of a process, or of one rank of a worker",
+            labels=["process", "rank"],
+        )
+        for row in self.registry.rows:
+            for rank in row.about.get("ranks", [row.about]):
+                if "rss_bytes" in rank:
+                    memory.add_metric([row.name, str(rank.get("rank", 0))], rank["rss_bytes"])
+        return memory
+
+    def of_requests(self) -> Iterator[Metric]:
+        """Yield the series on requests in flight, without self-tests and further stages of a run."""
+        begun = [request.begun for request in list(self.requests.values()) if request.is_clients]
+        running, waiting = sum(begun), len(begun) - sum(begun)
+        yield GaugeMetricFamily(
+            "pontil_num_requests_running", "Requests in flight that have their first token", value=running
+        )
+        yield GaugeMetricFamily(
+            "pontil_num_requests_waiting", "Requests in flight that wait for their first token", value=waiting
+        )
+
+    def of_workers(self) -> Iterator[Metric]:
+        """Yield the series on workers, from their last heartbeats. A worker that is gone has no series."""
+        workers = list(self.registry.workers.values())
+        caches = [one for one in workers if one.has_cache]
+        blocks, free = sum(one.capacity for one in caches), sum(one.free_blocks for one in caches)
+        yield GaugeMetricFamily(
+            "pontil_kv_cache_usage_perc", "Part of all workers' KV blocks that is in use; 1 is all of them",
+            value=used(blocks, free),
+        )  # fmt: skip
+        each: dict[str, tuple[str, Callable[[Any], float]]] = {
+            "worker_kv_cache_usage_perc": (
+                "Part of a worker's KV blocks that is in use; 1 is all of them",
+                lambda one: used(one.capacity, one.free_blocks),
+            ),
+            "worker_sequences_running": ("Sequences that a worker computes, or pulls", lambda one: one.running),
+            "worker_sequences_waiting": ("Sequences that wait in a worker", lambda one: one.waiting),
+            "worker_prefix_entries": (
+                "Blocks that a worker has told to be in its prefix cache",
+                lambda one: len(one.prefixes),
+            ),
+        }
+        for name, (says, value) in each.items():
+            family = GaugeMetricFamily(f"pontil_{name}", says, labels=["worker"])
+            for worker in workers:
+                family.add_metric([worker.hello.name], value(worker))
+            yield family
+        measured = [(one.hello.name, one.gauges) for one in workers]
+        yield from stream_gauges(measured)
+        yield from tier_gauges(measured)
+
+
+def used(blocks: int, free: int) -> float:
+    return 1.0 - min(free, blocks) / blocks if blocks else 0.0

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of requests beyond their answers: the ledger, and the usage log where there is one."""
+
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Collection
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pontil.runtime.accounting.book import Book
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.accounting.ledger import Ledger
+from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
+from pontil.runtime.accounting.usage_log import UsageLog
+from pontil.runtime.accounting.usage_tables import (
+    CLOSED,
+    OPEN,
+    LostProxy,
+    LostRequest,
+    ProxyRow,
+    RequestRow,
+    ShareRow,
+    TakenOver,
+    UsageRow,
+    WorkerRow,
+)
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.errors import Unavailable, UsageLogError
+from pontil.runtime.proxy.log_fields import about
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.threads import ThreadFailures
+
+# Seconds between two writes of the state of open requests (A12).
+CHECKPOINT = 0.1
+# The same without a usage log, where only old books are folded.
+FOLDING = 2.0
+LOG = logging.getLogger("pontil.requests")
+
+
+class Bookkeeper:
+    """The accounting of every request of one proxy. Raises UsageLogError for a log that cannot be used."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        incarnation: str,
+        clock: Callable[[], float],
+        threads: ThreadFailures | None = None,
+        kept: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self.config, self.incarnation, self.clock = config, incarnation, clock
+        self.ledger = Ledger()
+        self.log = None if config.usage_log is None else UsageLog(open_file(config, incarnation, kept), threads)
+        self.started = time.time()
+        self.open: dict[str, Request] = {}
+        self.seen: dict[str, int] = {}
+        # The rows of the workers as they were posted last: nothing is written while nothing happens.
+        self.posted: dict[str, WorkerRow] = {}
+        if self.log is not None:
+            self.log.post([self.proxy_row(OPEN)])
+
+    def admit(self, request: Request) -> None:
+        """Write the row of a new request, whose entry is in the ledger already."""
+        if self.log is not None:
+            self.open[request.id] = request
+            self.log.post([self.request_row(request, OPEN, request.usage, None)])
+
+    def close(self, request: Request, billed: Usage, finish: str) -> None:
+        self.ledger.close(request.id, billed)
+        LOG.info("%s", summary(request, billed, finish, self.clock()), extra=about(request))
+        if self.log is not None:
+            self.open.pop(request.id, None)
+            self.seen.pop(request.id, None)
+            row = self.request_row(request, CLOSED, billed, finish)
+            request.receipt = self.log.post([row, *share_rows(request), self.proxy_row(OPEN)], wanted=True)
+
+    def hand_over(self, request: Request) -> None:
+        """Let go of a request that another proxy will go on with. Its row stays open, and is the other one's next."""
+        self.ledger.shut(request.id)
+        if self.log is not None:
+            self.open.pop(request.id, None)
+            self.seen.pop(request.id, None)
+            self.log.post(
+                [self.request_row(request, OPEN, request.usage, None), *share_rows(request, self.incarnation)]
+            )
+
+    def take_over(self, request: Request) -> None:
+        """Go on with the row of a request that another proxy had begun."""
+        if self.log is not None:
+            self.open[request.id] = request
+            row = self.request_row(request, OPEN, request.usage, None)
+            self.log.post([TakenOver(request.id), row, *share_rows(request)])
+
+    def lose_request(self, request_id: str) -> None:
+        """Close the row of a request that nobody goes on with."""
+        if self.log is not None:
+            self.log.post([LostRequest(request_id)])
+
+    def open_among(self, requests: Collection[str]) -> set[str]:
+        """Return the requests on which the usage log has no last word. Reads the file: call it in a thread. Raises
+        Unavailable where it cannot be read now."""
+        if self.config.usage_log is None or not requests:
+            return set(requests)
+        ended = "SELECT id FROM requests WHERE id IN (SELECT value FROM json_each(?)) AND state != ?"
+        try:
+            with closing(open_to_read(Path(self.config.usage_log))) as database:
+                rows = database.execute(ended, (json.dumps(list(requests)), OPEN)).fetchall()
+        except (sqlite3.Error, UsageLogError) as error:
+            raise Unavailable(f"the usage log cannot be read now ({error}): try again later") from None
+        return set(requests).difference(request for (request,) in rows)
+
+    def lose(self, proxy: str, kept: Collection[str], then: Callable[[], None]) -> None:
+        """Close the open requests of a proxy that is gone, but for those `kept`, and then do this."""
+        if self.log is not None:
+            self.log.post([LostProxy(proxy, json.dumps(list(kept)))])
+        self.when_written(then)
+
+    def when_written(self, work: Callable[[], None]) -> None:
+        """Do this once all that was said here is on the disk, however long that takes; at once without a usage log."""
+        if self.log is None:
+            work()
+        else:
+            self.log.when_written(work)
+
+    @property
+    def complaint(self) -> str | None:
+        """The reason why usage is not written now, in a sentence, or None."""
+        return None if self.log is None else self.log.complaint
+
+    @property
+    def pause(self) -> float:
+        """Seconds from one checkpoint to the next."""
+        return FOLDING if self.log is None else CHECKPOINT
+
+    def checkpoint(self) -> None:
+        """Write the changes of the open requests, and the counts that the workers have stated: in one group, so that
+        they agree."""
+        folded = self.ledger.fold()
+        if self.log is None:
+            return
+        if self.log.failing:
+            # All are written anew: some may have been given up.
+            self.posted.clear()
+        rows: list[UsageRow] = [self.worker_row(worker, book) for worker, book in folded]
+        for request in self.open.values():
+            moved = request.entry.delivered + sum(request.entry.discarded.values())
+            if self.seen.get(request.id) != moved:
+                self.seen[request.id] = moved
+                rows += [self.request_row(request, OPEN, request.usage, None), *share_rows(request)]
+        books = {worker: self.worker_row(worker, book) for worker, book in self.ledger.books.items()}
+        rows += [row for worker, row in books.items() if self.posted.get(worker) != row]
+        self.posted = books
+        if rows:
+            self.log.post(rows)
+
+    def end(self) -> None:
+        """Write the final state and close the log, once every request is closed."""
+        if self.log is not None:
+            self.checkpoint()
+            self.log.post([self.proxy_row(CLOSED)])
+            self.log.close()
+
+    def sums(self) -> dict[str, Any]:
+        """Return the ledger's sums over closed requests, with its imbalance."""
+        discarded = dict(self.ledger.totals.discarded)
+        more = {"open": len(self.ledger.entries), "imbalance": self.ledger.imbalance, "discarded_by_reason": discarded}
+        return asdict(self.proxy_row(OPEN)) | more
+
+    def request_row(self, request: Request, state: str, billed: Usage, finish: str | None) -> RequestRow:
+        entry, now = request.entry, self.clock()
+        discarded = sum(entry.discarded.values())
+        first = request.first_token
+        return RequestRow(
+            request.id, self.incarnation, request.id.rpartition("-")[0], request.caller,
+            self.config.served_model_name if request.embedding is None else request.embedding.model,
+            request.route_name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
+            billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
+            time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
+            None if state == OPEN else now - request.arrived,
+            entry.computed_beside(billed.cached_tokens), stage_name(request),
+        )  # fmt: skip
+
+    def worker_row(self, worker: str, book: Book) -> WorkerRow:
+        prompts = book.prompts
+        return WorkerRow(
+            worker, self.incarnation, book.name, book.before, book.stated_here, book.heard_then, book.missing,
+            book.heard, book.booked, book.late, book.unheard, prompts.stated_here, prompts.heard_then, prompts.missing,
+            prompts.heard, prompts.booked, prompts.late,
+        )  # fmt: skip
+
+    def proxy_row(self, state: str) -> ProxyRow:
+        sums = self.ledger.totals
+        return ProxyRow(
+            self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
+            sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise, self.config.name,
+            self.config.shared_folder,
+        )  # fmt: skip
+
+
+def open_file(config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]]) -> UsageFile:
+    """Open the usage log. Proxies that share a folder write to it together."""
+    writer = FileWriter(incarnation, config.name, config.shared_folder, kept, config.usage_log_days)
+    return UsageFile(Path(str(config.usage_log)), writer)
+
+
+def stage_name(request: Request) -> str | None:
+    """Return the stage of a model that a request is for, besides the one that answers the client."""
+    return None if request.stage is None or request.is_clients else request.stage.node.name
+
+
+def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
+    """Return one line about a request that ended. Its two times to first token are from arrival and from scheduling
+    (B10)."""
+    first = None if request.first_token is None else request.first_token - request.arrived
+    scheduled = None if first is None or request.queued is None else first - request.queued
+    times = {"queue": request.queued, "first_token": first, "scheduled_first_token": scheduled}
+    shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
+    return (
+        f"request {request.id} key={request.caller} finish={finish} route={request.route_name} "
+        f"attempts={request.attempt + 1} "
+        f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
+        f"drafts={request.accepted}/{request.drafted} {' '.join(shown)} total={now - request.arrived:.3f}"
+    )
+
+
+def share_rows(request: Request, proxy: str | None = None) -> list[ShareRow]:
+    """Return the shares of its workers. Those of another proxy's attempts name that one, the rest `proxy`: None stands
+    for the proxy of the request."""
+    elsewhere = request.entry.elsewhere
+    return [
+        ShareRow(request.id, worker, attempt, phase, count, computed, elsewhere.get((attempt, worker)) or proxy)
+        for (attempt, worker), (phase, count, computed) in request.entry.by_worker().items()
+    ]

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests in flight, and the only code that ends them."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.errors import PontilError, Unavailable
+from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.metrics.all_series import Metrics
+from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
+from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.row import last_row, row_of
+from pontil.runtime.proxy.requests.stream import Finished
+from pontil.runtime.proxy.routing.dispatch import Dispatcher, ignored
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.runs.stage_task import StageTask, is_joined
+from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
+from pontil.runtime.timeline.slow_log import log_slow
+from pontil.runtime.timeline.timeline import Gaps, Timeline
+from pontil.runtime.timeline.timelines import Timelines
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.tracing.open_tracer import open_tracer
+
+FAILED = "error"
+
+
+class InFlight:
+    """The admitted requests that have not ended. `open` adds one to `requests`, where it stays until exactly one call
+    of `finish` or `end` closes its mailbox. `ended` is called with each request of a stage after that."""
+
+    def __init__(
+        self, incarnation: str, tokenizer: Tokenizer, dispatcher: Dispatcher, admissions: ModelAdmissions,
+        books: Bookkeeper, metrics: Metrics, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
+        self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
+        self.requests: dict[str, Request] = {}
+        self.timelines = Timelines(clock, metrics.threads)
+        if dispatcher.config.slow_log is not None:
+            self.timelines.on_complete(log_slow, dispatcher.config.slow_log)
+        self.ended: Callable[[Request], None] = ignored
+        self.tracer = open_tracer(dispatcher.config, metrics.spans, metrics.threads, clock)
+        if self.tracer is not None:
+            self.timelines.on_complete(self.tracer.take)
+
+    def open(
+        self, name: str | None, prompt: list[int], params: SamplingParams, salt: str, priority: int,
+        embedding: EmbeddingTask | None = None, stage: StageTask | None = None,
+    ) -> Request:  # fmt: skip
+        """Create a request, with `name` as a part of its id. One for an `embedding` makes a vector and no tokens."""
+        request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
+        request = self.add(request_id, prompt, params, salt, priority, stage, RECEIVED.get())
+        request.embedding = embedding
+        return request
+
+    def add(
+        self, request_id: str, prompt: list[int], params: SamplingParams, salt: str = "", priority: int = 0,
+        stage: StageTask | None = None, received: ReceivedRequest | None = None,
+    ) -> Request:  # fmt: skip
+        """Create a request with this id, as a part of an HTTP request if one was `received`."""
+        request = self.requests[request_id] = Request.start(
+            request_id, prompt, params, self.tokenizer, self.clock(), salt, self.books.ledger, priority, stage
+        )
+        self.record(request, received)
+        return request
+
+    def record(self, request: Request, received: ReceivedRequest | None) -> None:
+        """Begin to record where a request's time goes."""
+        request.recorder.admit(self.clock(), received, partial(row_of, request, self.model))
+        self.timelines.admit(request.id, request.recorder)
+        if self.tracer is not None:
+            request.trace = self.tracer.join(request.id, request.params, received)
+
+    def start(self) -> None:
+        if self.tracer is not None:
+            self.tracer.export.start()
+
+    async def close(self) -> None:
+        """Export the traces of requests that have ended, as far as that takes no time."""
+        if self.tracer is not None:
+            self.timelines.tell_rest()
+            await asyncio.to_thread(self.tracer.export.close)
+
+    @property
+    def model(self) -> str:
+        return self.dispatcher.config.served_model_name
+
+    def finish(self, request: Request, last_sender: str) -> None:
+        """End a request whose answer is complete. A worker that has sent nothing, as prefill ended the request, is
+        cancelled."""
+        del self.requests[request.id]
+        self.dispatcher.seat(request, -1)
+        end = request.mailbox.end
+        assert isinstance(end, Finished)
+        for message in request.cancels(self.incarnation):
+            if message.receiver != last_sender and not request.reached(message.receiver):
+                self.dispatcher.cancels.post(message.receiver, message)
+        self.close_account(request, end.reason)
+        self.tell(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request whose client has disconnected."""
+        self.end(request, Unavailable("the request was cancelled"), "cancelled")
+
+    def fail(self, request: Request, error: PontilError) -> None:
+        self.end(request, error, FAILED)
+
+    def end(self, request: Request, error: PontilError, label: str) -> None:
+        """End a request with its answer incomplete, and cancel it at its workers. Does nothing for one that has
+        ended."""
+        if self.requests.pop(request.id, None) is None:
+            return
+        self.dispatcher.withdraw(request)
+        request.mailbox.close(error)
+        self.close_account(request, label)
+        self.tell(request)
+        self.admissions.dispatch()
+
+    def hand_over(self, request: Request) -> None:
+        """Let go of a request that another proxy will go on with. Does nothing for one that has ended."""
+        if self.requests.pop(request.id, None) is None:
+            return
+        self.dispatcher.withdraw(request)
+        self.admissions.of(request).leave(request)
+        self.books.hand_over(request)
+        self.keep_timeline(request, "handed_over", request.usage)
+        self.admissions.dispatch()
+
+    def take_over(self, request: Request, weight: float) -> None:
+        """Go on with a request that another proxy had begun, as after the death of a worker. Its entry is in the ledger
+        already; its caller has this weight."""
+        self.requests[request.id] = request
+        self.record(request, RECEIVED.get())
+        self.admissions.of(request).enter_again(request, weight)
+        self.books.take_over(request)
+        self.dispatcher.enlist(request)
+
+    def tell(self, request: Request) -> None:
+        if request.stage is not None:
+            self.ended(request)
+
+    def close_account(self, request: Request, label: str) -> None:
+        if request.trial:
+            self.books.ledger.set_aside(request.id)
+            self.keep_timeline(request, label, request.billed)
+            return
+        if not is_joined(request):
+            self.admissions.of(request).leave(request)
+        if (whole := request.mailbox.whole) is None:
+            self.settle(request, label)
+        else:
+            whole.end(partial(self.settle, request, label), failed=label == FAILED)
+
+    def settle(self, request: Request, label: str) -> None:
+        """Bill a request that has ended: nothing of an answer that its reader is not given."""
+        billed, finish, whole = request.billed, request.finish or label, request.mailbox.whole
+        if whole is not None and whole.failed:
+            request.entry.take_back()
+            billed, finish, label = replace(billed, completion_tokens=0, audio_tokens=0), FAILED, FAILED
+        if request.journal is not None:
+            request.journal.close(billed, finish)
+        self.books.close(request, billed, finish)
+        if request.journal is not None:
+            request.journal.let_go()
+        self.metrics.add_request(request, billed, label)
+        self.keep_timeline(request, label, billed)
+
+    def keep_timeline(self, request: Request, label: str, billed: Usage) -> None:
+        now = self.clock()
+        row = last_row(request, self.model, label, billed, now)
+        self.timelines.end(row, now)
+        if self.tracer is not None and request.recorder.is_hidden:
+            # Nobody is told of its parts, but it belongs to the sums of its trace.
+            self.tracer.take(Timeline(row, (), (), Gaps(0.0), None))

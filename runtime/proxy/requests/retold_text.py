@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of an answer that is told again, made anew in parts: a long one would hold the event loop."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.proxy.requests.choice_text import ChoiceText
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+# Ids whose text is made in one turn of the event loop.
+PART = 1024
+
+
+class RetoldText:
+    """The text of one choice's answer so far."""
+
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
+        self.fresh, self.pieces = ChoiceText(tokenizer, params), list[str]()
+
+    def advance(self, ids: Sequence[int]) -> bool:
+        """Read a part of these ids; return whether there is more. The last one is left: it may be the end."""
+        begun = len(self.fresh.ids)
+        part = ids[begun : min(begun + PART, len(ids) - 1)]
+        if part:
+            self.pieces.append(self.fresh.add(part))
+        return begun + PART < len(ids) - 1
+
+    def finish(self, ids: Sequence[int], reason: str | None, stop_match: str | None) -> str:
+        """Read the rest of these ids; return all of the text."""
+        self.pieces.append(self.fresh.add(list(ids[len(self.fresh.ids) :]), reason, stop_match))
+        return "".join(self.pieces)
+
+
+class Retelling:
+    """The making of such texts: however many are made, there is one part in a turn of the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.turns = tokenizer, asyncio.Lock()
+
+    async def texts(self, params: SamplingParams, ids: Sequence[Sequence[int]]) -> list[RetoldText]:
+        """Return the texts of these choices, all but their ends. The ids may grow meanwhile."""
+        made = [RetoldText(self.tokenizer, params) for _ in ids]
+        for text, own in zip(made, ids, strict=True):
+            more = True
+            while more:
+                async with self.turns:
+                    more = text.advance(own)
+                    await asyncio.sleep(0)
+        return made
+
+    async def of_record(self, lines: Sequence[Mapping[str, Any]]) -> list[RetoldText]:
+        """Return the texts of a record's choices; none of lines that cannot be read."""
+        try:
+            params, ids = SamplingParams.from_wire(lines[0]["params"]), recorded_ids(lines)
+        except (KeyError, TypeError, ValueError, MalformedFrame):
+            return []
+        return await self.texts(params, ids)
+
+
+def recorded_ids(lines: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """Return the ids of each choice that a record has. Raises ValueError for lines that do not agree."""
+    ids: list[list[int]] = [[] for _ in (lines[1]["new"] if len(lines) > 1 else ())]
+    for state in lines[1:]:
+        for own, new in zip(ids, state["new"], strict=True):
+            own += new
+    return ids

@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of a reply's events to its reader: tokens of each choice as they arrive, then exactly one end."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
+from pontil.runtime.proxy.wakeup import Wakeup
+from pontil.runtime.wire.messages import Logprobs
+
+if TYPE_CHECKING:
+    from pontil.runtime.proxy.requests.request import Request
+
+# Seconds that the end of an answer waits for the usage log on a slow disk.
+LOG_PATIENCE = 1.0
+
+
+@dataclass(slots=True)
+class Delta:
+    """New tokens of one choice. `text` may be empty: a token need not complete a character (A7). `logprobs` has one
+    item for each id if they were requested."""
+
+    text: str
+    ids: list[int]
+    choice: int = 0
+    logprobs: Logprobs = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One choice is complete. `stop_reason` is the stop string, or the id of `stop_token_ids`, that ended it."""
+
+    choice: int
+    reason: str
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request: every choice is complete. `reason` is choice 0's. `route` names the workers that served
+    it."""
+
+    reason: str
+    usage: Usage
+    route: str
+
+
+Event = Delta | Ended | Finished
+# An event and the index of its choice, counted through all requests of a reply.
+ChoiceEvent = tuple[int, Delta | Ended]
+
+
+class MessageTurn:
+    """The event-loop callback in which a batch of messages is handled. What is deferred in it is called at its end.
+
+    So the bytes of all streams are made first and written afterwards: each system call displaces the interpreter from
+    the processor's caches, and doing the two in turns costs a token several microseconds more.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.deferred: list[Callable[[], None]] = []
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """Call `work` at the end of the turn; at once outside of one."""
+        if self.is_open:
+            self.deferred.append(work)
+        else:
+            work()
+
+    def close(self) -> list[Callable[[], None]]:
+        """End the turn; return what was deferred, for the caller to call in order."""
+        self.is_open = False
+        deferred, self.deferred = self.deferred, []
+        return deferred
+
+
+class Mailbox:
+    """One request's queue of events from the workers' frames to one reader, within one event loop.
+
+    Events that the reader has not taken are merged into one Delta per choice, so a slow reader holds at most one
+    answer, and the writer never blocks. After `close` the rest is still delivered, then the end. Nothing is delivered
+    while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise. It is
+    `untaken` while the reader takes nothing at all. It is a part of a `whole` answer if the reader takes that or an
+    error.
+    """
+
+    def __init__(self, held: bool = False) -> None:
+        self.held, self.untaken = held, False
+        self.whole: WholeAnswer | None = None
+        self.deltas: dict[int, Delta] = {}
+        self.ended: dict[int, Ended] = {}
+        self.end: Finished | PontilError | None = None
+        self.listener: Callable[[], None] = no_listener
+
+    def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        self.add(text, ids, choice, logprobs)
+        self.notify()
+
+    def add(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+        """Put without a call of the listener, which the end of the choice makes."""
+        delta = self.deltas.get(choice)
+        if delta is None:
+            self.deltas[choice] = Delta(text, list(ids), choice, list(logprobs or ()))
+        else:
+            delta.text += text
+            delta.ids += ids
+            delta.logprobs += logprobs or ()
+
+    def end_choice(
+        self, choice: int, reason: str, stop_reason: str | int | None = None, end: Finished | None = None
+    ) -> None:
+        """End a choice, and the request if this was the last one: that is its `end` then."""
+        self.ended[choice] = Ended(choice, reason, stop_reason)
+        if end is None or self.end is not None:
+            self.notify()
+        else:
+            self.close(end)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that wait for the reader."""
+        return sum(len(delta.ids) for delta in self.deltas.values())
+
+    def close(self, end: Finished | PontilError) -> None:
+        """End the request; only the first call has an effect."""
+        if self.end is None:
+            self.end = end
+            self.held = False
+            self.notify()
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            self.notify()
+
+    def notify(self) -> None:
+        if not self.held:
+            self.listener()
+
+    def drain(self) -> list[Delta | Ended]:
+        """Remove and return all events but the end, which is next where it is set."""
+        if self.held:
+            return []
+        said: list[Delta | Ended] = list(self.deltas.values())
+        self.deltas.clear()
+        if self.ended:
+            said += self.ended.values()
+            self.ended.clear()
+        return said
+
+
+class Stream:
+    """The merged events of one reply's requests: usually a single one, or one per prompt of a completion.
+
+    Always read it to its end or `cancel` it: cancelling a finished request does nothing. `error` is the error that
+    ended one of the requests, and with it the reply. What writes the events in the `turn` that brings them defers the
+    write to its end.
+    """
+
+    def __init__(
+        self, requests: Sequence["Request"], cancel: Callable[["Request"], None], turn: MessageTurn | None = None
+    ) -> None:
+        self.requests, self.cancel_request = tuple(requests), cancel
+        self.turn = turn or MessageTurn()
+        self.open: list[tuple[int, Mailbox]] = []
+        first = 0
+        for request in self.requests:
+            self.open.append((first, request.mailbox))
+            first += request.params.n
+        self.error: PontilError | None = None
+
+    @property
+    def billed(self) -> "tuple[Request, ...]":
+        """The requests whose usage is the reply's."""
+        return self.requests
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, which must not raise, whenever there are events to `drain`."""
+        for request in self.requests:
+            request.mailbox.listener = listener
+
+    def note_reader(self, *, takes: bool) -> None:
+        """Note whether the reader takes anything."""
+        for request in self.requests:
+            request.mailbox.untaken = not takes
+
+    def drain(self) -> list[ChoiceEvent]:
+        """Remove and return the events since the last call. The `end` comes after them."""
+        taken: list[ChoiceEvent] = []
+        for source in self.open.copy():
+            first, mailbox = source
+            taken += [(first + said.choice, said) for said in mailbox.drain()]
+            end = mailbox.end
+            if isinstance(end, Finished):
+                self.open.remove(source)
+            elif end is not None:
+                self.error = end
+                break
+        return taken
+
+    @property
+    def is_over(self) -> bool:
+        """True if all events have been drained, or a request failed."""
+        return not self.open or self.error is not None
+
+    @property
+    def has_more(self) -> bool:
+        """True if what was drained was not all that there is."""
+        return False
+
+    def expect_whole(self, answer: WholeAnswer) -> None:
+        """Make the requests that run parts of this answer, unless they are parts of one."""
+        for request in self.requests:
+            if request.mailbox.end is None and request.mailbox.whole is None:
+                request.mailbox.whole = answer
+
+    async def all(self) -> list[ChoiceEvent]:
+        """Wait for the end of all requests and return their events, with a single wake-up. Raises the error of a
+        request that failed."""
+        wakeup = Wakeup()
+        self.expect_whole(WholeAnswer(sum(request.mailbox.end is None for request in self.requests)))
+        for request in self.requests:
+            request.mailbox.listener = partial(wake_at_end, request.mailbox, wakeup)
+        while self.end is None:
+            await wakeup.wait()
+        said = self.drain()
+        if self.error is not None:
+            raise self.error
+        return said
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the usage log has every request, which must have ended, or there is none."""
+        return all(request.receipt is None or request.receipt.done() for request in self.billed)
+
+    async def settled(self) -> None:
+        """Wait until the usage log has every request, which must have ended, for at most LOG_PATIENCE each."""
+        for request in self.billed:
+            if request.receipt is not None and not request.receipt.done():
+                await asyncio.wait([asyncio.wrap_future(request.receipt)], timeout=LOG_PATIENCE)
+
+    def cancel(self) -> None:
+        for request in self.requests:
+            self.cancel_request(request)
+            # The listener refers to this stream and so to the request: without it no garbage collector is needed to
+            # free a prompt and its answer.
+            request.mailbox.listener = no_listener
+
+    @property
+    def request(self) -> "Request":
+        """The only request."""
+        (request,) = self.requests
+        return request
+
+    @property
+    def by_choice(self) -> list["Request"]:
+        """The request of each choice."""
+        return [request for request in self.requests for _ in range(request.params.n)]
+
+    @property
+    def end(self) -> Finished | PontilError | None:
+        """The error that ended one of the requests, or the last one's end once all have ended; else None."""
+        ends = [request.mailbox.end for request in self.requests]
+        error = next((end for end in ends if isinstance(end, PontilError)), None)
+        return error or (None if None in ends else ends[-1])
+
+    @property
+    def route(self) -> str:
+        """Names of the requests' routes, like prefill:0>decode:0, each once."""
+        return ",".join(dict.fromkeys(request.route_name for request in self.billed))
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of what has been delivered so far."""
+        return sum((request.usage for request in self.billed), Usage(0, 0, 0))
+
+    @property
+    def final_usage(self) -> Usage:
+        """Usage of the requests that have finished."""
+        ends = (request.mailbox.end for request in self.billed)
+        return sum((end.usage for end in ends if isinstance(end, Finished)), Usage(0, 0, 0))
+
+
+def joined(streams: Sequence[Stream]) -> Stream:
+    """Return one stream for the requests of several, of which none was read."""
+    requests = [request for stream in streams for request in stream.requests]
+    return Stream(requests, streams[0].cancel_request, streams[0].turn)
+
+
+def no_listener() -> None:
+    """Leave the events to who drains them."""
+
+
+class HasEnd(Protocol):
+    """A mailbox."""
+
+    @property
+    def end(self) -> Finished | PontilError | None: ...
+
+
+def wake_at_end(mailbox: HasEnd, wakeup: Wakeup) -> None:
+    if mailbox.end is not None:
+        wakeup.wake()

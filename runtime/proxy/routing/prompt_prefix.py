@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of a prompt's blocks, computed as far as any worker has them cached."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from pontil.runtime.cache.prefix import Key, chain, full_keys, root_key
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_key
+
+# Blocks whose keys are computed in one turn of the event loop: less than a millisecond.
+PORTION = 256
+
+
+class PromptPrefix:
+    """A prompt's keys, in order; `keys` grows while workers hold the last of it. The key of an unfilled last block
+    comes at the end, and counts the tokens that are left."""
+
+    def __init__(self, prompt: Sequence[int], salt: str, block_size: int) -> None:
+        self.prompt, self.salt, self.block_size = prompt, salt, block_size
+        self.keys: list[int] = []
+        self.source = self.every_key()
+        self.is_complete = False
+
+    def every_key(self) -> Iterator[Key]:
+        key = root_key(self.salt)
+        for key in full_keys(self.prompt, self.salt, self.block_size):  # noqa: B007
+            yield key
+        rest = len(self.prompt) % self.block_size
+        if rest:
+            yield chain(key, self.prompt[-rest:])
+
+    def grow(self, caches: Sequence[HeldPrefixes], portion: int = PORTION) -> bool:
+        """Compute more keys, at most `portion`, as long as a cache holds the last one. Return whether there may be more
+        to find."""
+        left = portion
+        while left and self.may_find(caches):
+            count = min(left, len(self.keys) or 1)
+            more = [short_key(key) for key in islice(self.source, count)]
+            self.is_complete = len(more) < count
+            self.keys += more
+            left -= count
+        return self.may_find(caches)
+
+    def may_find(self, caches: Sequence[HeldPrefixes]) -> bool:
+        """Return whether a key that is not computed yet may be in a cache."""
+        if self.is_complete:
+            return False
+        if not self.keys:
+            return any(len(cache) > 0 for cache in caches)
+        last = self.keys[-1]
+        return any(last in cache.keys for cache in caches)
+
+    def found_in(self, caches: Sequence[HeldPrefixes]) -> list[int]:
+        """Return for each cache how many tokens of the prompt need not be computed where it is; the last one always is.
+        Many workers that hold a prefix hold the same part of it, so each is asked for what the one before it has."""
+        keys, most = self.keys, len(self.prompt) - 1
+        found, count, tokens = list[int](), 0, 0
+        # The last key that is held, and the first that is not.
+        last, after = None, keys[0] if keys else None
+        for cache in caches:
+            held = cache.keys
+            if (count and last not in held) or after in held:
+                count = cache.count(keys)
+                tokens = min(count * self.block_size, most)
+                last, after = keys[count - 1], keys[count] if count < len(keys) else None
+            found.append(tokens)
+        return found
+
+    def found(self, cache: HeldPrefixes) -> int:
+        """Return how many tokens of the prompt need not be computed where this is cached."""
+        return self.found_in([cache])[0]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A partition: nodes of a graph that advance together, one walk after the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from pontil.runtime.stages.graph.walk import Walk
+
+
+class Authority(Enum):
+    """The mover of a partition from walk to walk. STATE_MACHINE: its own progress, which `transitions` describe.
+    PRODUCER_TRIGGERED: the callbacks of the connections that drive it."""
+
+    STATE_MACHINE = "state machine"
+    PRODUCER_TRIGGERED = "producer triggered"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPartition:
+    """A partition. A walk that is not in `transitions` is followed by itself. `initial` is the first walk of a
+    STATE_MACHINE partition. `terminal` is the walk that a PRODUCER_TRIGGERED one enters when its stream ends; one with
+    a single walk need not name it."""
+
+    name: str
+    nodes: tuple[str, ...]
+    walks: tuple[Walk, ...]
+    authority: Authority = Authority.STATE_MACHINE
+    initial: str | None = None
+    terminal: str | None = None
+    transitions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_driven(self) -> bool:
+        return self.authority is Authority.PRODUCER_TRIGGERED
+
+    @property
+    def last_walk(self) -> str | None:
+        """The walk of the final chunk of its streams; None for a STATE_MACHINE partition: whichever it is in then."""
+        if not self.is_driven:
+            return None
+        return self.terminal or self.walks[0].name
+
+    def walk(self, name: str) -> Walk | None:
+        return next((walk for walk in self.walks if walk.name == name), None)

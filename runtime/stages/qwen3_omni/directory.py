@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of the parts of a Qwen3-Omni directory that make speech.
+
+The Talker's decoder is a checkpoint like any other (`talker_checkpoint`); the parts beside it are read from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.fingerprint import HasFingerprint, fingerprint
+from pontil.runtime.loaders.facts.layout import Shape, layer_shapes
+from pontil.runtime.loaders.facts.name_list import name_list
+from pontil.runtime.loaders.hf.directory import (
+    HfCheckpoint,
+    TensorLocation,
+    check_kinds,
+    opened,
+    shards,
+    stored_tensors,
+)
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.stages.qwen3_omni.config import Code2WavConfig, TalkerConfig
+
+CODE2WAV, PREDICTOR, TALKER = "code2wav.", "talker.code_predictor.", "talker."
+PROJECTIONS = ("text_projection", "hidden_projection")
+EMBEDDINGS = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
+MARKS = "text_marks"
+
+
+@dataclass(frozen=True, slots=True)
+class PartCheckpoint:
+    """A part of a model. `places` has the location of each of its tensors, by its name within the part. `rows`: of
+    these tensors only these rows are read."""
+
+    fingerprint: str
+    places: dict[str, TensorLocation]
+    rows: dict[str, tuple[int, ...]]
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for path in dict.fromkeys(place.path for place in self.places.values()):
+            with opened(path) as file:
+                for name, place in self.places.items():
+                    if place.path == path and name in self.rows:
+                        stored = file.get_slice(place.stored_name)
+                        yield name, torch.cat([stored[row : row + 1] for row in self.rows[name]])
+                    elif place.path == path:
+                        yield name, place.read(file)
+
+
+def talker_checkpoint(directory: Path, config: TalkerConfig) -> HfCheckpoint:
+    """Open the Talker's decoder. Raises ModelError for tensors that are missing or have another shape."""
+    return HfCheckpoint.open(directory, config.decoder)
+
+
+def predictor_checkpoint(directory: Path, config: TalkerConfig) -> PartCheckpoint:
+    """Open the code predictor."""
+    return part(directory, config, PREDICTOR, predictor_shapes(config.predictor, config.groups))
+
+
+def projections_checkpoint(directory: Path, config: TalkerConfig) -> PartCheckpoint:
+    """Open the projections of the Thinker's states, with the Thinker's embeddings of three ids that mark the text's
+    begin, end and padding: `text_marks` [3, thinker_size]."""
+    ids = (config.text.tts_bos, config.text.tts_eos, config.text.tts_pad)
+    found = part(directory, config, TALKER, projection_shapes(config), lambda name: name.startswith(PROJECTIONS))
+    shape, place = embedding(directory)
+    if shape[1:] != (config.thinker_size,) or not all(0 <= one < shape[0] for one in ids):
+        raise ModelError(f"{directory} has no embeddings of the ids that mark text for speech: fetch the model again")
+    return PartCheckpoint(found.fingerprint, found.places | {MARKS: place}, {MARKS: ids})
+
+
+def code2wav_checkpoint(directory: Path, config: Code2WavConfig) -> PartCheckpoint:
+    """Open Code2Wav; the shapes of its tensors are checked as they are taken."""
+    return part(directory, config, CODE2WAV, None)
+
+
+def part(
+    directory: Path,
+    config: HasFingerprint,
+    prefix: str,
+    shapes: dict[str, Shape] | None,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> PartCheckpoint:
+    """Find the tensors whose names begin with the prefix, and check them where their shapes are known."""
+    files = shards(directory)
+    found = {
+        stored.removeprefix(prefix): (shape, TensorLocation(path, stored, kind))
+        for path in files
+        for stored, (shape, kind) in stored_tensors(path).items()
+        if stored.startswith(prefix) and wanted(stored.removeprefix(prefix))
+    }
+    if not found:
+        raise ModelError(f"{directory} holds no tensors {prefix}*, so it cannot speak: fetch the whole model")
+    for name, shape in (shapes or {}).items():
+        if name in found and found[name][0] != shape:
+            raise ModelError(
+                f"{directory} holds {prefix}{name} as {list(found[name][0])}, not {list(shape)}: fetch the model again"
+            )
+    missing = [name for name in shapes or {} if name not in found]
+    extra = [name for name in found if shapes is not None and name not in shapes]
+    if missing or extra:
+        fault = f"lacks {name_list(missing)}" if missing else f"holds {name_list(extra)}, which it does not have"
+        raise ModelError(f"{directory}: the part {prefix}* {fault}: fetch the model again")
+    places = {name: found[name][1] for name in (shapes or found)}
+    check_kinds(places, directory)
+    return PartCheckpoint(fingerprint(config, files), places, {})
+
+
+def embedding(directory: Path) -> tuple[Shape, TensorLocation]:
+    """The Thinker's embedding."""
+    for path in shards(directory):
+        for stored, (shape, kind) in stored_tensors(path).items():
+            if stored in EMBEDDINGS:
+                return shape, TensorLocation(path, stored, kind)
+    raise ModelError(f"{directory} lacks the tensor {EMBEDDINGS[0]}: fetch the model again")
+
+
+def predictor_shapes(config: ModelConfig, groups: int) -> dict[str, Shape]:
+    table = (config.vocab_size, config.hidden_size)
+    shapes: dict[str, Shape] = {f"model.codec_embedding.{number}.weight": table for number in range(groups - 1)}
+    for layer in range(config.num_layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes(config, layer).items()}
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    return shapes | {f"lm_head.{number}.weight": table for number in range(groups - 1)}
+
+
+def projection_shapes(config: TalkerConfig) -> dict[str, Shape]:
+    inner, outer = config.decoder.intermediate_size, config.decoder.hidden_size
+    sizes = (("linear_fc1", config.thinker_size, inner), ("linear_fc2", inner, outer))
+    shapes: dict[str, Shape] = {}
+    for name in PROJECTIONS:
+        for layer, inputs, outputs in sizes:
+            shapes |= {f"{name}.{layer}.weight": (outputs, inputs), f"{name}.{layer}.bias": (outputs,)}
+    return shapes

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stage of a worker that generates: it connects the engine's sequences with the streams of their runs."""
+
+import time
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.stages.graph.part import GraphPart, graph_part
+from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
+from pontil.runtime.stages.qwen3_omni.talking import RowBuilder, TalkerStage
+from pontil.runtime.stages.streams.edge_writer import EdgeWriter
+from pontil.runtime.stages.streams.frame_stream import FrameStream
+from pontil.runtime.stages.streams.state_stream import StateStream, units_of
+from pontil.runtime.stages.streams.text_stream import TextStream
+from pontil.runtime.stages.worker.stream_ports import StreamPorts
+from pontil.runtime.stages.worker.stream_rows import StreamRows
+from pontil.runtime.wire.messages import Message, PassDone, Starved, Submit, Tokens
+from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.process.worker_request import WorkerRequest, make_request
+from pontil.runtime.worker.start.assembly import WorkerResources
+
+ENDED = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class IdStream(Protocol):
+    """A stream that is made of a sequence's ids."""
+
+    writer: EdgeWriter
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def take(self, index: int, ids: list[int], frames: list[list[int]] = ...) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@dataclass(slots=True)
+class StageRequest:
+    """A request of a run: what flows into its sequence and out of it."""
+
+    request: WorkerRequest
+    part: GraphPart
+    states: StateStream | None = None
+    ids: IdStream | None = None
+    rows: StreamRows | None = None
+    is_done: bool = False
+
+    @property
+    def writers(self) -> list[EdgeWriter]:
+        return [one.writer for one in (self.states, self.ids) if one is not None]
+
+
+class StageSide:
+    """The requests of runs on this worker, by their keys."""
+
+    def __init__(
+        self, incarnation: str, model: GraphModel, node: GraphNode, machine: WorkerResources, ports: StreamPorts,
+        link: ProxyLinks,
+    ) -> None:  # fmt: skip
+        self.incarnation, self.model, self.node = incarnation, model, node
+        self.machine, self.ports, self.link = machine, ports, link
+        self.open: dict[str, StageRequest] = {}
+        # Of requests that were made and not begun.
+        self.prepared: dict[str, tuple[GraphPart, Callable[[], RowBuilder] | None]] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no run needs this worker: no request is open, and no item is kept."""
+        return not self.open and self.ports.is_idle
+
+    def make_request(self, submit: Submit) -> WorkerRequest:
+        """Build a request. The prompt of a stage that another drives is as long as the rows that it will get. Raises
+        RequestError."""
+        if submit.graph is None:
+            return make_request(submit, self.machine)
+        part = self.checked_part(submit.graph)
+        self.check_answer(submit, part)
+        make_rows: Callable[[], RowBuilder] | None = None
+        if self.machine.talker is not None:
+            make_rows = partial(self.machine.talker.rows, submit.prompt, part.options)
+            submit = self.spoken(submit, self.machine.talker, make_rows().prompt_rows)
+        request = make_request(submit, self.machine)
+        self.prepared[request.key] = part, make_rows
+        return request
+
+    def checked_part(self, values: Mapping[str, Any]) -> GraphPart:
+        """Return the part of a run, whose edges lead into and out of this worker's stage. Raises RequestError."""
+        try:
+            part = graph_part(values)
+            sources = {self.model.connection(edge).source for edge in part.outputs}
+            targets = {self.model.connection(edge).target for edge in part.inputs}
+        except (MalformedFrame, GraphError) as error:
+            raise RequestError(str(error)) from None
+        is_driven = self.machine.talker is not None
+        if not (sources | targets) <= {self.node.name} or len(part.inputs) != is_driven:
+            raise RequestError(f"the part of the run is not one of the stage {self.node.name}")
+        if self.machine.state_layers is None and any(is_of_states(edge) for edge in part.outputs):
+            raise RequestError("this model has no states that another stage could read")
+        return part
+
+    def check_answer(self, submit: Submit, part: GraphPart) -> None:
+        """Raise RequestError where the ids to be streamed once more cannot be an answer of this stage."""
+        ids = part.answer or tuple(submit.delivered[0] if submit.delivered else ())
+        known = all(token < self.machine.config.vocab_size for token in ids) and submit.sampling.get("n", 1) == 1
+        framed = self.machine.talker is None or tuple([frame[0] for frame in submit.frames if frame]) == ids
+        if not known or not framed or (part.positions or 0) > len(submit.prompt):
+            raise RequestError("the answer to go on from is not one of this stage")
+        if part.answer and not part.outputs:
+            raise RequestError("an answer is streamed again, and nobody takes its items")
+
+    def spoken(self, submit: Submit, talker: TalkerStage, rows: int) -> Submit:
+        """Return the Submit of a stage that speaks: with a prompt of placeholders, and settings of its own. Speech
+        takes as many steps as the context has room for. Raises RequestError."""
+        room = self.machine.config.max_model_len - rows
+        if room < 1 or not all(map(talker.is_frame, submit.frames)):
+            raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
+        sampling = {**submit.sampling, **talker.sampling(submit.sampling)}
+        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
+        return replace(submit, prompt=[0] * rows, sampling=sampling)
+
+    def begin(self, request: WorkerRequest, now: float) -> bool:
+        """Open the streams of a request that has just been made from its Submit. Return whether it is to be computed:
+        one whose answer is only to be streamed again is not."""
+        if request.submit.graph is None:
+            return True
+        part, make_rows = self.prepared.pop(request.key)
+        stage = self.open[request.key] = StageRequest(request, part)
+        if make_rows is not None or any(is_of_states(edge) for edge in part.outputs):
+            # A prefix that another request left has no states, and rows of embeddings have no ids to be found by.
+            request.sequence.salt = request.key
+        for edge in part.outputs:
+            self.open_output(stage, edge)
+        if make_rows is not None:
+            for edge in part.inputs:
+                self.open_input(stage, edge, make_rows)
+        if stage.ids is not None and request.submit.delivered and not request.hands_over:
+            stage.ids.take(0, request.submit.delivered[0], request.submit.frames)
+        if not part.answer or stage.states is not None:
+            return True
+        self.repeat(stage)
+        return False
+
+    def open_output(self, stage: StageRequest, edge: str) -> None:
+        request, sequence, part = stage.request, stage.request.sequence, stage.part
+        connection = self.model.connection(edge)
+        of_states = is_of_states(edge)
+        prompt = len(sequence.prompt) if part.positions is None else part.positions
+        first = units_of(prompt) if of_states and is_receiver(request) else 0
+        stream = self.ports.open_output(
+            request.request_id, request.attempt, part, edge, first, window=connection.capacity
+        )
+        writer = EdgeWriter(self.model, edge, stream)
+        if of_states:
+            layers = self.machine.state_layers
+            assert layers is not None, "a model without states feeds no stage"
+            stage.states = sequence.states = StateStream(writer, prompt, layers)
+            return
+        if connection.edge == "codes":
+            walk = self.model.graph.partition(self.node.name).walks[-1].name
+            stage.ids = FrameStream(writer, walk, sequence.stop_token_ids)
+        else:
+            stage.ids = TextStream(writer, self.machine.tokenizer, sequence.params, sequence.stop_token_ids)
+        if not request.hands_over:
+            sequence.outflow = stage.ids
+
+    def open_input(self, stage: StageRequest, edge: str, make_rows: Callable[[], RowBuilder]) -> None:
+        """Open the edge that gives the rows of a sequence. A worker of a split stage takes only the items of its own
+        walks, as long as it does only its part (E4)."""
+        request, part = stage.request, stage.part
+        connection, last = self.model.connection(edge), self.model.graph.partition(self.node.name).last_walk
+
+        def open_input(hosted: Collection[str] | None) -> StreamBuffer:
+            buffer = StreamBuffer(connection, last, hosted)
+            walks = replace(part, walks=tuple(hosted or ()))
+            self.ports.open_input(
+                request.request_id, request.attempt, walks, edge, buffer, time.monotonic(),
+                awaits_handoff=receives and hosted is not None,
+            )  # fmt: skip
+            return buffer
+
+        receives = is_receiver(request)
+        stage.rows = request.sequence.inputs = StreamRows(
+            make_rows, open_input, request.submit.frames, part.walks or None, receives
+        )
+
+    def repeat(self, stage: StageRequest) -> None:
+        """Stream an answer that is known once more, for a consumer that lost its producer."""
+        assert stage.ids is not None
+        request = stage.request
+        stage.ids.take(0, list(stage.part.answer), request.submit.frames)
+        stage.ids.finish()
+        self.tell(stage, done=True)
+        self.link.send(
+            Tokens(
+                self.incarnation, request.proxy, request.request_id, request.attempt, 0, [], finish_reason="length",
+                generated_tokens=0, prompt_tokens=len(request.sequence.prompt), cached_tokens=0, computed_tokens=0,
+            )
+        )  # fmt: skip
+
+    def take(self, message: Message, now: float) -> bool:
+        """Handle a message about streams; return whether it was one."""
+        return self.ports.take(message, now)
+
+    @property
+    def seats(self) -> int | None:
+        """The number of runs whose items can all be kept here; None: without limit."""
+        longest, layers = self.machine.config.max_model_len, self.machine.state_layers
+        if layers is None or not self.model.graph.outgoing(self.node.name):
+            return None
+        return max(1, self.ports.seats_for(2 * 4 * self.machine.config.hidden_size, longest))
+
+    def after(self, outputs: Iterable[Output], now: float) -> None:
+        """Stream what a step has accepted, and end the streams of sequences that have ended."""
+        for output in outputs:
+            stage = self.open.get(output.sequence.id)
+            if stage is None:
+                continue
+            if stage.ids is not None and not stage.request.hands_over:
+                stage.ids.take(output.index, output.ids, output.frames)
+            if output.finish in ENDED:
+                self.finish(stage, output)
+            elif output.finish is FinishReason.HANDED_OVER:
+                # The worker that goes on makes the states after the prompt, and all items of ids.
+                for writer in stage.writers:
+                    writer.stream.hand_over(writer.next_index)
+                self.tell(stage, done=False)
+        for stage in self.open.values():
+            if stage.rows is not None:
+                stage.rows.record(stage.request.sequence.computed)
+        self.ports.send(now)
+
+    def finish(self, stage: StageRequest, output: Output) -> None:
+        if stage.ids is not None:
+            stage.ids.take(output.index, output.ids, output.frames)
+            stage.ids.finish()
+        if stage.states is not None:
+            stage.states.finish()
+        stage.is_done = True
+        self.tell(stage, done=True)
+
+    def tell(self, stage: StageRequest, *, done: bool) -> None:
+        """Report to the proxy how far the stage is (E5)."""
+        request = stage.request
+        walk = self.model.graph.partition(self.node.name).walks[-1 if done else 0].name
+        self.link.send(
+            PassDone(
+                self.incarnation, request.proxy, request.request_id, request.attempt, self.node.name, walk,
+                produced={one.edge: one.next_index for one in stage.writers},
+                token_counts={one.edge: one.counted for one in stage.writers},
+                next_index={
+                    edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None
+                },
+                walks={name: walk for one in stage.writers for name, walk in one.producer.tracked.items()},
+                done=done,
+            )
+        )  # fmt: skip
+
+    def keep_only(self, keys: Container[str], now: float) -> None:
+        """End the streams into requests that have ended in any way. Their items are kept until the run's Release."""
+        self.prepared.clear()
+        for key in [key for key in self.open if key not in keys]:
+            stage = self.open.pop(key)
+            self.ports.close(stage.request.request_id, stage.request.attempt, stage.is_done, now)
+
+    def counters(self) -> dict[str, int]:
+        return self.ports.counters()
+
+    def gauges(self) -> dict[str, int]:
+        return self.ports.gauges()
+
+    def end(self) -> None:
+        """Close all sockets: the worker stops."""
+        self.ports.close_all()
+
+    def orphan(self) -> None:
+        """Let go of everything: the proxy is gone."""
+        self.open.clear()
+        self.ports.release_all()
+
+    def tick(self, now: float) -> list[tuple[str, str]]:
+        """Move the streams. Return the keys of requests whose streams contradict themselves, with the reasons."""
+        self.ports.poll(now)
+        for lost in self.ports.starved:
+            stage = next((one for one in self.open.values() if is_of(one.request, lost.request_id, lost.attempt)), None)
+            if stage is not None:
+                address = self.incarnation, stage.request.proxy, lost.request_id, lost.attempt
+                self.link.send(Starved(*address, lost.edge, lost.next_index, lost.lost))
+        self.ports.starved.clear()
+        broken = [
+            (key, reason)
+            for request_id, attempt, reason in self.ports.failed
+            for key, stage in self.open.items()
+            if is_of(stage.request, request_id, attempt)
+        ]
+        self.ports.failed.clear()
+        faults = {key: stage.rows.fault for key, stage in self.open.items() if stage.rows is not None}
+        return broken + [(key, fault) for key, fault in faults.items() if fault is not None]
+
+
+def is_of(request: WorkerRequest, request_id: str, attempt: int) -> bool:
+    return (request.request_id, request.attempt) == (request_id, attempt)
+
+
+def is_of_states(edge: str) -> bool:
+    return edge.endswith("/states")
+
+
+def is_receiver(request: WorkerRequest) -> bool:
+    """Return whether the prompt's KV comes from another worker."""
+    return request.submit.phase == "decode" and request.submit.transfer_id is not None

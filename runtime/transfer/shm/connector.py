@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector for workers on the same host: it maps the peer's pool read-only through /proc.
+
+"The same host" means exactly that the peer's memory could be opened. One thread copies, and computes each block's
+digest while the block is in the cache; the engine's step never waits.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pontil.runtime.cache.storage import KVStorage, epoch_after_data
+from pontil.runtime.transfer.connector import ConnectorOptions, PullResult, pieces
+from pontil.runtime.transfer.shm.copying_connector import CopyingConnector, CopyJob, cancelled
+from pontil.runtime.transfer.shm.peer_pool import PeerPool, describe
+
+# Bytes to copy before computing their digest: they should still be in a core's own cache.
+PIECE_BYTES = 512 << 10
+
+
+class ShmConnector(CopyingConnector[PeerPool]):
+    """The shared-memory connector."""
+
+    thread_name = "over-shm"
+
+    @classmethod
+    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "ShmConnector":
+        return cls(storage, wake, options.tickets, options.failures)
+
+    def register(self) -> dict[str, Any]:
+        return {"kind": "shm", **describe(self.storage)}
+
+    def open_pool(self, descriptor: dict[str, Any], heads: range) -> PeerPool:
+        return PeerPool(descriptor, "shm", self.storage.slice_bytes(heads), heads)
+
+    def staged(self, peer: str) -> bool:
+        return True
+
+    def copy(self, job: CopyJob[PeerPool]) -> PullResult:
+        """Copy the blocks of one pull. numpy releases the GIL while it copies and while it computes digests."""
+        begun, digests = time.monotonic(), list[int]()
+        held = self.storage.layout.kv_heads
+        heads = job.heads or held
+        source, target = job.peer.blocks, self.storage.bytes
+        if not job.peer.heads == heads == held:
+            source = self.storage.slices(source, job.peer.heads, heads)
+            target = self.storage.slices(target, held, heads)
+        size = self.storage.slice_bytes(heads)
+        for theirs, ours, length in pieces(job.pairs, max(1, PIECE_BYTES // size)):
+            if self.must_end(job):
+                return cancelled(job.ticket, begun)
+            target[ours : ours + length] = source[theirs : theirs + length]
+            digests += self.storage.digests(range(ours, ours + length), heads)
+            self.copied += length
+        epoch = epoch_after_data(job.peer.epochs, job.slot)
+        self.storage.land([ours for _, ours in job.pairs], heads, job.mark)
+        return PullResult(job.ticket, None, epoch, len(job.pairs) * size, time.monotonic() - begun, digests)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers over TCP, encrypted where they cross a network."""

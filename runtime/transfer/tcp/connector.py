@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector for workers on any host: TCP on plain sockets, the reference. The wire format is in tcp_frames.
+
+Each attached peer has a thread that owns the connection to it, so a slow peer delays no other. Blocks are received
+straight into the pool. A pull that is cancelled or fails closes the connection; the next one opens another.
+"""
+
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
+from pontil.runtime.errors import TransferError
+from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.transfer.connector import (
+    FAULT,
+    FOREIGN_BLOCKS,
+    FOREIGN_HEADS,
+    ConnectorOptions,
+    Pair,
+    PullResult,
+    can_be_read,
+    is_within,
+    runs,
+)
+from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.transfer.tcp.address import TcpAddress
+from pontil.runtime.transfer.tcp.channel import BrokenStream, TcpChannel
+from pontil.runtime.transfer.tcp.frames import ANSWER, CROWDED, EPOCH, FULL, READ, request
+from pontil.runtime.transfer.tcp.server import TcpServer
+
+JOIN_TIMEOUT = 5.0
+# Seconds between attempts to connect: a process that ends may close its connections before its port.
+TRIALS = (0.1, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TcpPull:
+    """A pull: runs of blocks (first block of theirs, first of ours, count), the cell to read, the grant to show, the
+    KV heads if they are not all that both pools have, and the moment on our device after which its blocks may be
+    written."""
+
+    ticket: int
+    runs: list[tuple[int, int, int]]
+    slot: int
+    shown: Grant | None = None
+    heads: range | None = None
+    mark: Any = None
+
+
+class PeerStream:
+    """The connection to one peer, and the thread that owns it. The engine's thread queues and cancels pulls and wakes
+    the stream's thread, which calls `finish` once for each pull."""
+
+    def __init__(
+        self, address: TcpAddress, storage: KVStorage, finish: Callable[[PullResult], None], deadlines: Deadlines,
+        seed: bytes | None = None, failures: ThreadFailures | None = None,
+    ) -> None:  # fmt: skip
+        self.address, self.storage = address, storage
+        self.target = storage.shared.numpy().reshape(-1).data
+        self.finish, self.deadlines = finish, deadlines
+        self.jobs: deque[TcpPull] = deque()
+        self.lock = threading.Lock()  # held to take a job out of the queue
+        self.cancelled: set[int] = set()
+        self.leaving, self.closing = threading.Event(), threading.Event()
+        self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # The rest belongs to the stream's thread. An exchange without a current job is a trial.
+        self.current: TcpPull | None = None
+        self.may_try = True
+        self.channel = TcpChannel(address, deadlines.kv_stall_timeout, seed, self.wait, self.check)
+        self.thread = GuardedThread(self.run, "over-tcp", failures, self.mend)
+        self.thread.start()
+
+    def give(self, job: TcpPull) -> None:
+        self.jobs.append(job)
+        self.ring()
+
+    def cancel(self, ticket: int) -> None:
+        """Cancel a pull: a queued one ends at once, the current one as soon as its thread notices."""
+        with self.lock:
+            waiting = next((job for job in self.jobs if job.ticket == ticket), None)
+            if waiting is not None:
+                self.jobs.remove(waiting)
+        if waiting is not None:
+            self.finish(PullResult(ticket, "cancelled", None, 0, 0.0))
+            return
+        self.cancelled.add(ticket)
+        self.ring()
+
+    def leave(self) -> None:
+        """End after the jobs queued so far."""
+        self.leaving.set()
+        self.ring()
+
+    def close(self) -> None:
+        """End at once. Unfinished pulls end with an error."""
+        self.closing.set()
+        self.leave()
+
+    def ring(self) -> None:
+        os.eventfd_write(self.wakeup, 1)
+
+    def join(self, timeout: float) -> bool:
+        """Return whether the thread has ended; its wake-up descriptor is closed then."""
+        self.thread.join(timeout)
+        if self.thread.is_alive():
+            return False
+        os.close(self.wakeup)
+        return True
+
+    def run(self) -> None:
+        self.try_out()
+        while (job := self.next_job()) is not None:
+            self.current = job
+            self.finish(self.pull(job))
+            self.current = None
+        self.channel.close()
+
+    def mend(self, error: BaseException) -> None:
+        """End the current pull with an error after an exception in the stream's thread."""
+        job, self.current = self.current, None
+        self.channel.close()
+        if job is not None:
+            self.finish(PullResult(job.ticket, FAULT.format(error), None, 0, 0.0))
+
+    def next_job(self) -> TcpPull | None:
+        """Wait for a job and watch the connection. Return None once there will be no more."""
+        while (job := self.take_job()) is None:
+            if self.leaving.is_set():
+                return None
+            if self.wait(select.POLLIN | select.POLLRDHUP, None):
+                self.channel.close()  # nothing was asked, so the peer has closed
+                if self.may_try:
+                    self.may_try = False
+                    self.try_out()
+        return job
+
+    def take_job(self) -> TcpPull | None:
+        with self.lock:
+            return self.jobs.popleft() if self.jobs else None
+
+    def try_out(self) -> None:
+        """Connect ahead of the first pull, and find out why a peer closed: `refused` then says that it is gone. At most
+        once between pulls, or a peer that always closes would keep the thread busy; a waiting pull goes first."""
+        for pause in TRIALS:
+            try:
+                self.exchange([], 0)
+                return
+            except TransferError:
+                self.channel.close()
+            if self.channel.refused or self.jobs or self.leaving.is_set():
+                return
+            self.wait(0, time.monotonic() + pause)
+
+    def pull(self, job: TcpPull) -> PullResult:
+        begun = time.monotonic()
+        try:
+            epoch, digests = self.exchange_again(job)
+        except TransferError as error:
+            self.channel.close()
+            return PullResult(job.ticket, str(error), None, 0, time.monotonic() - begun)
+        self.may_try = True
+        taken = [block for _, ours, length in job.runs for block in range(ours, ours + length)]
+        self.storage.land(taken, job.heads, job.mark)
+        moved = self.size_of(job.heads) * sum(length for _, _, length in job.runs)
+        return PullResult(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
+
+    def exchange_again(self, job: TcpPull) -> tuple[int, list[int]]:
+        """Make an exchange, repeated on a new connection if the existing one has broken."""
+        had_one = self.channel.socket is not None
+        try:
+            return self.exchange(job.runs, job.slot, job.shown, job.heads)
+        except BrokenStream:
+            if not had_one:
+                raise
+            self.channel.close()
+            return self.exchange(job.runs, job.slot, job.shown, job.heads)
+
+    def exchange(
+        self, wanted: list[tuple[int, int, int]], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> tuple[int, list[int]]:
+        """Send a request and receive the blocks. Return the cell and the digests. Raises TransferError, after which the
+        connection must not be used."""
+        # The time limit of a pull that makes progress.
+        channel = self.channel
+        channel.deadline = time.monotonic() + self.deadlines.kv_transfer_timeout
+        self.check(channel.deadline)
+        if channel.socket is None:
+            channel.connect()
+        asked = [(theirs, length) for theirs, _, length in wanted]
+        channel.send(request(self.address.token, slot, asked, shown, heads))
+        status, size = ANSWER.unpack(channel.receive(bytearray(ANSWER.size)))
+        if status == FULL:
+            raise TransferError(CROWDED)
+        if status != READ or size != self.size_of(heads) * sum(length for _, _, length in wanted):
+            raise TransferError("the peer did not give the blocks that it announced")
+        receive = self.receiver_of(heads)
+        digests = [receive(block) for _, ours, length in wanted for block in range(ours, ours + length)]
+        return int(EPOCH.unpack(channel.receive(bytearray(EPOCH.size)))[0]), digests
+
+    def size_of(self, heads: range | None) -> int:
+        return self.storage.layout.block_bytes if heads is None else self.storage.slice_bytes(heads)
+
+    def receiver_of(self, heads: range | None) -> Callable[[int], int]:
+        """Return a function that receives the next block, or its heads, and returns the digest, computed while the data
+        is in the cache."""
+        size = self.size_of(heads)
+
+        def receive_block(block: int) -> int:
+            self.channel.receive(self.target[block * size : (block + 1) * size])
+            return self.storage.digests([block])[0]
+
+        if heads is None:
+            return receive_block
+        slices = self.storage.slices(self.storage.bytes, self.storage.layout.kv_heads, heads)
+        came = np.empty(slices.shape[1:], np.uint8)
+
+        def receive_slice(block: int) -> int:
+            self.channel.receive(came.reshape(-1).data)
+            slices[block] = came
+            return self.storage.digests([block], heads)[0]
+
+        return receive_slice
+
+    def check(self, until: float) -> None:
+        """Raise TransferError when the current exchange must end: closed, cancelled or too late."""
+        if self.closing.is_set():
+            raise TransferError("this worker is closing")
+        if self.current is None and (self.jobs or self.leaving.is_set()):
+            raise TransferError("a trial gives way")
+        if self.current is not None and self.current.ticket in self.cancelled:
+            raise TransferError("cancelled")
+        if time.monotonic() >= until:
+            raise TransferError("the peer is too slow")
+
+    def wait(self, events: int, until: float | None) -> bool:
+        """Return whether the socket is ready, before the wake-up and the time limit."""
+        poller = select.poll()
+        poller.register(self.wakeup, select.POLLIN)
+        if self.channel.socket is not None:
+            poller.register(self.channel.socket, events)
+        timeout = None if until is None else max(0.0, until - time.monotonic()) * 1000
+        ready = [source for source, _ in poller.poll(timeout)]
+        if self.wakeup in ready:
+            os.eventfd_read(self.wakeup)
+        return any(source != self.wakeup for source in ready)
+
+
+class TcpConnector:
+    """The TCP connector. `wake` is called, from a stream's thread, whenever `poll` has something new; `tickets` are the
+    numbers of its pulls, by default its own; `host` is the address under which peers reach this machine. With a `guard`
+    it speaks only to peers with the same keys."""
+
+    def __init__(
+        self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1",
+        tickets: Iterator[int] | None = None, deadlines: Deadlines = DEADLINES, guard: TransferSecurity | None = None,
+        failures: ThreadFailures | None = None,
+    ) -> None:  # fmt: skip
+        self.storage, self.wake, self.deadlines, self.tickets = storage, wake, deadlines, tickets or count(1)
+        self.seed = None if guard is None else guard.seed
+        self.failures = failures
+        self.server = TcpServer(storage, host, guard=guard, stall=deadlines.kv_stall_timeout, failures=failures)
+        self.streams: dict[str, PeerStream] = {}
+        # The streams of detached peers, whose pulls go on.
+        self.ending: list[tuple[str, PeerStream]] = []
+        self.pulls: dict[int, PeerStream] = {}
+        self.done: queue.SimpleQueue[PullResult] = queue.SimpleQueue()
+
+    @classmethod
+    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "TcpConnector":
+        host, deadlines = options.host, options.deadlines
+        return cls(storage, wake, host, options.tickets, deadlines, options.guard, options.failures)
+
+    def register(self) -> dict[str, Any]:
+        return self.server.descriptor()
+
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
+        if peer not in self.streams:
+            heads = heads or self.storage.layout.kv_heads
+            address = TcpAddress.read(descriptor, self.storage.slice_bytes(heads), heads)
+            self.streams[peer] = PeerStream(
+                address, self.storage, self.finish, self.deadlines, self.seed, self.failures
+            )  # fmt: skip
+
+    def detach(self, peer: str) -> None:
+        stream = self.streams.pop(peer, None)
+        if stream is not None:
+            stream.leave()
+            self.ending.append((peer, stream))
+
+    def lost(self) -> list[str]:
+        return [peer for peer, stream in self.streams.items() if stream.channel.refused]
+
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> int:
+        ticket, held = next(self.tickets), self.storage.layout.kv_heads
+        heads, stream = heads or held, self.streams.get(peer)
+        if stream is None:
+            self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
+        elif not can_be_read(pairs, slot, stream.address.num_blocks):
+            self.finish(PullResult(ticket, FOREIGN_BLOCKS, None, 0, 0.0))
+        elif not is_within(heads, stream.address.heads, held):
+            self.finish(PullResult(ticket, FOREIGN_HEADS, None, 0, 0.0))
+        else:
+            self.pulls[ticket] = stream
+            named = None if stream.address.heads == heads == held else heads
+            stream.give(TcpPull(ticket, runs(pairs), slot, shown if self.seed else None, named, self.storage.mark()))
+        return ticket
+
+    def staged(self, peer: str) -> bool:
+        return True
+
+    def poll(self) -> list[PullResult]:
+        done = []
+        while not self.done.empty():
+            done.append(self.done.get())
+            stream = self.pulls.pop(done[-1].ticket, None)
+            if stream is not None:
+                stream.cancelled.discard(done[-1].ticket)
+        self.ending = [one for one in self.ending if not one[1].join(0.0)]
+        return done
+
+    def received(self, peer: str) -> int:
+        stream = self.streams.get(peer) or next((one for name, one in self.ending if name == peer), None)
+        return 0 if stream is None else stream.channel.received
+
+    def cancel(self, ticket: int) -> None:
+        stream = self.pulls.get(ticket)
+        if stream is not None:
+            stream.cancel(ticket)
+
+    def close(self) -> None:
+        for peer in list(self.streams):
+            self.detach(peer)
+        for _, stream in self.ending:
+            stream.close()
+        deadline = time.monotonic() + JOIN_TIMEOUT
+        self.ending = [one for one in self.ending if not one[1].join(max(0.0, deadline - time.monotonic()))]
+        self.server.close()
+
+    def finish(self, done: PullResult) -> None:
+        self.done.put(done)
+        self.wake()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Construction of the model of a worker that embeds texts, up to a first run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from pontil.gpu_ops.kernels.compile.build import KernelError
+from pontil.gpu_ops.kernels.kernel_set import open_kernels
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, is_encoder, stated_pooling
+from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel, text_vectors
+from pontil.runtime.models.encoder_config import EncoderConfig
+from pontil.runtime.models.families.bert import Bert
+from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.weights import Weights
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.worker.start.loading import name_of_kernels, open_device
+from pontil.runtime.worker.start.weights_progress import told
+
+# The kernels read rows in groups of so many numbers.
+ROW_GROUP = 16
+DTYPE = torch.float32
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device. `pooling` is the usual one of its kind."""
+
+    model: EmbeddingModel
+    vocab_size: int
+    max_model_len: int
+    fingerprint: str
+    pooling: str
+    kernels: KernelLibrary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """A model with its pooling, in float32. Workers of one `identity` make equal vectors: to the bit, if their
+    `kernels` are equal too."""
+
+    model: EmbeddingModel
+    pooling: str
+    vocab_size: int
+    max_model_len: int
+    identity: str
+    kernels: str
+
+    @torch.inference_mode()
+    def vectors(self, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
+        """Return the vector of each text, given by its token ids and the wanted dimensions, as float32 numbers."""
+        made = text_vectors(self.model, self.pooling, texts)
+        return [vector.cpu().numpy().astype("<f4").tobytes() for vector in made]
+
+
+def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
+    """Load the model onto the worker's device and run it once. Raises ModelError."""
+    device, path = open_device(config), config.model_path
+    # torch's order of addition may depend on its threads, and workers may have different numbers of cores.
+    torch.set_num_threads(1)
+    loaded = (load_encoder if is_encoder(path) else load_decoder)(config, device, report)
+    pooling = config.pooling if config.pooling != AUTO else stated_pooling(path) or loaded.pooling
+    longest = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len)
+    identity = f"{loaded.fingerprint} {pooling}"
+    kernels = name_of_kernels(device, loaded.kernels, config.deterministic)
+    made = Embedder(loaded.model, pooling, loaded.vocab_size, longest, identity, kernels)
+    report.progress("warming up")
+    made.vectors([([0], None)])
+    return made
+
+
+def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -> LoadedModel:
+    checkpoint = EncoderCheckpoint.open(config.model_path)
+    shape, kernels = checkpoint.config, find_kernels(config, checkpoint.config, report)
+    tensors = told(checkpoint.tensors(), total=len(checkpoint.places), tell=report.progress)
+    model = Bert(shape, Weights(tensors, device, DTYPE, kernels, deterministic=config.deterministic))
+    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels)
+
+
+def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> LoadedModel:
+    """Load a model that generates; its last hidden states are taken instead of its logits."""
+    checkpoint = open_checkpoint(config.model_path)
+    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
+    shape = checkpoint.config
+    weights = Weights(
+        telling(checkpoint.tensors(DTYPE)), device, DTYPE, block=shape.weight_block, deterministic=config.deterministic
+    )
+    model = DecoderEmbedding(build_model(shape, weights))
+    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last")
+
+
+def find_kernels(config: WorkerConfig, shape: EncoderConfig, report: Reporter) -> KernelLibrary | None:
+    """Return the kernels for an encoder's products on this worker's cores, or None for torch's operations."""
+    if config.device != "cpu" or shape.hidden_size % ROW_GROUP or shape.intermediate_size % ROW_GROUP:
+        return None
+    try:
+        return open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)
+    except KernelError as error:
+        raise ModelError(f"--kernels {config.kernels} is not possible: {error}") from error

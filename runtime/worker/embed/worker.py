@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process that embeds texts: the deadlines and steps around an Embedder."""
+
+import logging
+import os
+import time
+from dataclasses import replace
+
+from pontil.runtime.command_pipe import CommandPipe
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.timeline.work_times import WorkTimes
+from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello, Message
+from pontil.runtime.worker.embed.assembly import Embedder
+from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
+from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.process.plain_worker import PlainWorker
+from pontil.runtime.worker.process.request_table import Failure
+
+logger = logging.getLogger("pontil.worker")
+
+# Texts that the proxy may leave with one worker at once: they cost it little memory.
+SEATS = 512
+LATE = Failure("no worker had computed the text before its deadline", 503, late=True)
+# The only role that such a worker can have.
+ROLE = "embed"
+
+
+class EmbeddingWorker(PlainWorker):
+    """One process that embeds texts. A step computes some of the waiting ones and sends each its vector."""
+
+    def __init__(
+        self, config: WorkerConfig, embedder: Embedder, report: Reporter, pipe: CommandPipe | None = None
+    ) -> None:
+        self.embedder = embedder
+        self.queue = EmbeddingQueue(config.max_num_batched_tokens)
+        super().__init__(config, report, pipe)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queue)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.queue
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return len(self.queue), max(0, SEATS - len(self.queue))
+
+    @property
+    def max_model_len(self) -> int:
+        return self.embedder.max_model_len
+
+    def compute(self, now: float) -> None:
+        """Compute the texts of one step and send their vectors."""
+        began = time.monotonic()
+        made = self.vectors_of(self.queue.next_batch())
+        ended = time.monotonic()
+        for one, vector in made:
+            message, count = one.message, len(one.message.prompt)
+            if link := self.link.of(message.sender):
+                link.told.tell(0, count)
+            address = self.incarnation, message.sender, message.request_id, message.attempt
+            self.link.send(Embedding(*address, vector, count, count, now - one.arrived))
+        # No vector waits until another one's times are told.
+        for one, _ in made:
+            self.tell_times(one, began, ended)
+
+    def tell_times(self, one: Waiting, began: float, ended: float) -> None:
+        """Tell the proxy of the step that computed a text."""
+        times, message = WorkTimes(scheduled=began), one.message
+        times.chunks.add(began, ended, len(message.prompt))
+        self.times.ended(message.sender, message.request_id, message.attempt, one.arrived, times)
+
+    def take(self, message: Message, now: float) -> bool:
+        if isinstance(message, Embed):
+            self.submit(message, now)
+        elif isinstance(message, Cancel):
+            self.queue.cancel(message.request_id, message.attempt)
+        else:
+            return False
+        return True
+
+    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, with what other proxies have here if there may be some."""
+        link = link or self.link.links[0]
+        load = super().load(link)
+        if self.link.only is not None:
+            return load
+        theirs = [one.message for one in self.queue if one.message.sender != link.proxy]
+        others = {
+            "proxies": self.link.proxies - (link.proxy is not None),
+            "in_flight": len(theirs),
+            "taken": len(theirs),
+            "uncomputed": sum(len(message.prompt) for message in theirs),
+        }
+        return replace(load, others=others)
+
+    def submit(self, message: Embed, now: float) -> None:
+        if reason := self.objection(message):
+            self.refuse(message, Failure(reason, 400))
+        else:
+            self.queue.push(Waiting(message, now))
+
+    def vectors_of(self, batch: list[Waiting]) -> list[tuple[Waiting, bytes]]:
+        """Return the vectors of texts. Where memory does not suffice for all of them, the longest are refused."""
+        while batch:
+            try:
+                made = self.embedder.vectors([(one.message.prompt, one.message.dimensions) for one in batch])
+                return list(zip(batch, made, strict=True))
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                logger.warning("memory ran out in a step, whose longest text is refused: %s", error)
+            longest = max(batch, key=lambda one: len(one.message.prompt))
+            batch = [one for one in batch if one is not longest]
+            self.refuse(longest.message, Failure(MEMORY_RAN_OUT, 503))
+        return []
+
+    def objection(self, message: Embed) -> str | None:
+        """Return why a text cannot be computed here, even if the proxy accepted it; else None."""
+        prompt, embedder = message.prompt, self.embedder
+        if not prompt or min(prompt) < 0 or max(prompt) >= embedder.vocab_size:
+            return "the input is empty or has token ids outside the vocabulary"
+        if len(prompt) > embedder.max_model_len:
+            return f"{len(prompt)} tokens exceed the context of {embedder.max_model_len}"
+        size = embedder.model.hidden_size
+        if message.dimensions is not None and not 1 <= message.dimensions <= size:
+            return f"dimensions is {message.dimensions}, and the model has {size}"
+        return None
+
+    def give_back(self, failure: Failure) -> None:
+        for one in self.queue.clear():
+            self.refuse(one.message, failure)
+
+    def orphan(self, proxy: str) -> None:
+        orphans = self.queue.take_of(proxy) if self.link.only is None else self.queue.clear()
+        logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", len(orphans))
+
+    def poll(self, now: float) -> None:
+        for one in self.queue.take_late(now):
+            self.refuse(one.message, LATE)
+
+    def hello(self) -> Hello:
+        """Return what the worker registers with. It has no KV cache: a block stands for one text, block 0 for none."""
+        config, embedder = self.config, self.embedder
+        return Hello(
+            self.incarnation,
+            SCHEMA,
+            config.name,
+            ROLE,
+            os.getpid(),
+            config.device,
+            config.served_model_name,
+            embedder.identity,
+            "",
+            "",
+            embedder.max_model_len,
+            SEATS + 1,
+            SEATS,
+            embedder.max_model_len,
+            config.max_num_batched_tokens,
+            kernels=embedder.kernels,
+            dtype="float32",
+            embedding_size=embedder.model.hidden_size,
+            revision=config.revision,
+            version=config.version,
+        )

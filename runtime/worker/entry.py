@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process from start to end."""
+
+import logging
+import signal
+
+from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.runtime.command_pipe import CommandPipe
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.errors import RankLost
+from pontil.runtime.foundation.garbage import leave_to_requests
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.worker.embed.assembly import assemble_embedder
+from pontil.runtime.worker.embed.worker import ROLE, EmbeddingWorker
+from pontil.runtime.worker.follower import Follower
+from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.worker.process.plain_worker import PlainWorker
+from pontil.runtime.worker.start.assembly import assemble
+
+# The role of workers that compute a stage without tokens.
+NODE = "node"
+
+
+def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = None) -> None:
+    """Load, register, and serve until SIGTERM. Commands come over the pipe `commands`. Raises PontilError for what a
+    user can correct."""
+    try:
+        serve(make_process(config, report, commands))
+    except CollectiveError as error:
+        raise RankLost(f"{config.name} lost a rank: {error}") from error
+
+
+def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | PlainWorker | Follower:
+    """Make what this process is: a worker with the model that its role needs, or a follower of one."""
+    if config.rank > 0:
+        return Follower(config, report)
+    pipe = None if commands is None else CommandPipe(commands, logging.getLogger("pontil.worker"))
+    if config.role == ROLE:
+        return EmbeddingWorker(config, assemble_embedder(config, report), report, pipe)
+    if config.role == NODE:
+        # Its libraries are an extra, and no other worker loads them.
+        from pontil.runtime.stages.worker.node_assembly import assemble_node
+        from pontil.runtime.stages.worker.node_worker import NodeWorker
+
+        return NodeWorker(config, *assemble_node(config, report), report, pipe)
+    return Worker(config, assemble(config, report), report, pipe)
+
+
+def serve(process: Worker | PlainWorker | Follower) -> None:
+    signal.signal(signal.SIGTERM, process.stop)
+    signal.signal(signal.SIGINT, process.stop)
+    leave_to_requests()
+    try:
+        process.run()
+    finally:
+        process.close()

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The prefill side of a worker: computes prompts for decode workers that have reserved room, and hands over their KV.
+
+A prompt is computed only once both the proxy's Submit and the decode worker's Begin are here, in any order. Blocks that
+were handed over stay in this pool, under a lease, until the decode worker sends Fetched. The KV sender decides by its
+state table how a transfer ends; this side carries out its actions, and keeps the engine and the proxy informed.
+"""
+
+from collections import abc
+from dataclasses import dataclass, field, replace
+
+from pontil.runtime.cache.head_groups import can_divide
+from pontil.runtime.config.worker_config import DEADLINES, Deadlines
+from pontil.runtime.disaggregation.rank_pools import RankPools
+from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer, peer_of
+from pontil.runtime.disaggregation.states import SendEvent, SendState
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.wire.compatibility import foreign, objection
+from pontil.runtime.wire.links.outbox import PATIENCE, Outbox
+from pontil.runtime.wire.links.sockets import PeerServer
+from pontil.runtime.wire.messages import (
+    SCHEMA,
+    Abandon,
+    Begin,
+    ChunkReady,
+    Fetched,
+    Greet,
+    Greeting,
+    Handoff,
+    Message,
+    RankDone,
+    Renew,
+    Withdrawn,
+)
+from pontil.runtime.worker.generate.hidden_row import digest_of, last_state
+from pontil.runtime.worker.generate.kept_prompts import KeptPrompts
+from pontil.runtime.worker.generate.prefill_job import PrefillJob
+from pontil.runtime.worker.links.peer_connection import WITHOUT_RANKS
+from pontil.runtime.worker.process.worker_request import WorkerRequest
+from pontil.runtime.worker.start.assembly import WorkerResources
+
+# Transfers that decode workers asked for, and that the proxy has not submitted yet: a proxy tells both sides at once.
+MOST_EARLY, LONGEST_ID = 4096, 512
+
+
+@dataclass(slots=True)
+class HalfTransfer:
+    """A transfer that waits for the proxy's Submit or for the decode worker's Begin."""
+
+    deadline: float
+    request: WorkerRequest | None = None
+    begin: Begin | None = None
+
+
+@dataclass(slots=True)
+class PrefillSide:
+    """The prompts that this worker computes for others, driven by messages (`take`), time (`tick`) and the engine's
+    progress (`announce`, `ended`).
+
+    Requests that fail here are put into `failed` with the reason, and the worker tells the proxy; those that are over
+    are put into `over`.
+    """
+
+    incarnation: str
+    machine: WorkerResources
+    socket: PeerServer
+    connector: Connector
+    kv_fingerprint: str
+    pools: RankPools
+    deadlines: Deadlines = DEADLINES
+    kv_sender: KVSender = field(init=False)
+    kept: KeptPrompts = field(init=False)
+    outbox: Outbox = field(init=False)
+    halves: dict[str, HalfTransfer] = field(default_factory=dict)
+    jobs: dict[str, PrefillJob] = field(default_factory=dict)
+    held: dict[str, WorkerRequest] = field(default_factory=dict)
+    failed: list[tuple[WorkerRequest, str]] = field(default_factory=list)
+    over: list[WorkerRequest] = field(default_factory=list)
+    expired: int = 0
+
+    def __post_init__(self) -> None:
+        self.kv_sender = KVSender(self.pools, self.incarnation, self, self.deadlines)
+        self.outbox = Outbox(lambda peer, message: self.socket.send(message))
+        self.kept = KeptPrompts(self)
+
+    def submitted(self, request: WorkerRequest, now: float) -> None:
+        half = self.half(str(request.submit.transfer_id), now)
+        half.request = request
+        self.pair(str(request.submit.transfer_id), half, now)
+
+    def take(self, message: Message, now: float) -> None:
+        if isinstance(message, Greet):
+            self.outbox.post(message.sender, self.answer(message))
+        elif isinstance(message, Begin) and message.prompt_digest is not None:
+            self.kept.claimed(message, now)
+        elif isinstance(message, Begin):
+            if not has_room(self.halves, message.transfer_id):
+                self.refuse(message, "too many transfers wait for the proxy")
+                return
+            half = self.half(message.transfer_id, now)
+            half.begin = message
+            self.pair(message.transfer_id, half, now)
+        elif isinstance(message, Fetched | Renew | Abandon) and self.is_theirs(message):
+            self.told(message, now)
+
+    def is_theirs(self, message: Fetched | Renew | Abandon) -> bool:
+        """Return whether a message about an open transfer comes from that transfer's receiver."""
+        sent = self.kv_sender.open.get(message.transfer_id)
+        return sent is None or sent.peer == message.sender
+
+    def told(self, message: Fetched | Renew | Abandon, now: float) -> None:
+        if isinstance(message, Abandon):
+            self.drop(message.transfer_id, now)
+        else:
+            event = SendEvent.FETCHED if isinstance(message, Fetched) else SendEvent.RENEWED
+            if event is SendEvent.FETCHED and message.transfer_id in self.held:
+                self.held[message.transfer_id].times.verified = now
+            self.kv_sender.heard(message.transfer_id, message.epoch, event, now)
+
+    def answer(self, greet: Greet) -> Greeting:
+        """Answer a handshake. Blocks fit if protocol, model and layout are the same (C8)."""
+        layout = self.machine.layout
+        ours = replace(
+            greet, name="the prefill worker", model_fingerprint=self.machine.fingerprint,
+            kv_fingerprint=self.kv_fingerprint, dtype=self.machine.dtype, block_size=layout.block_size,
+            kernels=self.machine.kernels, kv_cache_dtype=self.machine.kv_cache_dtype, ranks=layout.ranks,
+        )  # fmt: skip
+        reason = foreign(greet, ours.name, SCHEMA) or objection(greet, ours)
+        if reason is None and layout.ranks > 1 and greet.ranks is None:
+            reason = f"{greet.name} is {WITHOUT_RANKS}"
+        if reason is not None:
+            return Greeting(self.incarnation, greet.sender, reason=reason)
+        return Greeting(self.incarnation, greet.sender, pool=self.connector.register(), ranks=layout.ranks)
+
+    def half(self, transfer_id: str, now: float) -> HalfTransfer:
+        return self.halves.setdefault(transfer_id, HalfTransfer(now + self.deadlines.first_byte_timeout))
+
+    def pair(self, transfer_id: str, half: HalfTransfer, now: float) -> None:
+        """Start computing once both messages have arrived."""
+        request, begin = half.request, half.begin
+        if request is None or begin is None:
+            return
+        del self.halves[transfer_id]
+        if begin.sender != request.submit.peer:
+            self.give_up(request, "the decode worker that asked for the prompt is not the one that was planned")
+            return
+        if not 0 <= begin.have <= len(request.sequence.prompt) // self.machine.layout.block_size:
+            self.refuse(begin, "the prompt does not have so many blocks")
+            self.give_up(request, "the decode worker claims blocks that the prompt does not have")
+            return
+        if not can_divide(self.machine.layout.num_kv_heads, begin.ranks):
+            self.refuse(begin, f"so many ranks ({begin.ranks}) cannot hold the model's KV heads")
+            self.give_up(request, "the decode worker claims ranks that cannot hold the model's KV heads")
+            return
+        secret = request.submit.transfer_secret
+        sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, secret, begin.ranks, begin.staged)
+        if sent is None:
+            self.refuse(begin, "too many transfers are open")
+            self.give_up(request, "the prefill worker has too many transfers open")
+            return
+        self.jobs[request.key] = PrefillJob(request, sent, now, request.sequence.choices)
+        self.machine.engine.add(request.sequence)
+
+    def announce(self, now: float) -> None:
+        """Announce the blocks that the step completed."""
+        for job in list(self.jobs.values()):
+            sequence = job.request.sequence
+            ready = sequence.computed // self.machine.layout.block_size
+            if ready > job.sent.announced:
+                self.kv_sender.announce(job.sent, sequence.blocks[:ready], now)
+
+    def announce_blocks(self, message: ChunkReady | Handoff) -> None:
+        self.outbox.post(message.receiver, message)
+
+    def ranks_answered(self, done: RankDone) -> None:
+        """Handle a follower's digests: announcements may have waited for them."""
+        self.pools.take(done)
+        self.kv_sender.flush()
+
+    def ended(self, output: Output, now: float) -> None:
+        """Record a choice's first token. After the last one, hand the prompt over if any choice continues."""
+        job = self.jobs[output.sequence.id]
+        job.firsts.append(output)
+        if not job.complete:
+            return
+        if job.request.is_held:
+            self.kept.keep(job, now)
+            return
+        going_on = [one.sequence for one in job.firsts if one.finish is FinishReason.HANDED_OVER]
+        if going_on:
+            self.hand_over(job, going_on, now)
+        else:
+            self.kv_sender.release(job.sent.transfer_id, SendEvent.FINISHED, now, "finished")
+
+    def hand_over(self, job: PrefillJob, going_on: list[Sequence], now: float) -> None:
+        """Hand the prompt over to the decode worker, which does everything else."""
+        done = prefilled(job, going_on, now, self.machine.scheduler)
+        job.request.times.computed = now
+        self.kv_sender.hold(job.sent, self.close(job, going_on[0]), done, now)
+
+    def close(self, job: PrefillJob, sequence: Sequence) -> list[int]:
+        """End the job of a computed prompt, whose blocks are returned. The choices share their blocks, so one of them
+        holds these for all."""
+        for first in job.firsts:
+            if first.sequence is not sequence:
+                self.machine.scheduler.memory.give_back(first.sequence)
+        filled = sequence.computed % self.machine.layout.block_size
+        if filled:
+            # A block is hashed and sent whole: data that an earlier owner left after the prompt must not be sent.
+            self.pools.clear_tail(sequence.blocks[-1], filled)
+        del self.jobs[job.request.key]
+        self.held[job.sent.transfer_id] = job.request
+        return sequence.blocks
+
+    def break_off(self, request: WorkerRequest, now: float) -> None:
+        """End a request with an error, of which the proxy was told; for the decode worker it counts as finished."""
+        transfer_id = str(request.submit.transfer_id)
+        self.kv_sender.release(transfer_id, SendEvent.FINISHED, now, "a choice cannot go on")
+
+    def cancel(self, request: WorkerRequest, now: float) -> None:
+        """Cancel a request in any state, at the proxy's demand."""
+        transfer_id = str(request.submit.transfer_id)
+        self.halves.pop(transfer_id, None)
+        self.kv_sender.release(transfer_id, SendEvent.DROPPED, now, "cancelled")
+
+    def drop(self, transfer_id: str, now: float) -> None:
+        """Drop a transfer that the decode worker abandoned; that worker tells the proxy."""
+        half = self.halves.pop(transfer_id, None)
+        if half is not None and half.request is not None:
+            self.give_up(half.request, "the decode worker abandoned the transfer")
+        job = self.job_of(transfer_id)
+        if job is not None:
+            self.give_up(job.request, "the decode worker abandoned the transfer")
+        self.kv_sender.release(transfer_id, SendEvent.DROPPED, now, "abandoned")
+
+    def lose(self, peer: str, unsent: abc.Sequence[Message], now: float) -> None:
+        """Give up on a decode worker that accepts no messages: prompts computed for it, or waiting to be handed over,
+        are dropped. Blocks announced to it before may still be read; their lease covers that."""
+        named = {message.transfer_id for message in unsent if isinstance(message, ChunkReady | Handoff)}
+        for sent in [sent for sent in self.kv_sender.open.values() if sent.peer == peer]:
+            job = self.job_of(sent.transfer_id)
+            if job is None and sent.transfer_id not in named:
+                continue
+            request = self.held[sent.transfer_id] if job is None else job.request
+            self.give_up(request, f"the decode worker took no message for {PATIENCE:.0f} s")
+            self.kv_sender.release(sent.transfer_id, SendEvent.DROPPED, now, "unreachable")
+
+    def job_of(self, transfer_id: str) -> PrefillJob | None:
+        return next((job for job in self.jobs.values() if job.sent.transfer_id == transfer_id), None)
+
+    def free_blocks(self, sent: SendTransfer) -> None:
+        """Free the blocks of a transfer that ends. The transfer owns held blocks; others belong to the engine or to
+        completed sequences. The request is over here, or has failed before."""
+        job = self.job_of(sent.transfer_id)
+        if job is None:
+            self.machine.pool.release(sent.blocks)
+            self.over.append(self.held.pop(sent.transfer_id))
+            return
+        del self.jobs[job.request.key]
+        self.machine.engine.end(job.request.key, FinishReason.ABORTED)
+        for first in job.firsts:
+            self.machine.scheduler.memory.give_back(first.sequence)
+        if sent.state is SendState.RELEASED:
+            self.over.append(job.request)
+
+    def withdraw(self, sent: SendTransfer, finished: bool) -> None:
+        peer = peer_of(sent)
+        self.outbox.post(peer, Withdrawn(self.incarnation, peer, sent.transfer_id, finished, sent.reason))
+
+    def refuse(self, begin: Begin, reason: str) -> None:
+        self.outbox.post(begin.sender, Withdrawn(self.incarnation, begin.sender, begin.transfer_id, False, reason))
+
+    def tick(self, now: float) -> None:
+        """Check the deadlines of transfers, of halves that wait for the other message, and of peers that accept
+        none."""
+        longest = self.deadlines.kv_transfer_timeout
+        for peer, unsent in self.outbox.flush(now).items():
+            self.lose(peer, unsent, now)
+        for sent in self.kv_sender.late(now):
+            job = self.job_of(sent.transfer_id)
+            if job is not None:
+                self.give_up(job.request, f"the prompt was not computed within {longest:g} s")
+            self.kv_sender.release(sent.transfer_id, SendEvent.LATE, now, "the prefill worker's time for it ran out")
+            self.expired += 1
+        late = [transfer_id for transfer_id, half in self.halves.items() if half.deadline <= now]
+        for transfer_id in late:
+            half = self.halves.pop(transfer_id)
+            if half.request is not None:
+                waited = self.deadlines.first_byte_timeout
+                self.give_up(half.request, f"no decode worker made room within {waited:g} s")
+            if half.begin is not None:
+                self.refuse(half.begin, "the proxy never submitted the request")
+
+    def give_up(self, request: WorkerRequest, reason: str) -> None:
+        self.failed.append((request, reason))
+
+
+def has_room(halves: abc.Mapping[str, HalfTransfer], transfer_id: str) -> bool:
+    """Return whether a transfer that a decode worker asks for can be kept. Of those that the proxy has not submitted
+    there is room for so many: their names are the peer's."""
+    if transfer_id in halves:
+        return True
+    is_full = len(halves) >= MOST_EARLY and sum(half.request is None for half in halves.values()) >= MOST_EARLY
+    return not is_full and len(transfer_id) <= LONGEST_ID
+
+
+def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: Scheduler) -> PrefillResult:
+    """Return the result of a computed prompt, for the Handoff."""
+    sequence, n = going_on[0], going_on[0].params.n
+    made = scheduler.drafter.hand_over(going_on, scheduler.speculative_tokens)
+    drafts = {one.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
+    hidden = last_state(sequence)
+    tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}
+    known = {first.sequence.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
+    return PrefillResult(
+        sequence.computed,
+        [tokens[choice] if choice in tokens else job.request.submit.delivered[choice][0] for choice in range(n)],
+        len(sequence.prompt),
+        job.request.cached,
+        now - job.begun,
+        [one.choice for one in going_on],
+        [known.get(choice, []) for choice in range(n)] if known else None,
+        [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
+        None if sequence.inputs is None else [sequence.inputs.frames[0]],
+        None if sequence.inputs is None else sequence.inputs.next_index,
+        hidden,
+        None if hidden is None else digest_of(hidden),
+    )

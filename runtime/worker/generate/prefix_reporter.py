@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports of the prefix cache to the proxies, which send prompts where their beginning is cached."""
+
+from collections.abc import Sequence
+
+from pontil.runtime.cache.prefix import PrefixIndex
+from pontil.runtime.cache.prefix_journal import PrefixJournal
+from pontil.runtime.wire.messages import PrefixDelta
+from pontil.runtime.worker.links.proxy_link import ProxyLink
+
+# Changes in one message: 32 KiB.
+MOST_TOLD = 4096
+
+
+class PrefixReporter:
+    """The sender of PrefixDelta messages to one proxy: none if it does not want them, and none while it takes no
+    messages, when the changes wait in a journal of its own."""
+
+    def __init__(self, link: ProxyLink, index: PrefixIndex) -> None:
+        self.link, self.index = link, index
+        self.journal: PrefixJournal | None = None
+        self.number = 0
+
+    def begin(self) -> None:
+        """Tell the current proxy everything anew, if it wants to know."""
+        self.number = 0
+        self.end()
+        if self.link.takes_prefixes:
+            self.journal = self.index.open_journal()
+
+    def end(self) -> None:
+        if self.journal is not None:
+            self.index.journals.remove(self.journal)
+            self.journal = None
+
+    def tell(self) -> None:
+        """Send what has changed, at most MOST_TOLD changes."""
+        if self.link.proxy is None:
+            self.end()
+        if self.journal is None or self.link.congested:
+            return
+        if self.journal.is_void:
+            self.begin()
+        journal = self.journal
+        if journal is not None and (journal.changes or not self.number):
+            added, removed = journal.take(MOST_TOLD)
+            self.link.send(PrefixDelta(self.link.hello.sender, self.link.proxy or "", self.number, added, removed))
+            self.number += 1
+
+
+class PrefixReporters:
+    """The reporters of one prefix cache, one for each proxy."""
+
+    def __init__(self, links: Sequence[ProxyLink], index: PrefixIndex) -> None:
+        self.index = index
+        self.reporters = [PrefixReporter(link, index) for link in links]
+
+    def begin(self, link: ProxyLink) -> None:
+        """Tell the proxy of this link everything anew."""
+        next(one for one in self.reporters if one.link is link).begin()
+
+    def tell(self) -> None:
+        self.index.catch_up()
+        for one in self.reporters:
+            one.tell()

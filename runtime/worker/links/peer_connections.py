@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's connections to the workers that it pulls from: handshakes, queued messages, and peers that were given up.
+A decode worker has connections to prefill workers, a consumer of streams to producers."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from pontil.runtime.config.worker_config import Deadlines
+from pontil.runtime.errors import PontilError
+from pontil.runtime.transfer.connector import Connector
+from pontil.runtime.wire.links.context import Context
+from pontil.runtime.wire.links.outbox import Outbox
+from pontil.runtime.wire.links.renewal import Renewal
+from pontil.runtime.wire.links.sockets import PeerClient, Poller
+from pontil.runtime.wire.messages import Greet, Message
+from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
+
+# Seconds between two looks at the state of the connections.
+LOOK = 0.25
+# Seconds after which a peer that is LOST is forgotten: a process that ended does not come back.
+LONGEST_LOSS = 600.0
+
+
+class PeerConnections(Mapping[str, PeerConnection]):
+    """Connections by the peer's incarnation. `greeting` is the first message to each peer, except for its receiver;
+    without one a connection is ready at once, and its owner attaches the peer's pool."""
+
+    def __init__(
+        self, sender: str, greeting: Greet | None, connector: Connector, context: Context, poller: Poller,
+        deadlines: Deadlines,
+    ) -> None:  # fmt: skip
+        self.sender, self.greeting, self.connector, self.deadlines = sender, greeting, connector, deadlines
+        self.context, self.poller = context, poller
+        self.by_peer: dict[str, PeerConnection] = {}
+        self.outbox = Outbox(self.put)
+        self.told_lost: list[str] = []
+        self.look_at = 0.0
+
+    def __getitem__(self, peer: str) -> PeerConnection:
+        return self.by_peer[peer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_peer)
+
+    def __len__(self) -> int:
+        return len(self.by_peer)
+
+    @property
+    def sockets(self) -> list[PeerClient]:
+        return [connection.socket for connection in self.by_peer.values() if connection.socket is not None]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Return the reasons of failed and lost connections, by peer."""
+        return {peer: connection.reason for peer, connection in self.by_peer.items() if connection.reason}
+
+    @property
+    def lost(self) -> list[str]:
+        """Return the peers of which nothing is heard."""
+        return [peer for peer, one in self.by_peer.items() if one.state is HandshakeState.LOST]
+
+    def take_news(self) -> bool:
+        """Return whether other peers are lost than at the last call."""
+        before, self.told_lost = self.told_lost, self.lost
+        return before != self.told_lost
+
+    def open(self, peer: str, endpoint: str, now: float) -> str | None:
+        """Connect to a peer and start the handshake, unless it has a connection that has not failed. Return why it
+        cannot be, where a proxy named an address that is none."""
+        connection = self.by_peer.get(peer)
+        if connection is not None and connection.state is not HandshakeState.FAILED:
+            return None
+        self.hang_up(peer)
+        self.clear_the_address(endpoint)
+        try:
+            socket = self.connect(endpoint)
+        except PontilError as error:
+            return str(error)
+        patience = self.deadlines.kv_handshake_timeout
+        connection = self.by_peer[peer] = PeerConnection(
+            peer, endpoint, socket, now + patience, patience, Renewal.begun(now)
+        )
+        if self.greeting is None:
+            connection.state = HandshakeState.READY
+        else:
+            self.tell(peer, replace(self.greeting, receiver=peer))
+        return None
+
+    def connect(self, endpoint: str) -> PeerClient:
+        socket = PeerClient(self.context, self.sender, endpoint)
+        self.poller.register(socket)
+        return socket
+
+    def connect_again(self, connection: PeerConnection, now: float) -> None:
+        """Replace the connection of a peer that was not heard, and repeat the greeting, if there is one."""
+        assert connection.socket is not None
+        connection.socket.renew(now)
+        connection.renewal.renewed(now)
+        if self.greeting is not None:
+            self.tell(connection.peer, replace(self.greeting, receiver=connection.peer))
+        for _, word in connection.last_words:
+            self.tell(connection.peer, word)
+
+    def clear_the_address(self, endpoint: str) -> None:
+        """Close older connections to this address, which one process owns at a time. A socket for the previous owner
+        would also connect to this one, under our name, and messages to us could go there."""
+        for connection in self.by_peer.values():
+            if connection.endpoint == endpoint and connection.socket is not None:
+                self.silence(connection)
+                connection.fail("another process has the prefill worker's address now")
+
+    def forget_unused(self, used: Collection[str | None], most: int) -> None:
+        """Close connections that failed and that no transfer uses; where there are `most`, also others unused."""
+        full = len(self.by_peer) >= most
+        for peer, connection in list(self.by_peer.items()):
+            if peer not in used and (full or connection.state is HandshakeState.FAILED):
+                self.hang_up(peer)
+
+    def hang_up(self, peer: str) -> None:
+        connection = self.by_peer.pop(peer, None)
+        if connection is not None:
+            self.silence(connection)
+            self.connector.detach(peer)
+
+    def silence(self, connection: PeerConnection) -> None:
+        """Close the socket. An open one would connect again and again, to any process that has the address then."""
+        self.disconnect(connection)
+        self.outbox.drop(connection.peer)
+
+    def disconnect(self, connection: PeerConnection) -> None:
+        if connection.socket is not None:
+            self.poller.unregister(connection.socket)
+            connection.socket.close()
+            connection.socket = None
+
+    def receive_all(self) -> Iterator[Message]:
+        for connection in list(self.by_peer.values()):
+            for message in connection.socket.receive_all() if connection.socket else ():
+                connection.renewal.heard = True
+                yield message
+
+    def tell(self, peer: str, message: Message) -> None:
+        self.outbox.post(peer, message)
+
+    def tell_last(self, peer: str, word: Message, now: float) -> None:
+        """Tell a peer something that may be said twice, and is said again if the connection turns out to be broken."""
+        self.tell(peer, word)
+        connection = self.by_peer.get(peer)
+        if connection is not None:
+            connection.note_last(word, now, 2 * self.deadlines.link_timeout)
+
+    def put(self, peer: str, message: Message) -> bool:
+        """Return whether the peer's socket accepted the message, or there is no socket and so no peer to tell."""
+        connection = self.by_peer.get(peer)
+        return connection is None or connection.socket is None or connection.socket.send(message)
+
+    def flush(self, now: float) -> list[str]:
+        """Send queued messages. Return the peers that accept none."""
+        return list(self.outbox.flush(now))
+
+    def tick(self, now: float) -> list[str]:
+        """Give up handshakes that failed, and connect again to peers that are not heard. Return those that are lost
+        from now on: their handshake is late, or their connection broke. Without a greeting nobody answers, and what
+        depends on a peer has its own deadline."""
+        looking, lost = now >= self.look_at, []
+        if looking:
+            self.look_at = now + LOOK
+        for connection in list(self.by_peer.values()):
+            if connection.state is HandshakeState.FAILED:
+                self.silence(connection)
+            elif connection.is_late(now):
+                connection.lose(f"the prefill worker did not answer within {connection.patience:g} s", now)
+                lost.append(connection.peer)
+            elif looking and connection.has_broken(now) and self.greeting is not None:
+                if connection.state is HandshakeState.READY:
+                    connection.lose("the connection to the prefill worker broke", now)
+                    lost.append(connection.peer)
+                # The greeting or its answer may be lost, although something was heard.
+                connection.renewal = Renewal(now)
+            if connection.is_unheard(now):
+                self.connect_again(connection, now)
+            if connection.state is HandshakeState.LOST and now - connection.lost_at >= LONGEST_LOSS:
+                self.hang_up(connection.peer)
+        return lost
+
+    def close(self) -> None:
+        for connection in self.by_peer.values():
+            if connection.socket is not None:
+                connection.socket.close()

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's links to all proxies of its system (docs/decisions/061).
+
+Each proxy is told of its own requests only, in one stream of messages per proxy, so that its ledger can be compared
+with what the worker states to it. A proxy that is gone takes only its own requests with it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pontil.runtime.wire.links.outbox import PATIENCE
+from pontil.runtime.wire.links.sockets import WorkerSocket
+from pontil.runtime.wire.messages import Message, Tokens
+from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.links.proxy_reachability import ProxyReachability
+
+# Seconds that a worker waits for the other proxies once one has welcomed it: one of them may be down for long.
+COMPANY = 5.0
+
+
+class ProxyLinks:
+    """The links in the order of the proxies' endpoints. A message goes to the proxy that its `receiver` names; one for
+    a proxy that is gone is dropped."""
+
+    def __init__(self, links: Sequence[ProxyLink], sockets: Sequence[WorkerSocket] = ()) -> None:
+        self.links, self.sockets = tuple(links), tuple(sockets)
+        self.only = self.links[0] if len(self.links) == 1 else None
+        self.reachable = [ProxyReachability(one.connection, one.endpoint) for one in self.sockets]
+        self.first_at: float | None = None
+        for link in self.links if self.only is None else ():
+            # A step has rows of all proxies: one that accepts nothing holds up the others' requests too.
+            link.patience = PATIENCE
+
+    @property
+    def proxy(self) -> str | None:
+        """The incarnation of a proxy that this worker is registered with, or None."""
+        return next((link.proxy for link in self.links if link.proxy is not None), None)
+
+    @property
+    def proxies(self) -> int:
+        """The number of proxies that this worker is registered with."""
+        return sum(link.proxy is not None for link in self.links)
+
+    @property
+    def is_known(self) -> bool:
+        """True if every proxy here has confirmed the current role."""
+        return all(link.is_known for link in self.links)
+
+    @property
+    def congested(self) -> bool:
+        return any(link.congested for link in self.links)
+
+    def is_registered(self, now: float) -> bool:
+        """Return whether the worker can be called ready: all proxies have welcomed it, or one has and the others did
+        not come."""
+        if self.first_at is None and self.proxy is not None:
+            self.first_at = now
+        late = self.first_at is not None and now - self.first_at > COMPANY
+        return self.proxies == len(self.links) or (late and self.proxy is not None)
+
+    def of(self, proxy: str) -> ProxyLink | None:
+        """Return the link to the proxy of this incarnation. A worker of one proxy leaves it to that one to tell what is
+        not meant for it."""
+        return self.only or next((link for link in self.links if link.proxy == proxy), None)
+
+    def receive_all(self) -> Iterator[tuple[ProxyLink, Message]]:
+        """Yield what has arrived, with the link that it came by."""
+        for link in self.links:
+            for message in link.socket.receive_all():
+                yield link, message
+
+    def send(self, message: Message) -> None:
+        link = self.of(getattr(message, "receiver", ""))
+        if link is not None:
+            link.send(message)
+
+    def send_tokens(self, frames: Sequence[Tokens]) -> None:
+        """Send the tokens of one step, those of each proxy in one message where it takes that."""
+        if self.only is not None:
+            self.only.send_tokens(frames)
+            return
+        for link in self.links:
+            if own := [frame for frame in frames if frame.receiver == link.proxy]:
+                link.send_tokens(own)
+
+    def flush(self) -> None:
+        for link in self.links:
+            link.flush()
+
+    def look(self, now: float) -> str | None:
+        """Return why a proxy cannot be reached, if that is news and no proxy is known. Raise PontilError as
+        ProxyReachability does."""
+        news = [one.told for one in self.reachable if one.look(now)]
+        return news[0] if news and self.proxy is None else None
+
+    def tick(self, load: Callable[[ProxyLink], HeartbeatLoad], now: float) -> list[str]:
+        """Send what is due. Return the proxies that have been silent for too long, or are given up."""
+        gone = [link.tick(lambda link=link: load(link), now) for link in self.links]  # type: ignore[misc]
+        return [proxy for proxy in gone if proxy is not None]
+
+    def hurry(self) -> None:
+        """Send the next heartbeats at once."""
+        for link in self.links:
+            link.hurry()
+
+    def limit_seats(self, seats: int | None) -> None:
+        for link in self.links:
+            link.limit_seats(seats)
+
+    def turn_to(self, role: str, draining: bool) -> None:
+        for link in self.links:
+            link.turn_to(role, draining)
+
+    def goodbye(self, *, drained: bool) -> None:
+        for link in self.links:
+            link.goodbye(drained=drained)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Use of a worker's cores and time while no request needs them."""
+
+from pontil.gpu_ops.kernels.lent_cores import LentCores
+from pontil.runtime.cache.block_recorder import BlockRecorder
+from pontil.runtime.engine.engine import Engine
+from pontil.runtime.worker.start.prefault import Prefault
+
+# Seconds without work after which a worker starts idle work: the next request is not on its way yet.
+QUIET = 1.0
+# Seconds after which a worker whose core is borrowed checks again whether it may do idle work.
+BORROWED_PAUSE = 0.005
+# Seconds for which blocks are recorded at a time: a message does not wait for long.
+RECORDING = 0.001
+
+
+class IdleWork:
+    """The idle work of a worker. Without requests it lends its cores. While they are not borrowed it records the blocks
+    of a pool that outlives it, maps memory ahead, and after a while puts finished answers into the prefix cache: this
+    is free now, but would delay the request that needs it.
+
+    Not thread-safe: the engine's thread owns it.
+    """
+
+    def __init__(
+        self, engine: Engine, prefault: Prefault, lent_cores: LentCores | None, recorder: BlockRecorder | None = None
+    ) -> None:
+        self.engine, self.prefault, self.lent_cores, self.recorder = engine, prefault, lent_cores, recorder
+        self.busy_at = 0.0
+
+    def begin(self) -> None:
+        if self.lent_cores is not None:
+            self.lent_cores.lend()
+
+    def end(self) -> None:
+        """Take the cores back: work begins."""
+        if self.lent_cores is not None:
+            self.lent_cores.take()
+
+    def after_step(self, began: float, now: float) -> None:
+        """Record some blocks, in a small share of the time that the step took."""
+        if self.recorder is not None and self.recorder.is_due:
+            self.recorder.after_step(now - began)
+
+    @property
+    def is_recording(self) -> bool:
+        """Return whether there are blocks to record."""
+        return self.recorder is not None and self.recorder.is_due
+
+    @property
+    def is_borrowed(self) -> bool:
+        return self.lent_cores is not None and self.lent_cores.is_borrowed
+
+    def patience(self, now: float, most: float) -> float:
+        """Return how long the worker may sleep before there is idle work, at most `most`."""
+        if self.is_recording or self.prefault.is_due:
+            due = now
+        elif self.engine.scheduler.has_spare_work:
+            due = self.busy_at + QUIET
+        else:
+            return most
+        return min(most, max(due - now, BORROWED_PAUSE if self.is_borrowed else 0.0))
+
+    def spend(self, now: float) -> None:
+        """Do a small piece of idle work, short enough that an arriving message does not wait for long."""
+        if self.is_borrowed:
+            return
+        if self.recorder is not None and self.recorder.is_due:
+            self.recorder.rest(RECORDING)
+        elif self.prefault.is_due:
+            self.prefault.advance()
+        elif self.engine.scheduler.has_spare_work and now - self.busy_at >= QUIET:
+            # This is a step like any other: take the core back for it, so that no peer borrows it meanwhile; the next
+            # turn lends it again.
+            self.end()
+            self.engine.keep_answers()

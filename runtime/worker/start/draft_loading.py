@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading of a draft model beside the model that it guesses for."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
+from pontil.runtime.engine.drafts.model import DraftModel
+from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
+from pontil.runtime.engine.drafts.policy import AdaptivePolicy
+from pontil.runtime.engine.drafts.target_states import TargetStates
+from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
+from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.runtime.models.families.registry import build_draft_layer, build_model
+from pontil.runtime.models.layers.draft_layer import DraftLayer
+from pontil.runtime.models.layers.fused_block import kernels_fit
+from pontil.runtime.models.model import Model
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.worker.start.draft_pair import count_weights
+from pontil.runtime.worker.start.loading import ModelPart, read_weights
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model on the target's device. `weight_bytes` is the memory that its `weights`,
+    in number, take, or a little less."""
+
+    model: Model
+    layout: KVLayout
+    weight_bytes: int
+    weights: int
+
+    def shared_blocks(self, config: WorkerConfig, target: ModelPart) -> int:
+        """Return how many blocks both models have, of the memory that the target had room for: the KV memory holds as
+        many tokens of one as of the other. A GPU's free memory was measured before the draft model was there."""
+        size = target.num_blocks * target.layout.block_bytes
+        if config.kv_cache_memory is None and config.device != "cpu":
+            size -= self.weight_bytes
+        return max(0, size) // (target.layout.block_bytes + self.layout.block_bytes)
+
+
+def load_draft(config: WorkerConfig, target: ModelPart, report: Reporter) -> LoadedDraft | None:
+    """Load what guesses for this worker, if anything does. A draft layer is also loaded by a worker that only computes
+    prompts: their states are there. Raises ModelError."""
+    if config.speculative_model is None or not config.drafts:
+        return None
+    source = find_draft_layer(config.model_path, config.speculative_model)
+    if source is not None:
+        return load_draft_layer(config, source, target, report)
+    path = config.draft_model_path
+    return None if path is None else load_draft_model(config, path, target, report)
+
+
+def load_draft_layer(
+    config: WorkerConfig, source: DraftLayerSource, target: ModelPart, report: Reporter
+) -> LoadedDraft:
+    """Load a draft layer, computed by torch's operations in the target's type. Raises ModelError."""
+    checkpoint = open_draft_layer(source)
+    shape = replace(source.config, max_model_len=min(source.config.max_model_len, target.config.max_model_len))
+    settings = replace(config, quantization="none")
+    weights = read_weights(settings, checkpoint, target.model.device, target.dtype, None, report)
+    layer = build_draft_layer(shape, weights, target.model, source.form)
+    cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
+    layout = KVLayout(
+        config.block_size, 1, shape.num_kv_heads, shape.head_dim, cells, planes=shape.kv_planes
+    )  # fmt: skip
+    count = source.count_weights()
+    return LoadedDraft(layer, layout, count * TORCH_DTYPES[target.dtype].itemsize, count)
+
+
+def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report: Reporter) -> LoadedDraft:
+    """Load the draft model, in the target's type and, where they can compute it, by the target's kernels: two sets of
+    threads must not share cores. Raises ModelError."""
+    checkpoint = open_checkpoint(path)
+    shape = replace(checkpoint.config, max_model_len=min(checkpoint.config.max_model_len, target.config.max_model_len))
+    dtype = TORCH_DTYPES[target.dtype]
+    kernels = target.model.kernels if kernels_fit(shape, dtype, 1) else None
+    settings = replace(config, quantization=quantization_of(config, checkpoint, kernels is not None))
+    weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
+    model = build_model(shape, weights)
+    cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
+    layout = KVLayout(
+        config.block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, cells, packed=kernels is not None,
+        planes=shape.kv_planes,
+    )  # fmt: skip
+    number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
+    return LoadedDraft(model, layout, count_weights(shape) * number_bytes, count_weights(shape))
+
+
+def quantization_of(config: WorkerConfig, checkpoint: Checkpoint, has_kernels: bool) -> str:
+    """Return the draft model's quantization: the target's, where it is possible."""
+    possible = has_kernels and (config.quantization != "gguf" or isinstance(checkpoint, GgufCheckpoint))
+    return config.quantization if possible else "none"
+
+
+def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:
+    storage, pool = KVStorage(draft.layout, num_blocks, draft.model.device), BlockPool(num_blocks)
+    size, model = target.config.vocab_size, draft.model
+    if isinstance(model, DraftLayer):
+        made: DraftModel = DraftHead(DraftLayerRunner(model, storage), pool, draft.layout, size)
+    else:
+        made = DraftModel(ModelRunner(model, storage), pool, draft.layout, size, config.prefix_caching)
+    policy = AdaptivePolicy(draft.weights / count_weights(target.config))
+    warm_up(made)
+    for rows, seconds in warm_up(made):
+        policy.drafted(rows, seconds)
+    return ModelDrafter(made, policy)
+
+
+def warm_up(model: DraftModel) -> list[tuple[int, float]]:
+    """Have two guesses made, since the first call of an operation sets it up. Return their rows and seconds."""
+    sequence = Sequence("warm-up", [0], SamplingParams(max_tokens=4, seed=0, temperature=0.0), frozenset())
+    sequence.output = [0]
+    sequence.target_states = TargetStates(0, [torch.ones(model.shape.hidden_size, device=model.runner.model.device)])
+    model.propose([(sequence, 2)])
+    model.forget(sequence)
+    model.prefix.clear()
+    runs, model.runs = model.runs, []
+    return runs

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading of a process's part of the model onto its device: the same for a worker of one process and for each rank."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.kernels.compile.build import KernelError
+from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
+from pontil.gpu_ops.kernels.lent_cores import LentCores
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.cache.kept_pool import KeptPool
+from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.memory_errors import is_out_of_memory
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import Checkpoint
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF
+from pontil.runtime.loaders.hf.directory import HfCheckpoint
+from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.layers.fused_block import kernels_fit
+from pontil.runtime.models.model import Model
+from pontil.runtime.models.partition import check_division
+from pontil.runtime.models.weights import Weights
+from pontil.runtime.probe.host_memory import host_room
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.stages.qwen3_omni.stage_loading import stage_checkpoint
+from pontil.runtime.wire.compatibility import ON_GPU
+from pontil.runtime.worker.start.bits_identity import bits_identity
+from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.weights_progress import told
+
+logger = logging.getLogger("pontil.worker")
+
+MOST_CPU_KV_BYTES = 4 << 30
+CPU_KV_SHARE = 0.2
+
+# Makes the communicator of this process, which exchanges parts of this model with the other ranks.
+Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
+    `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it. `kept` is
+    the pool that outlives this process, if one does."""
+
+    config: ModelConfig
+    fingerprint: str
+    model: Model
+    layout: KVLayout
+    num_blocks: int
+    dtype: str
+    kernels: str
+    lent_cores: LentCores | None
+    kept: KeptPool | None = None
+
+    def open_storage(self, num_blocks: int, first_epoch: int) -> KVStorage:
+        """Open the pool. Epochs begin with `first_epoch`, which is later than any that a kept one may have."""
+        if self.kept is None:
+            return KVStorage(self.layout, num_blocks, self.model.device, first_epoch=first_epoch)
+        return self.kept.open(self.layout, num_blocks, self.model.device, first_epoch)
+
+
+def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
+    """Load this process's part of the model. Raises ModelError."""
+    device, lent_cores = open_device(config), open_lent_cores(config)
+    checkpoint = stage_checkpoint(config)
+    if isinstance(checkpoint, HfCheckpoint) and checkpoint.left_out:
+        parts = ", ".join(f"{name}* ({count} tensors)" for name, count in checkpoint.left_out.items())
+        logger.info("other parts of this model are not read: %s", parts)
+    model_config = shorten(checkpoint.config, config.max_model_len)
+    check_division(model_config, config.ranks)
+    dtype = choose_dtype(config.dtype, checkpoint)
+    cells = choose_kv_dtype(config.kv_cache_dtype, dtype)
+    kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
+    if kernels is not None and lent_cores is not None:
+        kernels.borrow(lent_cores)
+    communicator = join(model_config, kernels, device)
+    weights = read_weights(config, checkpoint, device, dtype, kernels, report, communicator)
+    model = build_model(model_config, weights)
+    layout = KVLayout(
+        config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
+        packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
+    )  # fmt: skip
+    named = name_of_kernels(device, kernels, config.deterministic)
+    if config.quantization != "none":
+        named = f"{named} {config.quantization}"
+    kept = open_kept(config, bits_identity(config, model_config, checkpoint.fingerprint, layout, dtype, named))
+    left = None if kept is None else kept.num_blocks
+    num_blocks = count_blocks(config, model, layout) if left is None else left
+    return ModelPart(
+        model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept
+    )  # fmt: skip
+
+
+def open_kept(config: WorkerConfig, identity: bytes) -> KeptPool | None:
+    """Open the files that the launcher holds for this process, if it does. A GPU's memory ends with its process."""
+    if config.kept_memory is None or config.device != "cpu":
+        return None
+    return KeptPool(*config.kept_memory, identity)
+
+
+@contextmanager
+def memory_errors(device: str) -> Iterator[None]:
+    """Raise ModelError where memory ran out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"the model does not fit the memory of {device}: choose a smaller one or --quantization, or lower "
+            "--kv-cache-memory, or start fewer workers"
+        ) from error
+
+
+def name_of_kernels(device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False) -> str:
+    """Return the name of the kernels. Workers with equal names round alike: torch's operations are assumed to, on all
+    CPUs, and on GPUs of one kind that are `deterministic` or not alike."""
+    if device.type == "cuda":
+        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{' deterministic' if deterministic else ''}"
+    return kernels.name if kernels else TORCH
+
+
+def read_weights(
+    config: WorkerConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: str,
+    kernels: KernelLibrary | None,
+    report: Reporter,
+    communicator: Communicator | None = None,
+) -> Weights:
+    """Read the weights, quantized if so configured. Raises ModelError for a quantization that is not possible here."""
+    wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
+    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
+    if wanted not in ("none", "int8", "gguf"):
+        raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
+    if wanted == "none":
+        return Weights(
+            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator,
+            block=checkpoint.config.weight_block, deterministic=config.deterministic,
+        )  # fmt: skip
+    if kernels is None or dtype != "bfloat16":
+        raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
+    if wanted == "int8":
+        return Weights(
+            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, int8=True, communicator=communicator
+        )
+    if not isinstance(checkpoint, GgufCheckpoint):
+        raise ModelError(NO_GGUF)
+    return Weights(telling(checkpoint.levels(torch_dtype)), device, torch_dtype, kernels, communicator=communicator)
+
+
+def find_kernels(
+    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, report: Reporter
+) -> KernelLibrary | None:
+    """Return the kernels for this model on this worker's cores, or None for torch's operations. With kernels of our
+    own, torch gets one thread: two thread pools that wait by spinning must not share cores."""
+    if config.device != "cpu" or (config.kernels == AUTO and not kernels_fit(model, dtype, config.ranks)):
+        return None
+    try:
+        kernels = open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)
+    except KernelError as error:
+        raise ModelError(f"--kernels {config.kernels} is not possible: {error}") from error
+    if kernels is not None:
+        torch.set_num_threads(1)
+    return kernels
+
+
+def open_lent_cores(config: WorkerConfig) -> LentCores | None:
+    """Open the file through which workers lend and borrow idle cores. If that fails, the worker computes on its own
+    cores only."""
+    if config.lent_cores is None or config.device != "cpu":
+        return None
+    try:
+        return LentCores(Path(config.lent_cores), config.cores)
+    except (OSError, ValueError) as error:
+        logger.warning("no cores are lent or borrowed: %s", error)
+        return None
+
+
+def open_device(config: WorkerConfig) -> torch.device:
+    device = torch.device(config.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"{config.device} was asked for, but torch finds no GPU here: use cpu, or check the driver")
+    torch.set_num_threads(max(1, len(config.cores)))
+    return device
+
+
+def choose_dtype(asked: str, checkpoint: Checkpoint) -> str:
+    dtype = checkpoint.config.dtype if asked == "auto" else asked
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
+    """Return the configuration with the requested context length."""
+    if asked is None:
+        return model
+    if asked > model.max_model_len:
+        raise ModelError(f"--max-model-len {asked} is more than the {model.max_model_len} this model was made for")
+    return replace(model, max_model_len=asked)
+
+
+def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout) -> int:
+    """Return the number of blocks in the KV memory: the configured size, else a share of the free memory of the host,
+    or what weights and steps leave of a GPU's."""
+    size = config.kv_cache_memory
+    if size is None and model.device.type == "cuda":
+        size = measure_room(config, model, layout, TorchMeter(model.device)).kv
+    if size is None:
+        size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
+    return size // layout.block_bytes

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of less than 16 bits: products equal those of the dequantized numbers and are batch-invariant (C16)."""
+
+import kernels
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.compile.instruction_sets import usable_sets
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate, stack
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_scales, per_channel, stacked
+
+# Numbers from 0 on, or from -128.
+RANGES = {"nibbles": (0, 16), "bytes": (0, 64), "signed": (-128, 128)}
+
+
+@pytest.fixture(scope="module", params=kernels.NAMES)
+def library(request: pytest.FixtureRequest) -> KernelLibrary:
+    return kernels.opened(request.param)
+
+
+def random_levels(kind: str, outputs: int, inputs: int, group: int, seed: int = 1) -> QuantizedWeights:
+    generator = torch.Generator().manual_seed(seed)
+    low, high = RANGES[kind]
+    numbers = torch.randint(low, high, (outputs, inputs), generator=generator)
+    scales, offsets = torch.randn(2, outputs, inputs // group, generator=generator)
+    # float16, as in a file.
+    scales, offsets = (scales * 1e-3).half().float(), (offsets * 8e-3).half().float()
+    return QuantizedWeights(numbers.to(torch.int8 if low else torch.uint8), scales, offsets)
+
+
+def check(library: KernelLibrary, levels: QuantizedWeights, x: Tensor) -> None:
+    matrix = Matrix(levels, torch.arange(levels.shape[0]).float())
+    found = library.linear(matrix, x)
+    bias = torch.arange(levels.shape[0]).double()
+    expected = x.bfloat16().double() @ levels.dense().double().T + bias
+    # The allowed error of the product, and that of rounding its sum with a larger bias to float32.
+    allowed = 1e-3 * (x.bfloat16().double().abs() @ levels.dense().double().abs().T) + 2.0**-22 * bias + 1e-9
+    assert bool(((found - expected).abs() <= allowed).all())
+    for rows in {1, 2, 5, 6, 7, 13, len(x)}:
+        assert torch.equal(library.linear(matrix, x[:rows]), found[:rows])
+        assert torch.equal(library.linear(matrix, x[-rows:]), found[-rows:])
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    kind=st.sampled_from(sorted(RANGES)), outputs=st.integers(1, 100), groups=st.integers(1, 9),
+    group=st.sampled_from([16, 32]), rows=st.integers(1, 40),
+)  # fmt: skip
+def test_products(library: KernelLibrary, kind: str, outputs: int, groups: int, group: int, rows: int) -> None:
+    x = torch.randn(rows, groups * group, generator=torch.Generator().manual_seed(2))
+    check(library, random_levels(kind, outputs, groups * group, group), x)
+
+
+@pytest.mark.parametrize("inputs", [16, 48, 576, 1536])
+def test_one_scale_an_output(library: KernelLibrary, inputs: int) -> None:
+    weight = torch.randn(70, inputs, generator=torch.Generator().manual_seed(3))
+    weight[7] = 0
+    levels = per_channel(weight)
+    assert float((levels.dense() - weight).abs().max()) <= float(weight.abs().max()) / 254 * 1.001
+    check(library, levels, torch.randn(9, inputs, generator=torch.Generator().manual_seed(4)))
+
+
+def test_parts_of_different_kinds_become_one(library: KernelLibrary) -> None:
+    parts = [random_levels(kind, 32, 96, group) for kind, group in (("nibbles", 32), ("signed", 32), ("bytes", 16))]
+    both = stacked(parts)
+    assert both.group == 16 and torch.equal(both.dense(), torch.cat([part.dense() for part in parts]))
+    check(library, both, torch.randn(4, 96))
+    mixed = stack(parts[0], torch.ones(3, 96).bfloat16())
+    assert isinstance(mixed, Tensor) and mixed.dtype == torch.bfloat16 and mixed.shape == (35, 96)
+
+
+def test_every_instruction_set_has_the_same_bits() -> None:
+    """Sums are exact but for additions in float32, which all do in the same order."""
+    matrix, x = Matrix(random_levels("bytes", 64, 544, 16)), torch.randn(9, 544)
+    found = [kernels.opened(one.name).linear(matrix, x) for one in usable_sets() if "-DPONTIL_TILES" not in one.flags]
+    assert len(found) > 1 and all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("spoiled", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_not_hidden(library: KernelLibrary, spoiled: float) -> None:
+    levels, x = random_levels("nibbles", 32, 64, 32), torch.randn(3, 64)
+    x[1, 5] = spoiled
+    found = library.linear(Matrix(levels), x)
+    assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
+    levels.scales[7, 1] = spoiled
+    found = library.linear(Matrix(levels), x[:1])
+    assert not found[0, 7].isfinite() and found[0, torch.arange(32) != 7].isfinite().all()
+
+
+def test_weights_are_exact_to_twelve_bits() -> None:
+    """The packed whole numbers, multiplied out, are the weight to a bit and a half of its unit, and fit 12 bits."""
+    for kind, high in (("nibbles", 16), ("bytes", 64), ("signed", 128)):
+        levels = random_levels(kind, 40, 96, 32)
+        packed, units = packed_scales(levels)
+        scales, offsets = packed << 16 >> 16, packed >> 16
+        numbers = levels.numbers.to(torch.int32).view(40, 3, 32)
+        weights = ((numbers * scales[:, :, None] + 64) >> 7) + offsets[:, :, None]
+        assert int(weights.abs().max()) < 4096 and int(numbers.max()) < high
+        off = weights.view(40, 96) * units[:, None] - levels.dense()
+        assert bool((off.abs() <= 1.51 * units[:, None]).all())
+
+
+def test_levels_alternate_as_numbers_do() -> None:
+    gate, up = random_levels("nibbles", 48, 64, 32), random_levels("bytes", 48, 64, 16)
+    both = alternate(gate, up)
+    expected = alternate(gate.dense(), up.dense())
+    assert isinstance(both, QuantizedWeights) and isinstance(expected, Tensor) and torch.equal(both.dense(), expected)
+    assert torch.equal(expected[16:32], up.dense()[:16]) and torch.equal(expected[32:48], gate.dense()[16:32])

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The response to an unknown path tells the client what to do."""
+
+import pytest
+from scripted_site import ScriptedSite
+
+from pontil.http.server.unknown_path import ABSENT, what_to_say
+
+KNOWN = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/health"}
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/conversations/conv_1", "use previous_response_id"),
+        ("/v1/rerank", "ranks or scores texts"),
+        ("/v1/audio/speech", "audio is not served"),
+        ("/api/chat", "Ollama"),
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
+        ("/models", "did you mean /v1/models?"),
+        ("/v1/tokenize", "did you mean /tokenize?"),
+        ("/v1/health", "did you mean /health?"),
+        ("/v1/responsesX", "see /v1/completions"),
+        ("/", "see /v1/completions"),
+        ("", "see /v1/completions"),
+        ("/v1", "see /v1/completions"),
+    ],
+)
+def test_one_sentence(path: str, says: str) -> None:
+    said = what_to_say(path, KNOWN)
+    assert said.startswith(f"there is nothing at {path}: ") and says in said
+
+
+def test_it_is_what_the_server_says(pair: ScriptedSite) -> None:
+    for beginning, says in ABSENT:
+        answer = pair.ask("POST", beginning, {})
+        assert answer.status == 404 and answer.json["error"]["code"] == "not_found"
+        assert answer.json["error"]["message"].endswith(says)
+    assert "did you mean /v1/models?" in pair.ask("GET", "/models").json["error"]["message"]

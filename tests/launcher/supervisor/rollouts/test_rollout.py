@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts against a simulated launch in which workers exit at any time, or never end."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pontil.launcher.child.child_state import ChildState, DrainState
+from pontil.launcher.supervisor.rollouts.rollout import (
+    DRAIN_MARGIN,
+    KILL_GRACE,
+    MOST_RETREATS,
+    PHASES,
+    STOP_GRACE,
+    TELL_TIMEOUT,
+    ActionKind,
+    Rollout,
+    RolloutGoal,
+    RolloutLimits,
+    RolloutPhase,
+    RolloutStep,
+    WorkerAction,
+    WorkerSnapshot,
+    advance,
+)
+
+LIMITS = RolloutLimits(drain=5.0, start=20.0)
+STEP_TIMEOUT = (MOST_RETREATS + 2) * (LIMITS.start + LIMITS.drain + DRAIN_MARGIN) + LIMITS.start + STOP_GRACE
+LONGEST = STEP_TIMEOUT + 2 * KILL_GRACE + TELL_TIMEOUT
+
+
+def row(
+    name: str, state: ChildState = ChildState.READY, drain_state: DrainState = DrainState.WORKING
+) -> WorkerSnapshot:
+    return WorkerSnapshot(name, state, drain_state)
+
+
+@dataclass
+class RolloutWorld:
+    """Workers as a supervisor sees them. `starts` counts processes: a RENEWED worker must have another one."""
+
+    places: dict[str, WorkerSnapshot]
+    change: Rollout
+    now: float = 0.0
+    starts: dict[str, int] = field(default_factory=dict)
+    told: list[tuple[ActionKind, str]] = field(default_factory=list)
+
+    def serving(self, but: str) -> int:
+        return sum(place.serves for name, place in self.places.items() if name != but)
+
+    def put(self, name: str, **fields: object) -> None:
+        self.places[name] = replace(self.places[name], **fields)  # type: ignore[arg-type]
+
+    def decide(self) -> None:
+        for _ in range(20):
+            move = None if self.change.is_over else advance(self.change, self.places, self.now)
+            if move is None:
+                return
+            self.change, actions = move
+            for action in actions:
+                self.check(action)
+                self.act(action)
+        raise AssertionError(f"{self.change} goes round in a circle")
+
+    def check(self, action: WorkerAction) -> None:
+        """Check that no worker is taken out of service while too few others serve, and that the action is possible."""
+        name, place = action.step.name, self.places.get(action.step.name)
+        self.told.append((action.verb, name))
+        if action.verb is ActionKind.ADD:
+            assert place is None
+            return
+        assert place is not None
+        takes = action.verb is ActionKind.DRAIN and place.serves
+        takes |= action.verb is ActionKind.STOP and place.state is ChildState.READY
+        assert not takes or self.serving(but=name) >= self.change.minimum, f"{action.verb} {name} leaves too few"
+        assert action.verb not in (ActionKind.RENEW, ActionKind.REMOVE) or not place.state.alive
+
+    def act(self, action: WorkerAction) -> None:
+        name = action.step.name
+        match action.verb:
+            case ActionKind.DRAIN:
+                self.put(name, drain_state=DrainState.DRAINING, obeys=False)
+            case ActionKind.ASSIGN:
+                self.put(name, drain_state=DrainState.WORKING, obeys=False)
+            case ActionKind.STOP | ActionKind.KILL if self.places[name].state.alive:
+                asked = ChildState.DRAINING if action.verb is ActionKind.STOP else ChildState.KILLED
+                self.put(name, state=asked)
+            case ActionKind.RENEW:
+                drain_state = DrainState.DRAINING if action.step.rests else DrainState.WORKING
+                self.places[name] = WorkerSnapshot(
+                    name, ChildState.BACKOFF, drain_state, obeys=drain_state is DrainState.WORKING
+                )
+            case ActionKind.ADD:
+                self.places[name] = row(name, ChildState.BACKOFF)
+            case ActionKind.REMOVE:
+                del self.places[name]
+
+    def happen(self, name: str, luck: int) -> None:
+        """Let one worker do something chosen by `luck`: 0 is an exit, 1 nothing, the rest is progress."""
+        place = self.places[name]
+        if luck == 1 or place.state is ChildState.GIVEN_UP:
+            return
+        if luck == 0 and place.state.alive:
+            asked = place.state in (ChildState.DRAINING, ChildState.KILLED)
+            works, state = place.drain_state is DrainState.WORKING, ChildState.EXITED if asked else ChildState.BACKOFF
+            drain_state = DrainState.WORKING if works else DrainState.DRAINING
+            self.put(name, state=state, exits=place.exits + 1, drain_state=drain_state, obeys=works)
+        elif luck == 0 and place.exits > 2:
+            self.put(name, state=ChildState.GIVEN_UP)
+        elif place.state is ChildState.BACKOFF:
+            self.starts[name] = self.starts.get(name, 0) + 1
+            self.put(name, state=ChildState.STARTING)
+        elif place.state is ChildState.STARTING:
+            self.put(name, state=ChildState.READY)
+        elif place.state is ChildState.READY:
+            self.put(
+                name,
+                obeys=True,
+                drain_state=DrainState.WORKING if place.drain_state is DrainState.WORKING else DrainState.DRAINED,
+            )
+
+
+NAMES = ("prefill:0", "decode:0", "decode:1", "decode:2")
+STATES = st.sampled_from(
+    [ChildState.READY] * 5 + [ChildState.STARTING, ChildState.BACKOFF, ChildState.GIVEN_UP, ChildState.EXITED]
+)
+DUTIES = st.sampled_from([DrainState.WORKING] * 4 + [DrainState.DRAINED, DrainState.DRAINING])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> RolloutWorld:
+    names = NAMES[: draw(st.integers(1, 4))]
+    places = {name: row(name, draw(STATES), draw(DUTIES)) for name in names}
+    aims = st.sampled_from(
+        [RolloutGoal.DRAINED, RolloutGoal.WORKING, RolloutGoal.RENEWED, RolloutGoal.RENEWED, RolloutGoal.GONE]
+    )
+    chosen = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    steps = [RolloutStep(draw(aims), name, rests=draw(st.booleans())) for name in chosen]
+    if draw(st.booleans()):
+        steps.append(RolloutStep(RolloutGoal.THERE, "decode:9", "decode"))
+    return RolloutWorld(places, Rollout(tuple(steps), draw(st.integers(0, 1)), LIMITS))
+
+
+@settings(max_examples=examples(120, 400), deadline=None)
+@given(worlds(), st.data())
+def test_every_change_ends_and_never_takes_away_too_many(world: RolloutWorld, data: st.DataObject) -> None:
+    steps, kindness = world.change.steps, data.draw(st.sampled_from([(0, 1), (1,), (0, 1, 2), (1, 2), (2,)]))
+    before = dict(world.starts)
+    limit = LONGEST * len(steps)
+    while not world.change.is_over:
+        assert world.now <= limit, f"{world.change} does not end"
+        world.decide()
+        for name in list(world.places):
+            world.happen(name, data.draw(st.sampled_from(kindness)))
+        world.now += data.draw(st.sampled_from([0.1, 1.0, 5.0, 40.0]))
+    if world.change.failure is None:
+        for step in steps:
+            kept(world, step, before)
+
+
+def kept(world: RolloutWorld, step: RolloutStep, before: dict[str, int]) -> None:
+    """Check the promise of a step that succeeded. Other events may have happened since."""
+    if step.aim is RolloutGoal.GONE:
+        assert step.name not in world.places
+    else:
+        assert step.name in world.places
+    if step.aim in (RolloutGoal.RENEWED, RolloutGoal.THERE):
+        assert world.starts[step.name] > before.get(step.name, 0)
+
+
+@settings(max_examples=examples(30, 100), deadline=None)
+@given(st.lists(st.sampled_from(NAMES), min_size=2, max_size=4, unique=True))
+def test_a_rolling_restart_in_a_kind_world_is_one_at_a_time(names: list[str]) -> None:
+    world = RolloutWorld(
+        {name: row(name) for name in names},
+        Rollout(tuple(RolloutStep(RolloutGoal.RENEWED, name) for name in names), 1, LIMITS),
+    )
+    while not world.change.is_over:
+        world.decide()
+        assert world.serving(but="") >= len(names) - 1
+        for name in names:
+            world.happen(name, 0 if world.places[name].state is ChildState.DRAINING else 2)
+        world.now += 1.0
+    assert world.change.failure is None
+    verbs = [(verb, name) for verb, name in world.told if verb is not ActionKind.SAY]
+    assert verbs == [(verb, name) for name in names for verb in (ActionKind.DRAIN, ActionKind.STOP, ActionKind.RENEW)]
+
+
+def changing(aim: RolloutGoal, *places: WorkerSnapshot, minimum: int = 1, rests: bool = False) -> RolloutWorld:
+    """Return a world with a change of the first of these workers."""
+    step = RolloutStep(aim, places[0].name, rests=rests)
+    return RolloutWorld({place.name: place for place in places}, Rollout((step,), minimum, LIMITS))
+
+
+def test_every_phase_has_its_function() -> None:
+    assert set(PHASES) == set(RolloutPhase)
+
+
+def test_who_drains_works_again_when_the_other_dies_and_has_its_turn_later() -> None:
+    world = changing(RolloutGoal.RENEWED, row("a"), row("b"))
+    world.decide()
+    world.put("b", state=ChildState.BACKOFF, exits=1)
+    world.put("a", drain_state=DrainState.DRAINED, obeys=True)
+    world.decide()
+    assert [verb for verb, _ in world.told] == [ActionKind.DRAIN, ActionKind.ASSIGN] and world.places["a"].serves
+    world.put("b", state=ChildState.READY)
+    world.decide()
+    assert world.told[-1] == (ActionKind.DRAIN, "a")
+
+
+def test_others_that_keep_dying_end_the_change_with_the_worker_at_work() -> None:
+    world = changing(RolloutGoal.DRAINED, row("a"), row("b"))
+    for _ in range(MOST_RETREATS + 1):
+        world.put("b", state=ChildState.READY)
+        world.decide()
+        world.put("b", state=ChildState.BACKOFF)
+        world.decide()
+    assert world.change.failure == "the other workers keep dying, so a goes on" and world.places["a"].serves
+
+
+@pytest.mark.parametrize(
+    ("aim", "verb"),
+    [
+        (RolloutGoal.RENEWED, ActionKind.STOP),
+        (RolloutGoal.GONE, ActionKind.STOP),
+        (RolloutGoal.DRAINED, ActionKind.ASSIGN),
+    ],
+)
+def test_who_does_not_drain_in_time_is_ended_or_works_again(aim: RolloutGoal, verb: ActionKind) -> None:
+    world = changing(aim, row("a"), row("b"))
+    world.decide()
+    world.now += LIMITS.drain + DRAIN_MARGIN - 0.1
+    world.decide()
+    assert [verb for verb, _ in world.told] == [ActionKind.DRAIN]
+    world.now += 0.1
+    world.decide()
+    assert world.told[-1] == (verb, "a")
+
+
+def test_the_only_worker_is_taken_away_only_by_force() -> None:
+    for minimum, first in ((1, None), (0, ActionKind.DRAIN)):
+        world = changing(RolloutGoal.RENEWED, row("a"), row("b", drain_state=DrainState.DRAINED), minimum=minimum)
+        world.decide()
+        assert [verb for verb, _ in world.told] == ([first] if first else [])
+        assert (world.change.failure is None) == (minimum == 0)
+
+
+def test_a_dead_worker_is_restarted_without_any_wait() -> None:
+    world = changing(RolloutGoal.RENEWED, row("a", ChildState.GIVEN_UP), row("b", ChildState.STARTING))
+    world.decide()
+    assert [verb for verb, _ in world.told] == [ActionKind.STOP, ActionKind.RENEW]
+
+
+def test_a_new_worker_that_does_not_come_up_leaves_no_trace() -> None:
+    world = RolloutWorld(
+        {"a": row("a")}, Rollout((RolloutStep(RolloutGoal.THERE, "b"), RolloutStep(RolloutGoal.THERE, "c")), 1, LIMITS)
+    )
+    world.decide()
+    world.put("b", state=ChildState.BACKOFF, exits=1)
+    world.decide()
+    assert set(world.places) == {"a"}
+    assert world.change.failure is not None and world.change.failure.endswith("; c is left as before")
+
+
+def test_who_was_drained_is_drained_after_a_rolling_restart() -> None:
+    world = changing(RolloutGoal.RENEWED, row("a", drain_state=DrainState.DRAINED), row("b"), rests=True)
+    world.decide()
+    world.put("a", drain_state=DrainState.DRAINED, obeys=True)
+    world.decide()
+    world.put("a", state=ChildState.EXITED)
+    world.decide()
+    world.put("a", state=ChildState.READY)
+    world.decide()
+    assert not world.change.is_over
+    world.put("a", drain_state=DrainState.DRAINED, obeys=True)
+    world.decide()
+    assert world.change.is_over and world.change.failure is None

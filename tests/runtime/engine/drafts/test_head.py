@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft layers in an engine: an MTP layer and an EAGLE head change only the number of steps of an answer."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from always_draft import AlwaysDraft
+from drafted import REPEATING, requests, run
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import Rig, check_free, rig, sequence
+from tiny_draft_layers import write_eagle_head, write_mtp_model
+
+from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
+from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
+from pontil.runtime.engine.drafts.policy import WINDOW
+from pontil.runtime.engine.drafts.target_states import TargetStates
+from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_layer
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.models.families.registry import build_draft_layer, build_model
+from pontil.runtime.models.layers.draft_layer import DraftLayer
+from pontil.runtime.models.model import Model
+from pontil.runtime.models.weights import Weights
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Drafting:
+    target: Model
+    layer: DraftLayer
+
+
+@pytest.fixture(scope="module", params=["mtp", "eagle"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
+    folder = tmp_path_factory.mktemp(request.param)
+    target, head = folder / "target", folder / "head"
+    if request.param == "mtp":
+        write_mtp_model(target)
+    else:
+        write_tiny_llama(target)
+        write_eagle_head(head, target)
+    checkpoint = open_checkpoint(target)
+    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), CPU, torch.float32))
+    source = find_draft_layer(target, "mtp" if request.param == "mtp" else head)
+    assert source is not None
+    own = open_draft_layer(source)
+    layer = build_draft_layer(own.config, Weights(own.tensors(), CPU, torch.float32), model, source.form)
+    return Drafting(model, layer)
+
+
+def head_of(pair: Drafting, blocks: int = 200) -> DraftHead:
+    shape = pair.layer.config
+    layout = KVLayout(16, 1, shape.num_kv_heads, shape.head_dim, "float32", planes=shape.kv_planes)
+    runner = DraftLayerRunner(pair.layer, KVStorage(layout, blocks, CPU))
+    return DraftHead(runner, BlockPool(blocks), layout, shape.vocab_size)
+
+
+def drafting(pair: Drafting, count: int, blocks: int = 200, lookup: bool = False, own_blocks: int = 200) -> Rig:
+    drafter = ModelDrafter(head_of(pair, own_blocks), AlwaysDraft(lookup))
+    made = rig(pair.target, blocks=blocks, drafts=count, drafter=drafter)
+    made.runner.keeps_states = True
+    return made
+
+
+def head_in(one: Rig) -> DraftHead:
+    drafter = one.scheduler.drafter
+    assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, DraftHead)
+    return drafter.model
+
+
+def check_head_free(one: Rig) -> None:
+    """Check that the head keeps nothing of any sequence, and its pool is whole."""
+    head = head_in(one)
+    head.pool.check()
+    assert not head.followers and not head.feeds and head.pool.available == head.pool.capacity
+    check_free(one)
+
+
+@pytest.mark.parametrize(("count", "lookup"), [(1, False), pytest.param(5, False, marks=pytest.mark.long), (5, True)])
+def test_a_draft_layer_changes_nothing(pair: Drafting, count: int, lookup: bool) -> None:  # B1, C16
+    """Choices, penalties, logprobs, masks of ids and temperatures are among the requests."""
+    expected = run(rig(pair.target), requests(20))
+    one = drafting(pair, count, lookup=lookup)
+    assert run(one, requests(20)) == expected
+    assert one.engine.drafted > 50
+    check_head_free(one)
+
+
+def test_replay_and_little_room_give_the_same_with_a_draft_layer(pair: Drafting) -> None:
+    budget = examples(16, 24)
+    expected = run(rig(pair.target), requests(budget))
+    for tight in (drafting(pair, 5, blocks=12), drafting(pair, 5, own_blocks=9)):
+        assert run(tight, requests(budget)) == expected
+        assert tight.engine.drafted > 0
+        check_head_free(tight)
+
+
+def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
+    """A sequence that decoded for long without guesses: only the newest states are known."""
+    plain = run(rig(pair.target), [sequence("a", REPEATING, WINDOW + 40)])["a"]
+    one = drafting(pair, 3)
+    made = sequence("a", REPEATING, WINDOW + 40)
+    one.engine.add(made)
+    while len(made.output) < 5:
+        one.engine.step()
+    one.scheduler.speculative_tokens = 0
+    first = head_in(one).followers[made].twin
+    while len(made.output) < WINDOW + 10:
+        one.engine.step()
+    assert made.target_states is not None and len(made.target_states.rows) == WINDOW
+    one.scheduler.speculative_tokens = 3
+    one.engine.step()
+    again = head_in(one).followers[made].twin
+    assert again is not first and first.skipped == 1 < again.skipped
+    while one.engine.has_work:
+        one.engine.step()
+    assert made.output == plain.ids
+    check_head_free(one)
+
+
+def test_a_layer_may_begin_with_the_newest_states_only(pair: Drafting) -> None:
+    plain = run(rig(pair.target), [sequence("a", REPEATING, 40)])["a"]
+    one = drafting(pair, 0)
+    made, head = sequence("a", REPEATING, 40), head_in(one)
+    one.engine.add(made)
+    while len(made.output) < 20:
+        one.engine.step()
+    head.narrow(made, 6)
+    twin = head.followers[made].twin
+    assert head.missing(made) == 6 and head.feeds[twin].base == twin.skipped - 1 == made.length - 7
+    assert head.read(made, 5) == 5
+    one.scheduler.speculative_tokens = 3
+    while one.engine.has_work:
+        one.engine.step()
+    assert made.output == plain.ids and one.engine.drafted > 0 and head.feeds == {}
+    check_head_free(one)
+
+
+def test_guesses_are_those_of_the_layer_fed_with_the_targets_states(pair: Drafting) -> None:
+    """Chained: the first guess from the target's last state, each further one from the layer's own result; and what is
+    computed piece by piece, with guesses in between, is what is computed at once."""
+    one = drafting(pair, 4)
+    made = sequence("a", REPEATING, 24)
+    one.engine.add(made)
+    while len(made.output) < 15:
+        one.engine.step()
+    (found,) = head_in(one).propose([(made, 4)])
+    fresh = head_of(pair)
+    assert made.target_states is not None and made.target_states.start == 0
+    (expected,) = fresh.propose([(made, 4)])
+    assert found == expected and len(found) == 4
+    states, known, guessed = torch.stack(made.target_states.rows), made.prompt + made.output, list[int]()
+    for _ in range(4):
+        hidden, logits = once(pair, known[1:] + guessed, states)
+        guessed.append(int(logits[-1].argmax()))
+        states = torch.cat((states, hidden[-1:]))
+    assert tuple(guessed) == found
+    one.engine.end("a", FinishReason.ABORTED)
+
+
+def once(pair: Drafting, ids: list[int], states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute all positions in one tile, in new memory."""
+    head = head_of(pair)
+    runner = head.runner
+    assert isinstance(runner, DraftLayerRunner)
+    with torch.inference_mode():
+        rows = pair.layer.rows(torch.tensor(ids), states)
+        plan = TilePlan(False, ids, [TileSpan(0, len(ids), [1, 2, 3, 4, 5])], range(len(ids)), [], [], rows)
+        hidden = runner.tiles.forward(plan)
+        return hidden, pair.layer.logits(hidden)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 200), st.integers(0, 400))))
+def test_states_are_those_of_neighbouring_positions(steps: list[tuple[int, int, int]]) -> None:
+    """Against a table of all positions: whatever is recorded and cut, each state is the last one of its position."""
+    kept, known = TargetStates(0, []), dict[int, float]()
+    for start, count, end in steps:
+        rows = [torch.tensor([float(number)]) for number in torch.rand(count).tolist()]
+        kept.record(start, rows)
+        known |= {start + at: float(row) for at, row in enumerate(rows)}
+        copy = kept.copy()
+        kept.cut(end)
+        assert kept.end <= max(end, kept.start) and len(copy.rows) <= WINDOW and copy.end == start + count
+        assert all(float(one.at(at)) == known[at] for one in (kept, copy) for at in range(one.start, one.end))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft layers against plain torch around transformers' layers, which has no forward pass for them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_draft_layers import write_eagle_head, write_mtp_model
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.runner import TileRunner
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
+from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.models.families.registry import build_draft_layer, build_model
+from pontil.runtime.models.layers.draft_layer import DraftLayer
+from pontil.runtime.models.weights import Weights
+
+CPU = torch.device("cpu")
+LENGTH = 37
+
+
+def opened(target: Path, source: DraftLayerSource) -> DraftLayer:
+    checkpoint = open_checkpoint(target)
+    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), CPU, torch.float32))
+    layer = open_draft_layer(source)
+    return build_draft_layer(layer.config, Weights(layer.tensors(), CPU, torch.float32), model, source.form)
+
+
+def ours(layer: DraftLayer, ids: Tensor, states: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
+    """Compute rows in pieces; return the results, and their logits."""
+    shape = layer.config
+    layout = KVLayout(16, 1, shape.num_kv_heads, shape.head_dim, "float32", planes=shape.kv_planes)
+    tiles = TileRunner(layer, KVStorage(layout, 8, CPU), ANY_ROWS)
+    start, found = 0, []
+    with torch.inference_mode():
+        rows = layer.rows(ids, states)
+        for count in cuts:
+            part = ids[start : start + count].tolist()
+            span, own = TileSpan(start, count, [1, 2, 3, 4]), rows[start : start + count]
+            found.append(tiles.forward(TilePlan(count == 1, part, [span], range(count), [], [], own)))
+            start += count
+        hidden = torch.cat(found)
+        return hidden, layer.logits(hidden)
+
+
+def causal(length: int) -> Tensor:
+    return torch.full((length, length), -torch.inf).triu(1)[None, None]
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def mtp_reference(folder: Path, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the target's states, the layer's results, and its logits."""
+    config = DeepseekV3Config.from_pretrained(folder, attn_implementation="eager")
+    target = DeepseekV3ForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    number, tensors = config.num_hidden_layers, load_file(folder / WHOLE)
+    own = {name.split(".", 3)[3]: one for name, one in tensors.items() if name.startswith(f"model.layers.{number}.")}
+    # Such files have a tensor for each expert; transformers stacks them.
+    whole = DeepseekV3Config.from_pretrained(folder, attn_implementation="eager", num_hidden_layers=number + 1)
+    deeper = DeepseekV3ForCausalLM.from_pretrained(folder, config=whole, dtype=torch.float32).eval()
+    block = deeper.model.layers[number]
+    assert isinstance(block, DeepseekV3DecoderLayer)
+    with torch.no_grad():
+        states = target.model(ids[None, :-1]).last_hidden_state[0]
+        embedded = tensors["model.embed_tokens.weight"][ids[1:]]
+        joined = torch.cat((rms(embedded, own["enorm.weight"]), rms(states, own["hnorm.weight"])), -1)
+        rows = joined @ own["eh_proj.weight"].T
+        angles = target.model.rotary_emb(rows[None], torch.arange(len(rows))[None])
+        made = block(rows[None], attention_mask=causal(len(rows)), position_embeddings=angles)
+        hidden = (made if isinstance(made, Tensor) else made[0]).view(len(rows), -1)
+        return states, hidden, rms(hidden, own["shared_head.norm.weight"]) @ tensors["lm_head.weight"].T
+
+
+def eagle_reference(folder: Path, head: Path, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    config = LlamaConfig.from_pretrained(folder, attn_implementation="eager")
+    target = LlamaForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    own = load_file(head / WHOLE)
+    block = LlamaDecoderLayer(config, 0).eval()
+    block.input_layernorm = torch.nn.Identity()
+    names = {name.removeprefix("layers.0."): one for name, one in own.items() if name.startswith("layers.0.")}
+    assert not block.load_state_dict(names).missing_keys
+    with torch.no_grad():
+        states = target.model(ids[None, :-1]).last_hidden_state[0]
+        rows = torch.cat((own["embed_tokens.weight"][ids[1:]], states), -1) @ own["fc.weight"].T + own["fc.bias"]
+        angles = target.model.rotary_emb(rows[None], torch.arange(len(rows))[None])
+        made = block(rows[None], attention_mask=causal(len(rows)), position_embeddings=angles)
+        hidden = (made if isinstance(made, Tensor) else made[0]).view(len(rows), -1)
+        return states, hidden, target.lm_head(hidden)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle"])
+def test_the_layers_logits_are_those_of_plain_torch(tmp_path: Path, kind: str) -> None:
+    target, head = tmp_path / "target", tmp_path / "head"
+    ids = torch.randint(3, 250, (LENGTH + 1,), generator=torch.Generator().manual_seed(1))
+    if kind == "mtp":
+        write_mtp_model(target)
+        source = find_draft_layer(target, "mtp")
+        states, hidden, logits = mtp_reference(target, ids)
+    else:
+        write_tiny_llama(target)
+        write_eagle_head(head, target)
+        source = find_draft_layer(target, head)
+        states, hidden, logits = eagle_reference(target, head, ids)
+    assert source is not None
+    layer = opened(target, source)
+    for cuts in ([LENGTH], [1] * LENGTH, [20, 1, 16]):
+        found, guessed = ours(layer, ids[1:], states, cuts)
+        torch.testing.assert_close(found, hidden, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(guessed, logits, rtol=1e-4, atol=1e-4)
+    assert guessed.argmax(-1).unique().numel() > 5

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dead proxy's lease stays until its rows are on the disk."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proxy_configs import bare_config
+from scripted_worker import eventually
+
+from pontil.runtime.accounting import usage_log
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.proxy.fleet.proxies import Fleet
+from pontil.runtime.proxy.fleet.siblings import Siblings
+from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
+
+
+def config(folder: Path) -> ProxyConfig:
+    return bare_config(usage_log=str(folder / "usage"), shared_folder=str(folder / "proxies"))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(config(tmp_path), "alive", lambda: b"", lambda request: None)
+    yield made
+    made.close()
+
+
+def test_a_lease_is_forgotten_once_the_rows_are_written(
+    tmp_path: Path, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_log, "RETRY", 0.01)
+    books = Bookkeeper(config(tmp_path), "alive", lambda: 0.0)
+    dead, log = Siblings(tmp_path / "proxies", "dead"), books.log
+    assert dead.own is not None and fleet.siblings is not None and log is not None
+    os.close(dead.own.descriptor)
+    eventually(lambda: not log.waiting, "the first row")
+    file: Any = log.file
+    write, tried = file.write, list[int]()
+
+    def failing(rows: list[Any]) -> None:
+        tried.append(len(rows))
+        raise sqlite3.OperationalError("full")
+
+    monkeypatch.setattr(file, "write", failing)
+    for _ in range(2):
+        # The second look comes while the log is known to fail.
+        fleet.mourned.clear()
+        fleet.bury("dead", [], books.lose)
+        tried.clear()
+        eventually(lambda: len(tried) > 1, "tries to write")
+        assert fleet.siblings.gone() == ["dead"]
+    monkeypatch.setattr(file, "write", write)
+    eventually(lambda: fleet.siblings is not None and fleet.siblings.gone() == [], "a lease that is forgotten")
+    books.end()

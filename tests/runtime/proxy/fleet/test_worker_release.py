@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two releases behind one proxy: each request stays with the workers of one, and each release has its part of them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from live_proxy import TEXT, LiveProxy, collect, submitted, until
+from scripted_worker import ScriptedWorker, silent
+
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.graph.catalog import graph_named
+from pontil.runtime.wire.messages import SCHEMA, Hello, RoleChange
+
+PARAMS = SamplingParams(max_tokens=60, seed=1)
+OLD = Hello("o", SCHEMA, "mixed:0", "mixed", 11, "cpu", "tiny", "model", "layout", "ipc:///e", 16, 10, 4, 512, 256)
+NEW = replace(OLD, sender="n", name="mixed:1", model_fingerprint="other", kv_fingerprint="other", revision="2026-11")
+Play = Callable[..., None]
+
+
+@dataclass
+class SeatedWorker:
+    seats: int
+    role: str = "mixed"
+    taken: int = 0
+
+
+async def leaves(live_proxy: LiveProxy, worker: ScriptedWorker) -> None:
+    worker.say(RoleChange(worker.incarnation, worker.proxy, worker.role, True))
+    await until(lambda: live_proxy.proxy.registry.is_leaving(worker.incarnation))
+
+
+def test_another_model_is_refused_unless_its_revision_has_another_name() -> None:  # C8
+    registry = Registry(ttl=5.0)
+    assert registry.hello(OLD, 0.0) is None
+    for none in (None, ""):
+        reason = registry.hello(replace(NEW, revision=none), 0.0)
+        assert reason is not None and "start it with the same --model" in reason
+    assert registry.hello(NEW, 0.0) is None
+    third = replace(NEW, sender="x", name="mixed:2", model_fingerprint="third")
+    assert registry.hello(third, 0.0) is not None, "those of one revision are alike"
+    assert registry.hello(replace(OLD, sender="y", name="mixed:3", version="0.2.0"), 0.0) is None
+    another = registry.hello(replace(OLD, sender="z", name="mixed:4", version="0.2.0", dtype="float16"), 0.0)
+    assert another is None, "the first of this revision does not say its dtype"
+
+
+def test_a_model_of_several_stages_has_one_revision() -> None:
+    graph = graph_named("speech-demo")
+    assert graph is not None
+    reason = Registry(5.0, graph=graph).hello(replace(NEW, node=graph.first), 0.0)
+    assert reason is not None and "leave --revision out" in reason
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), min_size=1, max_size=6))
+def test_each_release_has_its_part_of_the_requests(workers: list[tuple[int, int]]) -> None:
+    shares, seated = ReleaseShares(), dict[WorkerRelease, list[SeatedWorker]]()
+    for number, count in workers:
+        seated.setdefault(WorkerRelease(str(number)), []).append(SeatedWorker(count))
+    seats = {release: sum(worker.seats for worker in each) for release, each in seated.items()}
+    for _ in range(5 * sum(seats.values())):
+        shares.enter(shares.choose(seated))
+    assert all(4 * seats[release] <= shares.bound[release] <= 6 * seats[release] for release in seats)
+    for release in list(shares.bound):
+        for _ in range(shares.bound[release]):
+            shares.leave(release)
+    assert not shares.bound
+
+
+def test_without_workers_there_is_no_release() -> None:
+    assert ReleaseShares().choose({}) is None
+
+
+def test_requests_go_to_both_and_each_reply_names_its_own(play: Play) -> None:
+    """No pair is of two releases, and the fingerprint is that of the workers that answer."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        await live_proxy.worker("prefill:0")
+        await live_proxy.worker("decode:0")
+        group = live_proxy.proxy.registry.generating
+        prints = {group.snapshot().system_fingerprint("0"): "0"}
+        await live_proxy.worker("prefill:1", revision="b", model_fingerprint="n", kv_fingerprint="n")
+        await live_proxy.worker("decode:1", revision="b", model_fingerprint="n", kv_fingerprint="n")
+        routes = set()
+        for _ in range(12):
+            snapshot = group.snapshot()
+            stream = live_proxy.proxy.submit_all([([5], PARAMS)], snapshot=snapshot)
+            number = prints.setdefault(snapshot.system_fingerprint("0") or "", "1")
+            assert stream.route == f"prefill:{number}>decode:{number}"
+            routes.add(stream.route)
+            assert (await collect(stream))[0] == TEXT
+        assert len(routes) == 1, "alone, each goes to the newer one"
+        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(8)]
+        assert sorted(stream.route for stream in streams) == 4 * ["prefill:0>decode:0"] + 4 * ["prefill:1>decode:1"]
+        await asyncio.gather(*map(collect, streams))
+        assert not group.shares.bound
+        assert {one.name for one in live_proxy.proxy.trial_routes()} == {"prefill:0>decode:0", "prefill:1>decode:1"}
+
+    play(scene)
+
+
+def test_the_old_drains_as_the_new_comes(play: Play) -> None:
+    """A drained release gets nothing new; its answers end where they began."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        old = await live_proxy.worker("mixed:0", pace=0.002)
+        begun = live_proxy.proxy.submit([5], PARAMS)
+        await until(lambda: begun.request.begun)
+        new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
+        await leaves(live_proxy, old)
+        assert {live_proxy.proxy.submit([5], PARAMS).route for _ in range(6)} == {"mixed:1"}
+        assert (await collect(begun))[0] == TEXT and begun.route == "mixed:0" and old.submits.qsize() == 1
+        await until(lambda: new.submits.qsize() >= 1)
+
+    play(scene)
+
+
+def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        def begins(worker: ScriptedWorker, submit: object) -> object:
+            yield worker.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)  # type: ignore[arg-type]
+
+        old = await live_proxy.worker("mixed:0", script=begins)
+        stream = live_proxy.proxy.submit([5], PARAMS)
+        await until(lambda: stream.request.begun)
+        new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
+        live_proxy.proxy.dispatcher.retry(stream.request, "it died", "died")
+        await leaves(live_proxy, old)
+        live_proxy.proxy.dispatcher.resume()
+        if stream.request.attempt == 1:
+            live_proxy.proxy.dispatcher.retry(stream.request, "it died again", "died")
+        assert stream.request.id in live_proxy.proxy.dispatcher.stranded and new.submits.empty()
+        again = await live_proxy.worker("mixed:2")
+        assert (await submitted(again)).delivered == [[7]] and new.submits.empty()
+        stream.cancel()
+
+    play(scene)
+
+
+def test_a_request_that_has_no_answer_yet_goes_to_the_release_that_is_left(play: Play) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        old = await live_proxy.worker("mixed:0", script=silent)
+        stream = live_proxy.proxy.submit([5], PARAMS)
+        await submitted(old)
+        await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
+        await leaves(live_proxy, old)
+        live_proxy.proxy.dispatcher.retry(stream.request, "it died", "died")
+        assert (await collect(stream))[0] == TEXT and stream.route == "mixed:1"
+        assert not live_proxy.proxy.registry.generating.shares.bound
+
+    play(scene)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs and models: what is refused before anything starts, in which words."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from speech_graph import CODE2WAV, FRAMES, STATES, TALKER, THINKER, decoder_walk, speech_graph
+
+from pontil.runtime.errors import GraphError, ModelError
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.stages.graph.connection import Connection
+from pontil.runtime.stages.graph.graph import Graph
+from pontil.runtime.stages.graph.mermaid import mermaid
+from pontil.runtime.stages.graph.partition import Authority, GraphPartition
+from pontil.runtime.stages.graph.policies import Fixed, LeftContext, SlidingWindow
+from pontil.runtime.stages.graph.walk import Loop, Node, Parallel, Sequential, Walk
+
+WALK = Walk("w", Node("n"))
+LONE = GraphPartition("lone", ("m",), (Walk("v", Node("m")),), Authority.PRODUCER_TRIGGERED)
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "no partition": (lambda: Graph("g", ()), "has no partition"),
+    "a callback onto an unknown partition": (
+        lambda: speech_graph(Connection("talker", "decoder", "frames", Fixed(1), decoder_walk)),
+        "callback of connection 'frames' from 'talker' to 'decoder' drives a partition that does not exist: 'decoder'",
+    ),
+    "a connection from an unknown partition": (
+        lambda: speech_graph(Connection("speaker", "talker", "frames", Fixed(1))),
+        "names a partition that does not exist: 'speaker'",
+    ),
+    "a callback onto a STATE_MACHINE partition": (
+        lambda: speech_graph(Connection("talker", "thinker", "back", Fixed(1), decoder_walk)),
+        "has a callback but 'thinker' is STATE_MACHINE",
+    ),
+    "a PRODUCER_TRIGGERED partition that nothing drives": (
+        lambda: speech_graph(frames=replace(FRAMES, callback=None)),
+        "'code2wav' is PRODUCER_TRIGGERED but no connection drives it",
+    ),
+    "a PRODUCER_TRIGGERED partition with a state machine too": (
+        lambda: speech_graph(talker=replace(TALKER, transitions={"talker_prefill": "talker_decode"})),
+        "'talker' is PRODUCER_TRIGGERED and has walks of a state machine too",
+    ),
+    "no terminal walk": (lambda: speech_graph(talker=replace(TALKER, terminal=None)), "name its terminal walk"),
+    "no initial walk": (lambda: speech_graph(thinker=replace(THINKER, initial=None)), "name its initial walk"),
+    "a terminal walk of a STATE_MACHINE partition": (
+        lambda: speech_graph(thinker=replace(THINKER, terminal="prefill_text")), "has a terminal walk: remove that",
+    ),
+    "two partitions of a name": (
+        lambda: speech_graph(talker=replace(TALKER, name="thinker")), "two partitions are named 'thinker'",
+    ),
+    "a node in two partitions": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, nodes=("code2wav", "talker"))),
+        "the node 'talker' stands twice",
+    ),
+    "two walks of a name": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("talker_decode", Node("code2wav")),))),
+        "two walks are named 'talker_decode'",
+    ),
+    "an edge twice": (lambda: speech_graph(STATES), "'states' from 'thinker' to 'talker' stands twice"),
+    "no walk": (lambda: speech_graph(code2wav=replace(CODE2WAV, walks=())), "'code2wav' has no walk"),
+    "an empty part": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Sequential((Parallel(()),))),))),
+        "walk 'c' has an empty Parallel",
+    ),
+    "a loop of no round": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Loop(Node("code2wav"), 0)),))),
+        "walk 'c' has a Loop of 0 rounds",
+    ),
+    "a node of another partition": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Node("talker")),))),
+        "walk 'c' runs the node 'talker', which partition 'code2wav' does not have",
+    ),
+    "a node that no walk runs": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, nodes=("code2wav", "spare"))),
+        "no walk of partition 'code2wav' runs its node 'spare'",
+    ),
+    "an unknown walk": (
+        lambda: speech_graph(talker=replace(TALKER, terminal="talker_end")),
+        "'talker' names the walk 'talker_end', which it does not have",
+    ),
+    "a connection to itself": (
+        lambda: speech_graph(Connection("talker", "talker", "own", Fixed(1))), "leads from a partition to itself",
+    ),
+    "a callback without stream": (
+        lambda: speech_graph(frames=replace(FRAMES, policy=None)), "has a callback but is no stream",
+    ),
+    "a policy with an unknown walk": (
+        lambda: speech_graph(frames=replace(FRAMES, policy=Fixed(1, frozenset({"x"})))), "names the walk 'x'",
+    ),
+    "a chunk of nothing": (lambda: speech_graph(frames=replace(FRAMES, policy=Fixed(0))), r"Fixed\(0\): a chunk has"),
+    "a window that jumps": (
+        lambda: speech_graph(frames=replace(FRAMES, policy=SlidingWindow(2, 3))), r"SlidingWindow\(2, 3\): the stride",
+    ),
+    "a negative context": (
+        lambda: speech_graph(frames=replace(FRAMES, policy=LeftContext(2, -1))), r"LeftContext\(2, -1\)",
+    ),
+    "a producer that may not fill a chunk": (
+        lambda: speech_graph(frames=replace(FRAMES, capacity=3)), "3 items ahead, but a chunk may need 4",
+    ),
+    "streams that are cut differently": (
+        lambda: speech_graph(Connection("thinker", "talker", "layers", Fixed(2))), "have different policies",
+    ),
+    "a circle without a stream": (
+        lambda: speech_graph(Connection("thinker", "talker", "a"), Connection("talker", "thinker", "b")),
+        "'thinker', 'talker' wait for each other's inputs in a circle",
+    ),
+    "partitions that drive each other": (
+        lambda: Graph(
+            "g",
+            (GraphPartition("p", ("n",), (WALK,), Authority.PRODUCER_TRIGGERED), LONE),
+            (
+                Connection("p", "lone", "a", Fixed(1), lambda *_: "v"),
+                Connection("lone", "p", "b", Fixed(1), lambda *_: "w"),
+            ),
+        ),
+        "nothing that starts by itself leads to partition 'p'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_graph_that_cannot_run_is_refused_in_one_sentence(name: str) -> None:  # E1
+    build, says = MISTAKES[name]
+    with pytest.raises(GraphError, match=says) as found:
+        build()
+    assert "\n" not in str(found.value) and isinstance(found.value, ModelError)
+
+
+def test_a_good_graph_is_accepted_and_asked() -> None:
+    graph = speech_graph(Connection("thinker", "code2wav", "voice"))
+    assert graph.consumers("thinker") == ("talker", "code2wav")
+    assert graph.partition("talker") is TALKER and TALKER.last_walk == "talker_decode"
+    assert CODE2WAV.last_walk == "code2wav_chunk" and THINKER.last_walk is None
+    with pytest.raises(GraphError, match="no partition 'speaker'"):
+        graph.partition("speaker")
+
+
+def test_nodes_of_a_walk() -> None:
+    walk = Walk("w", Sequential((Parallel((Node("a"), Loop(Node("b")))), Node("c"), Node("a"))))
+    assert walk.nodes == ("a", "b", "c")
+
+
+CONSUMER = GraphPartition("writer", ("pen",), (Walk("draft", Node("pen")), Walk("ink", Node("pen"))), initial="draft")
+WRITING = Graph("writing", (THINKER, CONSUMER), (Connection("thinker", "writer", "words", Fixed(1)),))
+MORE_WORDS = Connection("thinker", "writer", "more", Fixed(1))
+
+
+def writing(*prefill_walks: str) -> GraphModel:
+    nodes = GraphNode("thinker", "engine"), GraphNode("writer", "engine", prefill_walks=prefill_walks)
+    return GraphModel("writing", nodes, "thinker", WRITING)
+
+
+WRONG_MODELS: dict[str, tuple[Callable[[], GraphModel], str]] = {
+    "a STATE_MACHINE consumer of a stream by walk": (
+        lambda: writing("draft"), "'writer' is STATE_MACHINE and takes a stream, so all of its walks are on one worker",
+    ),
+    "an unknown walk": (lambda: writing("sketch"), "'writer' has no walk 'sketch' for its prefill worker"),
+    "no walk for decode": (lambda: writing("draft", "ink"), "'writer' leaves no walk to its decode worker"),
+    "two streams into a stage": (
+        lambda: replace(writing(), graph=replace(WRITING, connections=(*WRITING.connections, MORE_WORDS))),
+        "'writer' takes the streams words, more: a stage takes one at most",
+    ),
+    "a stage that is no partition": (
+        lambda: replace(writing(), nodes=(*writing().nodes, GraphNode("singer", "node"))), "no partition 'singer'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_MODELS)
+def test_a_model_that_no_worker_could_carry_out_is_refused_in_one_sentence(name: str) -> None:  # E1
+    build, says = WRONG_MODELS[name]
+    assert not writing().node("writer").splits
+    with pytest.raises(GraphError, match=says):
+        build()
+
+
+def test_a_graph_as_mermaid() -> None:
+    lines = [
+        line.strip() for line in mermaid(speech_graph(Connection("thinker", "code2wav", 'a "voice"'))).splitlines()
+    ]
+    assert lines == [
+        "flowchart LR",
+        'subgraph p0["thinker (state machine)"]',
+        'w0["prefill_text: thinker"]',
+        'w1["thinker_decode: loop(thinker)"]',
+        "w0 --> w1",
+        "end",
+        'subgraph p1["talker (producer triggered)"]',
+        'w2["talker_prefill: talker"]',
+        'w3["talker_last_prefill: (talker → code_predictor)"]',
+        'w4["talker_decode: loop((talker → code_predictor))"]',
+        "end",
+        'subgraph p2["code2wav (producer triggered)"]',
+        'w5["code2wav_chunk: code2wav"]',
+        "end",
+        'p0 ==>|"states: Fixed(1), goes on in talker_decode"| p1',
+        'p1 ==>|"frames: LeftContext(4, 2)"| p2',
+        'p0 -->|"a #quot;voice#quot;: whole"| p2',
+    ]

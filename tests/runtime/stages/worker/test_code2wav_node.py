@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames of a tiny Qwen3-Omni to sound, in the chunks of the graph and in a worker."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from node_site import NodeSite, node_config, opened
+from numpy.typing import NDArray
+from omni_stages import sound
+from tiny_omni import GROUPS, omni_code2wav, write_tiny_omni
+
+from pontil.runtime.errors import RequestError
+from pontil.runtime.stages.graph.catalog import QWEN3_OMNI, GraphModel
+from pontil.runtime.stages.graph.policies import LeftContext
+from pontil.runtime.stages.nodes.node import NodeInput
+from pontil.runtime.stages.qwen3_omni.chunks import chunks
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.worker.code2wav_node import Code2WavNode, pcm16
+from pontil.runtime.stages.worker.node_assembly import make_code2wav
+
+CHUNK, LEFT = 6, 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("omni")
+    write_tiny_omni(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def code2wav(folder: Path) -> Iterator[Code2Wav]:
+    """The model in one thread, as its worker has it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield omni_code2wav(folder)
+    torch.set_num_threads(threads)
+
+
+def frames(count: int) -> torch.Tensor:
+    return torch.randint(0, 64, (count, GROUPS), generator=torch.Generator().manual_seed(count))
+
+
+def in_small_chunks() -> GraphModel:
+    """Return the graph of Qwen3-Omni with chunks that a test can fill."""
+    first, second = QWEN3_OMNI.graph.connections
+    small = replace(second, policy=LeftContext(CHUNK, LEFT), capacity=8)
+    return replace(QWEN3_OMNI, graph=replace(QWEN3_OMNI.graph, connections=(first, small)))
+
+
+@pytest.mark.parametrize("delivered", [0, 1, 3])
+@pytest.mark.parametrize("count", [0, 1, 18, 20])
+def test_a_worker_makes_the_sound_of_all_frames(code2wav: Code2Wav, tmp_path: Path, count: int, delivered: int) -> None:
+    """Also one that takes over after some chunks: it computes the same samples after them."""
+    if delivered * CHUNK > count:
+        return
+    node = Code2WavNode(code2wav, "c2w")
+    with opened(NodeSite(tmp_path, node, in_small_chunks(), node="code2wav")) as site:
+        maker = site.maker("talker:0")
+        name = site.join(maker, delivered=delivered)
+        output, codes = maker.open(), frames(count)
+        for index in range(count):
+            site.until(lambda: not output.is_full)
+            output.emit(index, "code2wav_chunk", codes[index : index + 1].numpy().astype(np.int32))
+        output.finish(count)
+        outputs = site.finish(name)
+        made = [pcm16(code2wav.decode_chunk(codes, chunk)) for chunk in chunks(count, CHUNK, LEFT)]
+        assert b"".join(made) == pcm16(sound(code2wav, codes, CHUNK, LEFT)) and all(made)
+        assert [one.data for one in outputs if one.data] == made[delivered:]
+        assert (outputs[0].index, outputs[-1].consumed) == (delivered, count)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        np.zeros((1, GROUPS + 1), np.int32), np.zeros(GROUPS, np.int32), np.zeros((0, GROUPS), np.int32),
+        np.full((1, GROUPS), 64, np.int32), np.full((1, GROUPS), -1, np.int32),
+        np.full((1, GROUPS), np.nan, np.float32), np.zeros((1, GROUPS), np.float16),
+    ],
+)  # fmt: skip
+def test_other_frames_are_refused(code2wav: Code2Wav, frame: NDArray[Any]) -> None:
+    run = Code2WavNode(code2wav, "c2w").begin(NodeInput())
+    with pytest.raises(RequestError, match="not of this model") as caught:
+        next(run.feed([np.zeros((1, GROUPS), np.int32), frame], (), False))
+    assert caught.value.status == 503
+
+
+def test_text_is_not_spoken(code2wav: Code2Wav) -> None:
+    with pytest.raises(RequestError, match="its own answers only"):
+        Code2WavNode(code2wav, "c2w").begin(NodeInput(b"text"))
+
+
+def test_loud_samples_are_cut_off_and_others_rounded() -> None:
+    samples = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.25, 1.0, 1.5])
+    assert np.frombuffer(pcm16(samples), "<i2").tolist() == [-32767, -32767, -16384, 0, 8192, 32767, 32767]
+
+
+def test_a_worker_is_known_by_its_weights(code2wav: Code2Wav, folder: Path) -> None:
+    config = node_config(folder, "code2wav:0", model=str(folder), graph="qwen3-omni", node="code2wav")
+    made = make_code2wav(config)
+    assert made.identity and made.identity == make_code2wav(config).identity
+    assert made.sample_rate == QWEN3_OMNI.sample_rate

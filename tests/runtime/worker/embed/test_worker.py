@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real worker that embeds texts, with a scripted proxy: vectors, counts, deadlines, drains and refusals."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kernels import CACHE
+from tiny_bert import write_tiny_bert
+from workers import DEADLINE, ScriptedProxy, Silent
+
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
+from pontil.runtime.worker.embed.assembly import assemble_embedder
+from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
+from pontil.runtime.worker.embed.worker import EmbeddingWorker
+
+Vector = Any
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+class EmbeddingSite:
+    """A worker and a proxy, stepped in turns in one thread."""
+
+    def __init__(self, model: Path, run: Path, **settings: Any) -> None:
+        config = WorkerConfig(**{
+            "name": "embed:0", "role": "embed", "device": "cpu", "cores": (0,), "model": str(model),
+            "served_model_name": "vectors", "control": f"ipc://{run}/control", "peer_endpoint": "",
+            "cache_dir": str(CACHE), **settings,
+        })  # fmt: skip
+        self.proxy = ScriptedProxy(run)
+        self.worker = EmbeddingWorker(config, assemble_embedder(config, Silent()), Silent())
+        self.worker.tick(0.0)
+        self.until(lambda: self.worker.link.proxy is not None)
+
+    def until(self, condition: Any) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true"
+            self.worker.poller.wake()
+            self.worker.turn()
+            for message in self.proxy.server.receive_all():
+                self.proxy.hear(message)
+
+    def want_times(self) -> None:
+        """Have the worker tell times, by a Welcome after those that may still be on their way."""
+        self.proxy.wants_times = True
+        self.proxy.welcome(self.proxy.hellos["embed:0"])
+        self.until(lambda: self.worker.link.links[0].takes_times)
+
+    def ask(self, name: str, prompt: Sequence[int], **fields: Any) -> None:
+        message = Embed("proxy", self.worker.incarnation, name, 0, list(prompt), **fields)
+        assert self.proxy.server.send(message)
+
+    def vectors(self, *names: str) -> list[Vector]:
+        self.until(lambda: all(name in self.proxy.vectors for name in names))
+        return [np.frombuffer(self.proxy.vectors[name].vector, "<f4") for name in names]
+
+    def failure(self, name: str) -> Any:
+        self.until(lambda: name in self.proxy.answers)
+        return self.proxy.answers[name].failures[0]
+
+    def close(self) -> None:
+        self.worker.close()
+        self.proxy.close()
+
+
+@pytest.fixture
+def made(folder: Path, tmp_path: Path) -> Iterator[EmbeddingSite]:
+    one = EmbeddingSite(folder, tmp_path)
+    yield one
+    one.close()
+
+
+def test_a_text_gets_one_vector_of_length_one(made: EmbeddingSite) -> None:
+    hello = made.proxy.hellos["embed:0"]
+    assert (hello.role, hello.model, hello.embedding_size, hello.max_model_len) == ("embed", "vectors", 48, 32)
+    made.ask("a", [2, 5, 6, 3])
+    made.ask("b", [2, 5, 6, 3], dimensions=7)
+    whole, cut = made.vectors("a", "b")
+    assert len(whole) == 48 and np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-6)
+    assert np.allclose(cut, whole[:7] / np.linalg.norm(whole[:7]), atol=1e-6)
+    said = made.proxy.vectors["a"]
+    assert (said.prompt_tokens, said.computed_tokens) == (4, 4) and (said.queue_seconds or 0.0) >= 0.0
+
+
+def test_each_text_tells_of_its_step(made: EmbeddingSite) -> None:
+    made.want_times()
+    made.ask("a", [2, 5, 6, 3])
+    made.until(lambda: made.proxy.times)
+    (told,) = made.proxy.times
+    begin, end, tokens = told.chunks
+    assert (told.request_id, told.scheduled, tokens) == ("a", begin, 4) and 0 <= begin < end <= told.age
+
+
+def test_no_vector_of_a_step_waits_for_times(made: EmbeddingSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.want_times()
+    sent, hear = list[Message](), made.proxy.hear
+
+    def note(message: Message) -> None:
+        sent.append(message)
+        hear(message)
+
+    monkeypatch.setattr(made.proxy, "hear", note)
+    for name in "abc":
+        made.worker.submit(Embed("proxy", made.worker.incarnation, name, 0, [2, 5, 6, 3]), 0.0)
+    made.until(lambda: len(made.proxy.times) == 3)
+    told = [type(one) for one in sent if isinstance(one, Embedding | AttemptTimes)]
+    assert told == [Embedding] * 3 + [AttemptTimes] * 3
+    assert len({tuple(one.chunks) for one in made.proxy.times}) == 1
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_another_worker_makes_the_same_bits(folder: Path, tmp_path: Path, kernels: str) -> None:  # C16
+    """They have different numbers of cores, and the texts come in other company."""
+    texts = {f"t{number}": [2, *range(4, 5 + 3 * number), 3] for number in range(9)}
+    found: list[list[bytes]] = []
+    for number, (order, cores) in enumerate(((list(texts), (0,)), (list(texts)[::-1], (0, 1)))):
+        run = tmp_path / str(number)
+        run.mkdir()
+        one = EmbeddingSite(folder, run, kernels=kernels, cores=cores)
+        for name in order:
+            one.ask(name, texts[name])
+        found.append([vector.tobytes() for vector in one.vectors(*texts)])
+        one.close()
+    assert found[0] == found[1]
+
+
+def test_a_decoder_embeds_by_its_last_token(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "llama")
+    one = EmbeddingSite(tmp_path / "llama", tmp_path)
+    one.ask("a", [5, 6, 7])
+    one.ask("b", [6, 5, 7])
+    first, second = one.vectors("a", "b")
+    assert one.worker.embedder.pooling == "last" and len(first) == 64 and not np.array_equal(first, second)
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "says"),
+    [
+        ([], {}, "empty"),
+        ([-1], {}, "outside the vocabulary"),
+        ([1 << 40], {}, "outside the vocabulary"),
+        ([5] * 33, {}, "33 tokens exceed the context of 32"),
+        ([5], {"dimensions": 49}, "dimensions is 49"),
+        ([5], {"dimensions": 0}, "dimensions is 0"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(
+    made: EmbeddingSite, prompt: list[int], fields: dict[str, Any], says: str
+) -> None:
+    made.ask("wrong", prompt, **fields)
+    failure = made.failure("wrong")
+    assert failure.status == 400 and says in failure.reason
+
+
+def test_memory_that_runs_out_refuses_the_longest_text(made: EmbeddingSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.ask("before", [5, 6, 7])
+    (expected,) = made.vectors("before")
+    vectors = made.worker.embedder.vectors
+
+    def limited(self: object, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
+        if sum(len(ids) for ids, _ in texts) > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return vectors(texts)
+
+    monkeypatch.setattr(type(made.worker.embedder), "vectors", limited)
+    made.ask("long", [4] * 11)
+    made.ask("short", [5, 6, 7])
+    assert (made.failure("long").reason, made.failure("long").status) == (MEMORY_RAN_OUT, 503)
+    assert (made.vectors("short")[0] == expected).all()
+
+
+def test_a_text_past_its_deadline_is_not_computed(made: EmbeddingSite) -> None:
+    made.ask("late", [5], deadline=0.0)
+    assert made.failure("late").late and made.worker.link.links[0].told.computed == 0
+
+
+def test_a_worker_that_leaves_gives_its_texts_back(made: EmbeddingSite) -> None:
+    made.worker.queue.push(Waiting(Embed("proxy", made.worker.incarnation, "a", 0, [5]), 0.0))
+    made.worker.leave()
+    made.until(lambda: made.proxy.goodbyes and "a" in made.proxy.answers)
+    assert made.failure("a").moved
+
+
+def test_what_was_computed_is_told_in_heartbeats(made: EmbeddingSite) -> None:
+    made.ask("a", [2, 5, 3])
+    made.vectors("a")
+    made.worker.link.links[0].next_send = 0.0
+    told = made.worker.load().counters
+    assert (told["prompt_tokens_computed"], told["prompt_tokens_computed_before"]) == (3, 0)
+
+
+def test_each_proxy_is_told_what_the_others_have_there(made: EmbeddingSite, folder: Path, tmp_path: Path) -> None:
+    assert made.worker.load().others is None
+    run = tmp_path / "two"
+    run.mkdir()
+    two = EmbeddingSite(folder, run, more_controls=(f"ipc://{run}/control-1",))
+    try:
+        worker, (first, second) = two.worker, two.worker.link.links
+        second.proxy = "second"
+        worker.queue.push(Waiting(Embed("second", worker.incarnation, "a", 0, [5, 6]), 0.0))
+        assert worker.load(first).others == {"proxies": 1, "in_flight": 1, "taken": 1, "uncomputed": 2}
+        assert worker.load(second).others == {"proxies": 1, "in_flight": 0, "taken": 0, "uncomputed": 0}
+        worker.queue.clear()
+    finally:
+        two.close()
+
+
+def test_the_queue_goes_by_priority_then_by_arrival() -> None:
+    queue = EmbeddingQueue(most_tokens=4)
+    for number, (priority, length) in enumerate(((0, 3), (-1, 2), (0, 1), (0, 9))):
+        queue.push(Waiting(Embed("p", "w", str(number), 0, [1] * length, priority=priority), float(number)))
+    queue.cancel("2", 0)
+    queue.cancel("unknown", 0)
+    batches = []
+    while queue:
+        batches.append([one.message.request_id for one in queue.next_batch()])
+    assert batches == [["1"], ["0"], ["3"]]
+
+
+def test_a_cancelled_text_is_not_computed(made: EmbeddingSite) -> None:
+    worker = made.worker
+    worker.hear(Embed("proxy", worker.incarnation, "a", 0, [5]), 0.0)
+    worker.hear(Cancel("proxy", worker.incarnation, "a", 0), 0.0)
+    worker.hear(Embed("proxy", "another", "b", 0, [5]), 0.0)
+    assert not worker.queue and worker.stale == 1

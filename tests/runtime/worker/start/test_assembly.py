@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's choice of kernels and weights, and its error when they are not available."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import kernels
+import pytest
+import torch
+from seat_world import BLOCK, FormulaRunner, formula
+from tiny import drain, sequence
+from workers import DEFAULTS, Silent, open_worker
+
+from pontil.gpu_ops.kernels import kernel_set
+from pontil.gpu_ops.kernels.compile.build import KernelError
+from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.cache.pool import BlockPool
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.wire.compatibility import objection
+from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.worker.start import assembly, loading
+from pontil.runtime.worker.start.loading import name_of_kernels
+from pontil.runtime.worker.start.weights_progress import STEP, told
+
+
+def opened(model: Path, folder: Path, **settings: Any) -> Worker:
+    folder.mkdir(exist_ok=True)
+    worker = open_worker(model, folder, "mixed:0", "mixed", **settings)
+    worker.close()
+    return worker
+
+
+def test_kernels_where_they_fit_and_torch_elsewhere(model: Path, tmp_path: Path) -> None:
+    library = kernels.opened()
+    assert opened(model, tmp_path).link.links[0].hello.kernels == library.name
+    assert opened(model, tmp_path, kernels="torch").link.links[0].hello.kernels == "torch"
+    assert opened(model, tmp_path, kernels="generic").link.links[0].hello.kernels != library.name
+    write_tiny_llama(tmp_path / "odd", head_dim=8)
+    assert opened(tmp_path / "odd", tmp_path).link.links[0].hello.kernels == "torch"
+    with pytest.raises(ModelError, match="--kernels torch"):
+        opened(tmp_path / "odd", tmp_path, kernels="generic")
+
+
+def test_what_computes_has_a_name_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs and GPUs round differently, and so do different GPUs."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"NVIDIA H20{device.index}")
+    assert name_of_kernels(torch.device("cuda:0"), None) == "torch/cuda:NVIDIA H200"
+    assert name_of_kernels(torch.device("cuda:0"), None, True) == "torch/cuda:NVIDIA H200 deterministic"
+    assert name_of_kernels(torch.device("cpu"), None) == "torch"
+    assert name_of_kernels(torch.device("cpu"), kernels.opened()) == kernels.opened().name
+
+
+def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> Path:
+        raise KernelError("no C++ compiler is installed")
+
+    monkeypatch.setattr(kernel_set, "build", refuse)
+    assert opened(model, tmp_path).link.links[0].hello.kernels == "torch"
+    with pytest.raises(ModelError, match="--kernels generic is not possible: no C"):
+        opened(model, tmp_path, kernels="generic")
+    with pytest.raises(ModelError, match="--quantization int8 needs"):
+        opened(model, tmp_path, quantization="int8", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"quantization": "int8"}, "needs a CPU's kernels and bfloat16"),
+        ({"quantization": "int8", "dtype": "bfloat16", "kernels": "torch"}, "needs a CPU's kernels and bfloat16"),
+        ({"quantization": "gguf", "dtype": "bfloat16"}, "needs a GGUF file"),
+        ({"quantization": "int3", "dtype": "bfloat16"}, "not known"),
+    ],
+)
+def test_quantizations_that_cannot_be(model: Path, tmp_path: Path, settings: dict[str, object], says: str) -> None:
+    kernels.opened()
+    with pytest.raises(ModelError, match=says):
+        opened(model, tmp_path, **settings)
+
+
+def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) -> None:
+    kernels.opened()
+    plain = opened(model, tmp_path, dtype="bfloat16").link.links[0].hello
+    other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").link.links[0].hello
+    assert other.kernels == f"{plain.kernels} int8"
+    assert "--quantization" in str(objection(other, plain))
+
+
+@pytest.mark.parametrize("cells", ["int8", "fp8"])
+def test_a_cache_of_8_bits_holds_almost_twice_as_much_as_one_of_16(model: Path, tmp_path: Path, cells: str) -> None:
+    # A head of 16 takes 32 bytes in 16 bits, and 20 with its scale.
+    plain = opened(model, tmp_path, dtype="bfloat16", kernels="torch")
+    small = opened(model, tmp_path, dtype="bfloat16", kernels="torch", kv_cache_dtype=cells)
+    assert small.machine.layout.block_bytes * 32 == plain.machine.layout.block_bytes * 20
+    assert small.machine.pool.num_blocks == plain.machine.pool.num_blocks * 32 // 20
+    assert (plain.link.links[0].hello.kv_cache_dtype, small.link.links[0].hello.kv_cache_dtype) == ("auto", cells)
+    assert plain.link.links[0].hello.dtype == small.link.links[0].hello.dtype == "bfloat16"
+    assert (
+        opened(model, tmp_path, dtype="bfloat16", kernels="torch", kv_cache_dtype="bfloat16")
+        .link.links[0]
+        .hello.kv_cache_dtype
+        == "auto"
+    )
+
+
+def test_a_cache_of_another_type_than_the_model_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--kv-cache-dtype float16 is not possible with --dtype bfloat16: choose auto"):
+        opened(model, tmp_path, dtype="bfloat16", kv_cache_dtype="float16")
+
+
+@pytest.mark.parametrize("fails", [lambda *_: torch.empty(1 << 55), lambda *_: bytearray(1 << 55)])
+def test_memory_that_runs_out_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(loading, "build_model", fails)
+    with pytest.raises(ModelError, match="does not fit the memory of cpu: choose a smaller one"):
+        opened(model, tmp_path)
+
+
+def test_another_fault_is_not_taken_for_it(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "build_model", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        opened(model, tmp_path)
+
+
+class AssemblyListener(Silent):
+    """A reporter that remembers the progress texts."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def progress(self, text: str, *, waits: bool = False) -> None:
+        self.heard.append(text)
+
+
+def test_a_start_tells_how_far_it_has_come(model: Path, tmp_path: Path) -> None:  # G2
+    listener = AssemblyListener()
+    config = WorkerConfig(
+        "mixed:0", "mixed", "cpu", (0,), str(model), "tiny", f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/p",
+        **DEFAULTS,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assembly.assemble(config, listener)
+    read = [int(text.split()[2]) for text in listener.heard if text.startswith("reading weights")]
+    assert read[-1] == 100 and all(later - earlier >= STEP for earlier, later in pairwise(read[:-1]))
+    assert listener.heard[-1] == "warming up"
+
+
+def test_parts_of_a_weight_count_once() -> None:
+    heard: list[str] = []
+    names = ["a", "b.numbers", "b.scales", "b.offsets", "c", "d"]
+    tensors = [(name, torch.zeros(1)) for name in names]
+    assert [name for name, _ in told(tensors, 4, heard.append)] == names
+    assert heard == [f"reading weights, {percent} %" for percent in (25, 50, 75, 100)]
+
+
+def test_a_worker_is_equipped_without_weights() -> None:
+    """A stand-in for the runner computes in a worker's own engine."""
+    config = WorkerConfig("mixed:0", "mixed", "cpu", (0,), "none", "none", "", "", block_size=BLOCK)
+    layout, pool = KVLayout(BLOCK, 1, 1, 8, "float32"), BlockPool(20)
+    engine = assembly.equip(config, FormulaRunner(), KVStorage(layout, 20, torch.device("cpu")), pool)
+    engine.add(sequence("a", [5] * 20, 3))
+    assert drain(engine) == {"a": [formula([5] * 20, 0, position) for position in (20, 21, 22)]}

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms of the product, and which may import which."""
+
+# Modules and rooms of a top-level folder that every room of it may import.
+SHARED = {
+    "launcher": {"errors", "version"},
+    "runtime": {"command_pipe", "config", "errors", "reporting", "sampling_params", "threads"},
+}
+# Map from a room to the rooms or modules that it may import besides itself and its folder's shared modules. The rooms
+# form no circle: of two rooms, at most one may import the other.
+ARROWS: dict[str, set[str]] = {
+    "gpu_ops/triton": set(),
+    "gpu_ops": {"gpu_ops/triton"},
+    "gpu_ops/kernels/compile": set(),
+    "gpu_ops/kv": {"gpu_ops", "gpu_ops/triton"},
+    "gpu_ops/kernels/weights": {"gpu_ops/kv"},
+    "gpu_ops/products": {"gpu_ops", "gpu_ops/triton"},
+    "gpu_ops/kernels": {
+        "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/products",
+    },
+    "gpu_ops/collectives": {"gpu_ops/kernels"},
+    "gpu_ops/draws": {"gpu_ops/triton"},
+    "runtime": set(),
+    "runtime/accounting": set(),
+    "runtime/cache": {"gpu_ops/kernels/weights", "gpu_ops/kv"},
+    "runtime/cache/tier": {"gpu_ops/kv", "runtime/cache"},
+    "runtime/tokenizer": set(),
+    "runtime/grammar": {"runtime/tokenizer"},
+    "runtime/chat/calls": {"runtime/grammar"},
+    "runtime/chat": {"runtime/chat/calls", "runtime/grammar", "runtime/tokenizer"},
+    "runtime/config": set(),
+    # A worker's own times, which each of its rooms may note.
+    "runtime/timeline/work_times": set(),
+    "runtime/transfer": {"runtime/cache/head_groups", "runtime/cache/storage"},
+    "runtime/wire": set(),
+    "runtime/disaggregation": {
+        "runtime/cache/follower_records", "runtime/cache/head_groups", "runtime/cache/storage",
+        "runtime/timeline/work_times", "runtime/transfer", "runtime/wire",
+    },
+    "runtime/models": {
+        "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
+        "gpu_ops/products",
+    },
+    "runtime/models/layers": {
+        "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
+        "gpu_ops/products", "runtime/models",
+    },
+    "runtime/engine": {
+        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier",
+        "runtime/models", "runtime/models/layers", "runtime/timeline/work_times",
+    },
+    "runtime/engine/device": {
+        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine",
+        "runtime/models",
+    },
+    # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
+    "runtime/foundation": set(),
+    "runtime/grammar/processes": {"runtime/grammar"},
+    "runtime/loaders/facts": {"runtime/models/architectures", "runtime/models/config"},
+    "runtime/loaders/gguf": {"runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config"},
+    "runtime/loaders/hf": {
+        "runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config",
+        "runtime/models/encoder_config",
+    },
+    "runtime/loaders": {
+        "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models/architectures",
+        "runtime/models/config",
+    },
+    "runtime/models/families": {"gpu_ops/kv", "runtime/models", "runtime/models/layers"},
+    "runtime/probe": {
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/loaders", "runtime/loaders/facts",
+        "runtime/loaders/gguf", "runtime/models/config", "runtime/models/partition", "runtime/transfer",
+    },
+    "runtime/stages/graph": set(),
+    "runtime/timeline": {"runtime/wire/messages"},
+    # Libraries of the extra `otel`, imported where a collector is named.
+    "runtime/tracing": {"runtime/timeline"},
+    "runtime/wire/links": {"runtime/wire"},
+    "runtime/proxy": {
+        "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/stages/graph",
+        "runtime/timeline", "runtime/tokenizer", "runtime/tracing", "runtime/wire", "runtime/wire/links",
+    },
+    "runtime/stages": set(),
+    # Libraries of the extra `speech`, imported when a node is made.
+    "runtime/stages/nodes": set(),
+    "runtime/stages/streams": {
+        "runtime/cache/layout", "runtime/cache/storage", "runtime/stages/graph", "runtime/tokenizer",
+        "runtime/transfer", "runtime/wire",
+    },
+    "runtime/stages/qwen3_omni": {
+        "gpu_ops", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/engine",
+        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
+        "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
+    },
+    "runtime/worker/ranks": {
+        "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache/follower_records", "runtime/disaggregation",
+        "runtime/engine", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
+    },
+    "runtime/worker/start": {
+        "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/cache/tier",
+        "runtime/engine", "runtime/engine/device", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
+        "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
+        "runtime/models/layers", "runtime/probe", "runtime/stages/qwen3_omni", "runtime/tokenizer", "runtime/wire",
+        "runtime/worker/ranks",
+    },
+    "runtime/worker/links": {
+        "runtime/cache", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/start",
+    },
+    "runtime/worker/process": {
+        "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/timeline/work_times", "runtime/tokenizer",
+        "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/start",
+    },
+    "runtime/stages/worker": {
+        "runtime/engine", "runtime/stages/graph", "runtime/stages/nodes", "runtime/stages/qwen3_omni",
+        "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire",
+        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+    },
+    "runtime/transfer/shm": {"runtime/cache/storage", "runtime/transfer"},
+    "runtime/transfer/cuda": {
+        "runtime/cache/device_memory", "runtime/cache/storage", "runtime/transfer", "runtime/transfer/shm",
+    },
+    "runtime/transfer/nixl": {"runtime/cache/storage", "runtime/transfer"},
+    "runtime/transfer/tcp": {"runtime/cache/storage", "runtime/transfer"},
+    "runtime/worker/embed": {
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/loaders", "runtime/loaders/hf",
+        "runtime/models", "runtime/models/families", "runtime/timeline/work_times", "runtime/wire",
+        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+    },
+    "runtime/worker/generate": {
+        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/stages/worker",
+        "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process",
+        "runtime/worker/start",
+    },
+    "runtime/worker": {
+        "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine",
+        "runtime/models", "runtime/stages/worker", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
+        "runtime/worker/start",
+    },
+    "http/schema": {"runtime"},
+    "http/access": {"http/schema", "runtime", "runtime/proxy"},
+    "http/fields": {"http/schema", "runtime", "runtime/grammar", "runtime/proxy"},
+    "http/intake": {
+        "http/access", "http/fields", "http/schema", "runtime", "runtime/grammar", "runtime/grammar/processes",
+        "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
+    },
+    "http/openai": set(),
+    "http/stream": {
+        "http/access", "http/fields", "http/schema", "runtime", "runtime/accounting", "runtime/chat",
+        "runtime/grammar/processes", "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/wire/messages",
+    },
+    "http/openai/chat": {
+        "http/fields", "http/intake", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
+        "runtime/chat/calls", "runtime/grammar", "runtime/grammar/processes", "runtime/proxy",
+        "runtime/stages/graph/catalog", "runtime/tokenizer",
+    },
+    "http/openai/sound": {
+        "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime", "runtime/proxy",
+        "runtime/stages/graph/catalog",
+    },
+    "http/openai/completions": {
+        "http/fields", "http/intake", "http/openai/chat", "http/openai/sound", "http/schema", "http/stream", "runtime",
+        "runtime/chat", "runtime/proxy",
+    },
+    "http/openai/embeddings": {
+        "http/fields", "http/intake", "http/openai/completions", "http/schema", "http/stream", "runtime",
+        "runtime/proxy", "runtime/tokenizer",
+    },
+    "http/store": {"http/schema", "runtime"},
+    "http/openai/responses": {
+        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/store",
+        "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy",
+        "runtime/tokenizer", "runtime/wire/messages",
+    },
+    "http/page": {"http/intake/body", "http/schema", "http/stream/sse", "runtime", "runtime/proxy"},
+    "http/vllm": {
+        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream",
+        "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
+    },
+    "http/routes": {
+        "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
+        "http/openai/responses", "http/openai/sound", "http/page", "http/schema", "http/stream", "http/vllm", "runtime",
+        "runtime/chat", "runtime/proxy", "runtime/tokenizer",
+    },
+    "http/server": {
+        "http/access", "http/intake", "http/openai/responses", "http/page", "http/routes", "http/stream", "runtime",
+        "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
+    },
+    "launcher/host": set(),
+    "launcher/options": {"launcher/host", "runtime"},
+    "launcher/plan": {"launcher/host", "launcher/options", "runtime", "runtime/stages/graph"},
+    "launcher/control": {"launcher/options", "launcher/plan"},
+    "launcher/logs": {"launcher/control"},
+    "launcher/child": {"launcher/host", "launcher/logs", "launcher/plan"},
+    "launcher/child/fork": {"launcher/child"},
+    # The only module of the launcher that imports the product; runs in the child, or on request.
+    "launcher/roles": {
+        "http/server", "launcher/child", "launcher/child/fork", "launcher/logs", "launcher/options", "runtime",
+        "runtime/accounting", "runtime/loaders/builtin", "runtime/probe", "runtime/worker", "runtime/worker/start",
+    },
+    "launcher": {"launcher/roles"},
+    "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
+    "launcher/supervisor/rollouts": {
+        "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",
+    },
+    "launcher/supervisor": {
+        "launcher/child", "launcher/control", "launcher/host", "launcher/keys", "launcher/logs", "launcher/options",
+        "launcher/plan", "launcher/supervisor/rollouts",
+    },
+    # One launch for each worker, on the nodes of a cluster. Ray is imported when it is asked for.
+    "launcher/cluster": {
+        "launcher/child", "launcher/host", "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan",
+        "launcher/supervisor",
+    },
+    "launcher/commands/terminal": {"launcher/options"},
+    "launcher/commands": {
+        "launcher/child", "launcher/child/fork", "launcher/cluster", "launcher/commands/terminal", "launcher/control",
+        "launcher/host", "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles",
+        "launcher/supervisor", "runtime/stages/graph",
+    },
+    "launcher/doctor": {
+        "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
+        "launcher/plan",
+    },
+    "launcher/tools": set(),
+    "launcher/tools/bench": {
+        "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/options",
+    },
+    "launcher/tools/chaos": {
+        "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/commands/usage",
+        "launcher/control", "launcher/options", "launcher/tools/bench",
+    },
+    "launcher/tools/conformance": {
+        "launcher/commands/api_key", "launcher/commands/terminal/chat_session",
+        "launcher/commands/terminal/status_table", "launcher/options",
+    },
+}  # fmt: skip
+# Rooms whose files still import each other in a circle: each is one with another, until the circle is broken.
+JOINED = {
+    "runtime/engine/drafts": "runtime/engine",
+    "runtime/engine/prefixes": "runtime/engine",
+    "runtime/engine/sampling": "runtime/engine",
+    "runtime/engine/tiles": "runtime/engine",
+    "runtime/proxy/admission": "runtime/proxy",
+    "runtime/proxy/fleet": "runtime/proxy",
+    "runtime/proxy/metrics": "runtime/proxy",
+    "runtime/proxy/requests": "runtime/proxy",
+    "runtime/proxy/routing": "runtime/proxy",
+    "runtime/stages/runs": "runtime/proxy",
+}
+FOUNDATION = "runtime/foundation"
+# Third-party packages that only one room may import.
+KEEPERS = {
+    "zmq": "runtime/wire", "msgpack": "runtime/wire", "sanic": "http", "llguidance": "runtime/grammar",
+    "jsonschema": "runtime/grammar", "aiohttp": "launcher/tools/bench", "matplotlib": "launcher/tools/bench",
+    "opentelemetry": "runtime/tracing", "prompt_toolkit": "launcher/commands", "rich": "launcher/commands",
+}  # fmt: skip
