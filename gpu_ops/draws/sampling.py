@@ -65,6 +65,20 @@ class Shaping:
         return Shaping(self.temperature[chosen], self.top_k[chosen], self.top_p[chosen], self.min_p[chosen])
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceDraws:
+    """The numbers of each draw, all [draws] and in the memory of the logits. `row` int32: the row of logits that it is
+    from, or -1 where nothing is drawn. `temperature` float64: 0 for the highest logit. `top_k` int32, and `top_p`,
+    `min_p` and `uniform` float64, as in `Shaping` and `sample`."""
+
+    row: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    uniform: Tensor
+
+
 def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_rows: RowDraws | None = None) -> Tensor:
     """Draw ids by inversion of the cumulative distribution: the first id whose cumulative mass exceeds the number's
     share of the mass that is kept.
@@ -109,10 +123,35 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_
     return drawn
 
 
+def draw(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:
+    """Write the ids that are drawn from logits float32 [rows, vocabulary] into `out` int32 [draws]; those of `greedy`
+    and `sample`, but for the rounding of exponentials. Where nothing is drawn `out` stays as it is."""
+    if logits.device.type != "cpu":
+        from pontil.gpu_ops.triton.sampling import draw as draw_there
+
+        draw_there(
+            logits, draws.row, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniform, out
+        )  # fmt: skip
+        return
+    real, certain = draws.row >= 0, draws.temperature == 0.0
+    for some, take in ((real & certain, highest_ids), (real & ~certain, random_ids)):
+        places = some.nonzero().squeeze(1)
+        if len(places):
+            out[places] = take(logits, draws, places).int()
+
+
+def highest_ids(logits: Tensor, draws: DeviceDraws, places: Tensor) -> Tensor:
+    return greedy(logits[draws.row[places].long()])
+
+
+def random_ids(logits: Tensor, draws: DeviceDraws, places: Tensor) -> Tensor:
+    rows = draws.row[places].long()
+    shaping = Shaping(draws.temperature[places], draws.top_k[places].long(), draws.top_p[places], draws.min_p[places])
+    return sample(logits[rows], shaping, torch.arange(len(rows)), draws.uniform[places])
+
+
 def drawn_there(logits: Tensor, shaping: Shaping | None, row: Tensor, uniform: Tensor | None) -> Tensor:
     """`sample` on a device, or `greedy` without a shaping. The parameters are copied there."""
-    from pontil.gpu_ops.draws.device_draws import DeviceDraws, draw
-
     whole, real = row.new_zeros(len(row), dtype=torch.int32), row.new_zeros(len(row), dtype=torch.float64)
     out = torch.empty_like(whole)
     if shaping is None or uniform is None:

@@ -2,20 +2,11 @@
 """The tracer of a proxy, if its configuration names a collector. Only then OpenTelemetry's libraries are imported."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.tracing.tracer import Tracer
-
-
-class SpanCounts(Protocol):
-    """The counters of spans, which several threads use."""
-
-    def took(self, spans: int) -> None: ...
-
-    def drop(self, spans: int, reason: str) -> None: ...
+from pontil.runtime.tracing.tracer import SpanCounts, Tracer
 
 
 def open_tracer(

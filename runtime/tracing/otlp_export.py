@@ -14,9 +14,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from pontil.runtime.threads import ThreadFailures, TurnThread
-from pontil.runtime.tracing.open_tracer import SpanCounts
 from pontil.runtime.tracing.span_tree import SpanTree
-from pontil.runtime.tracing.tracer import ServedTrace
+from pontil.runtime.tracing.tracer import ServedTrace, SpanCounts
 
 LOG = logging.getLogger("pontil.tracing")
 THREAD = "spans"

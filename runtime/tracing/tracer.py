@@ -15,6 +15,14 @@ from pontil.runtime.timeline.timeline import Timeline
 MOST_AWAITED = 8192
 
 
+class SpanCounts(Protocol):
+    """The counters of spans, which several threads use."""
+
+    def took(self, spans: int) -> None: ...
+
+    def drop(self, spans: int, reason: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
     """One request of an HTTP request: where its time went, and what it asked for."""

@@ -7,8 +7,8 @@ import torch
 from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
-from pontil.gpu_ops.draws import device_draws as reference
-from pontil.gpu_ops.draws.device_draws import DeviceDraws
+from pontil.gpu_ops.draws import sampling as reference
+from pontil.gpu_ops.draws.sampling import DeviceDraws
 from pontil.gpu_ops.triton import sampling
 
 INFINITY = float("inf")
