@@ -6,6 +6,7 @@ import configparser
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ ROOMS = ("launcher", "runtime", "gpu_ops", "http")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MOST_METHODS = 24
+MOST_IN_A_ROOM = 16
 # A docstring begins with an imperative verb or a noun phrase, so with none of these; nor does a comment with the first.
 RELATIVES = {"What", "Whatever", "Who", "Whoever", "Whom", "Whose", "How", "Whether"}
 OPENINGS = RELATIVES | {
@@ -100,6 +102,12 @@ def arrows(path: Path) -> None:
 def test_arrows() -> None:
     each(CODE, arrows)
     assert {room_of(relative(path).removesuffix(".py")) for path in CODE} == set(ARROWS)
+
+
+def test_a_room_has_few_files() -> None:
+    """Count the files of each folder, without those that make it a package."""
+    rooms = Counter(relative(path).rpartition("/")[0] for path in CODE if path.name != "__init__.py")
+    assert {room: count for room, count in rooms.items() if count > MOST_IN_A_ROOM} == {}
 
 
 def test_no_circle_between_rooms() -> None:
