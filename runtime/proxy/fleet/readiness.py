@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.self_test import SelfTest
-from pontil.runtime.stages.graph.catalog import GraphModel
-from pontil.runtime.stages.runs.stage_task import group_of
+from pontil.runtime.stages.graph.catalog import GraphModel, group_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.graph.catalog import GraphModel, group_of
 from pontil.runtime.stages.runs.stage_check import wrong_stage
-from pontil.runtime.stages.runs.stage_task import group_of
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 

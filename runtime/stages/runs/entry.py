@@ -14,10 +14,10 @@ from pontil.runtime.proxy.requests.request import NO_KEY, Request
 from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.wakeup import Wakeup
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel, graph_named
+from pontil.runtime.stages.graph.catalog import GraphModel, graph_named, group_of
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import Run, later_stages
-from pontil.runtime.stages.runs.stage_task import StageTask, group_of
+from pontil.runtime.stages.runs.stage_task import StageTask
 from pontil.runtime.stages.runs.stream import RunStream
 
 NO_OPTIONS: Mapping[str, Any] = {}

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.graph.catalog import GraphModel, group_of
 from pontil.runtime.stages.runs.run import later_stages
-from pontil.runtime.stages.runs.stage_task import group_of
 
 
 @dataclass(frozen=True, slots=True)

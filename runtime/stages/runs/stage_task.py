@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pontil.runtime.proxy.requests.choice_text import MAX_TOKEN_ID, BrokenAnswer
 from pontil.runtime.proxy.requests.stream import Finished
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name, group_of
 from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.wire.messages import NodeOutput, NodeTask, Submit, Tokens
 
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 AUDIO, TEXT = "audio", "text"
 # Most bytes of text that a node may answer with.
 MOST_TEXT = 1 << 20
-
-
-def group_of(graph: GraphModel | None, node: str | None) -> str | None:
-    """Return the key of the workers of a stage: None for the first one, and for a model without stages."""
-    return None if graph is None or node is None or node == graph.first else f"node:{node}"
 
 
 def is_joined(request: "Request") -> bool:
