@@ -2,7 +2,6 @@
 """Workers that drain, return and change their roles, as the proxy sees it."""
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -164,7 +163,7 @@ def test_a_worker_that_drains_is_shown_so_until_the_table_says_more(play: Play) 
         await tells(live_proxy, worker, "mixed", True)
         assert [row["state"] for row in live_proxy.proxy.topology() if row["role"] == "mixed"] == ["DRAINING"]
         table: list[dict[str, Any]] = [
-            {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "drained", "device": "cpu"}
+            {"name": "mixed:0", "role": "mixed", "pid": worker.pid, "state": "drained", "device": "cpu"}
         ]
         live_proxy.proxy.take_table(table)
         assert [row["state"] for row in live_proxy.proxy.topology()][-1] == "DRAINED"

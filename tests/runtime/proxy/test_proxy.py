@@ -3,7 +3,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,8 +97,8 @@ def test_tokens_of_an_answer_that_fails_are_billed_where_the_reader_has_them(
 
 def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
-        await live_proxy.worker("mixed:0", script=silent)
-        row = {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "ready", "device": "cpu"}
+        worker = await live_proxy.worker("mixed:0", script=silent)
+        row = {"name": "mixed:0", "role": "mixed", "pid": worker.pid, "state": "ready", "device": "cpu"}
         live_proxy.proxy.take_table([row])
         stream = live_proxy.proxy.submit([5], PARAMS)
         live_proxy.proxy.take_table([row | {"state": "exited", "pid": None}])
@@ -342,14 +341,14 @@ def test_the_ledger_closes_every_request_on_every_path(play: Callable[..., None]
 
 def test_the_ledger_closes_what_a_dying_worker_or_proxy_leaves_behind(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
-        await live_proxy.worker("mixed:0", script=silent)
+        worker = await live_proxy.worker("mixed:0", script=silent)
         live_proxy.proxy.submit([5], PARAMS)
         live_proxy.proxy.abandon()
         assert live_proxy.proxy.ledger.totals.requests == 1 and not live_proxy.proxy.ledger.entries
         live_proxy.proxy.dispatcher.send = lambda message: False
         with pytest.raises(Unavailable, match="no worker came back within 0.3 s"):
             await take(live_proxy.proxy.submit([5], PARAMS))
-        row = {"name": "mixed:0", "role": "mixed", "pid": os.getpid(), "state": "ready", "device": "cpu"}
+        row = {"name": "mixed:0", "role": "mixed", "pid": worker.pid, "state": "ready", "device": "cpu"}
         live_proxy.proxy.take_table([row])
         live_proxy.proxy.dispatcher.send = lambda message: True
         live_proxy.proxy.submit([5], PARAMS)

@@ -10,6 +10,7 @@ from relay import BACK, THERE, Relay
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.config.worker_config import Deadlines
+from pontil.runtime.disaggregation.sender import KVSender, SendTransfer
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.wire.messages import SCHEMA, Greet, Message, Withdrawn
 from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
@@ -102,15 +103,20 @@ def lost_connection(proxy: ScriptedProxy, pair: Pair, relay: Relay) -> PeerConne
 
 
 def test_a_last_word_that_is_lost_with_its_connection_is_said_again(
-    proxy: ScriptedProxy, pair: Pair, relay: Relay
+    proxy: ScriptedProxy, pair: Pair, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, decode = pair
     proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
     proxy.finish("before")
     everyone_clean(proxy)
+    begin = KVSender.begin
+
+    def begin_and_hear_no_more(*given: Any, **options: Any) -> SendTransfer | None:
+        relay.held = frozenset((THERE,))
+        return begin(*given, **options)
+
+    monkeypatch.setattr(KVSender, "begin", begin_and_hear_no_more)
     proxy.submit_pair(prefill, decode, "fetched", prompt(30), drawn(4))
-    proxy.turn_until(lambda: bool(prefill.prefill.kv_sender.open))
-    relay.held = frozenset((THERE,))
     assert len(proxy.finish("fetched")[0].ids) == 4
     proxy.turn_until(lambda: lost(proxy, decode) == [prefill.incarnation])
     (sent,) = prefill.prefill.kv_sender.open.values()

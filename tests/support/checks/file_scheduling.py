@@ -8,6 +8,8 @@ from xdist.scheduler import LoadFileScheduling
 
 # Tests here start processes, and wait for them about half of their time.
 WITH_PROCESSES = ("tests/system/", "tests/launcher/", "tests/scripts/", "tests/clients/")
+# The file that takes longest, which is handed out first.
+LONGEST = "tests/world/test_seeds.py"
 
 
 def file_scheduling(config: Any, log: Any, groups: Mapping[str, str]) -> LoadFileScheduling:
@@ -24,6 +26,8 @@ def file_scheduling(config: Any, log: Any, groups: Mapping[str, str]) -> LoadFil
     def assign_wanted(node: Any) -> None:
         wants = int(node.gateway.id.removeprefix("gw")) % 2 == 0
         wanted = next((group for group, tests in waiting.items() if starts_processes(tests) is wants), None)
+        if not wants and LONGEST in waiting:
+            wanted = LONGEST
         if wanted is not None:
             waiting.move_to_end(wanted, last=False)
         assign(node)
