@@ -45,13 +45,13 @@ PLACED = list(STAGES) if is_long() else ["both split"]
 # The worker that dies, and the pieces of text and of sound that the client has then: few, as tokens that come together
 # may be one piece. By default one of each stage.
 WORKERS = ("prefill:0", "decode:0", "talker-prefill:0", "talker-decode:0", "code2wav:0")
-MOMENTS = ((0, 0), (1, 0), (3, 0), (3, 1))
+MOMENTS = ((0, 0), (1, 0), (1, 1))
 KILLS = [
     (worker, moment)
     for worker in WORKERS
     for moment in MOMENTS
     if is_long() or (worker, moment) in (
-        ("talker-decode:0", (3, 1)), ("code2wav:0", (3, 1)), ("prefill:0", (3, 0)),
+        ("talker-decode:0", (1, 1)), ("code2wav:0", (1, 1)), ("prefill:0", (1, 0)),
     )
 ]  # fmt: skip
 

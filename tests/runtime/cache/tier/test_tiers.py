@@ -3,6 +3,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import resource
 import stat
@@ -283,7 +284,7 @@ def test_no_two_processes_share_a_folder(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BlockingIOError, match="another process uses it"):
         on_disk(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     tier.close()
     on_disk(tmp_path).close()
     other.close()
@@ -309,13 +310,15 @@ def test_a_disk_without_room_is_not_opened(tmp_path: Path, monkeypatch: pytest.M
     def full(file: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    # Garbage of other tests may have files.
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="File too large|No space left"):
         DiskTier(tmp_path, "x", 1 << 61, 1 << 40, "one")
     monkeypatch.setattr(private_folder, "allocate", full)
     with pytest.raises(OSError, match="No space left"):
         on_disk(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_closed_disk_writes_to_no_other_file(tmp_path: Path) -> None:
