@@ -89,7 +89,14 @@ def test_a_stream_is_left_with_all_that_was_delivered_or_not_at_all(
     first.leave()
     assert Reader(two, PATH, {}, first.last).status == 409
     disks.full.clear()
-    assert told(first, Reader(two, PATH, {}, first.last).all()) == TEXT
+    readers = list[Reader]()
+
+    def is_let_go() -> bool:
+        readers.append(Reader(two, PATH, {}, first.last))
+        return readers[-1].status == 200
+
+    eventually(is_let_go, "a stream that the other proxy has let go")
+    assert told(first, readers[-1].all()) == TEXT
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
 
 
