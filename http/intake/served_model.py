@@ -5,7 +5,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
+
+
+def model_object(proxy: Proxy, name: str, vocab_size: int, snapshot: RegistrySnapshot) -> dict[str, Any]:
+    """Return the description of a model, from what its workers say of it."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": proxy.started_at,
+        "owned_by": "pontil",
+        "root": name,
+        "parent": None,
+        "max_model_len": snapshot.known_context,
+        "vocab_size": vocab_size,
+        "dtype": snapshot.dtype,
+        "kv_cache_dtype": snapshot.kv_cache_dtype,
+        "system_fingerprint": snapshot.system_fingerprint(proxy.config.version),
+    }
 
 
 class ServedModel:
@@ -34,19 +52,7 @@ class ServedModel:
     def described(self) -> dict[str, Any]:
         """The model object; fields that only workers know are null while there are none."""
         snapshot = self.proxy.registry.generating.snapshot()
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.proxy.started_at,
-            "owned_by": "pontil",
-            "root": self.name,
-            "parent": None,
-            "max_model_len": snapshot.known_context,
-            "vocab_size": self.vocab_size,
-            "dtype": snapshot.dtype,
-            "kv_cache_dtype": snapshot.kv_cache_dtype,
-            "system_fingerprint": snapshot.system_fingerprint(self.proxy.config.version),
-        } | self.modalities
+        return model_object(self.proxy, self.name, self.vocab_size, snapshot) | self.modalities
 
     @property
     def modalities(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from typing import Any
 
 from pontil.http.intake.encoder import Encoder
+from pontil.http.intake.served_model import model_object
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -25,17 +26,5 @@ class ServedEmbedding:
     def described(self) -> dict[str, Any]:
         """The model object; fields that only workers know are null while there are none."""
         snapshot = self.snapshot
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": self.proxy.started_at,
-            "owned_by": "pontil",
-            "root": self.name,
-            "parent": None,
-            "max_model_len": snapshot.known_context,
-            "vocab_size": self.vocab_size,
-            "dtype": snapshot.dtype,
-            "kv_cache_dtype": None,
-            "embedding_size": snapshot.embedding_size,
-            "system_fingerprint": snapshot.system_fingerprint(self.proxy.config.version),
-        }
+        about = model_object(self.proxy, self.name, self.vocab_size, snapshot)
+        return about | {"kv_cache_dtype": None, "embedding_size": snapshot.embedding_size}
