@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of an option's text or TOML value: they return the field's value or say what it must be."""
+"""Parsers of devices and endpoints, as those of other options are in runtime/config/readers.py."""
 
 import re
 from typing import Any

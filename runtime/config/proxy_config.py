@@ -20,7 +20,7 @@ from pontil.runtime.config.readers import (
     switch,
     text,
     whole,
-)  # fmt: skip
+)
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 
 CALL_PARSERS = (
