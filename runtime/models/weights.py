@@ -123,7 +123,7 @@ class Weights:
         levels = self.levels(name, outputs, inputs)
         if levels is None:
             return self.rounded(self.part(self.take(name, outputs, inputs), cut))
-        return rows(levels, cut(self.partition, outputs))
+        return levels.rows(cut(self.partition, outputs))
 
     def part(self, tensor: Tensor, cut: Cut) -> Tensor:
         """This rank's outputs of a weight or a bias [outputs, ...]. Those of other ranks take no memory."""
@@ -205,12 +205,6 @@ class Weights:
             raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")
         if self.left:
             raise ModelError(f"the checkpoint has tensors this architecture does not know: {', '.join(self.left)}")
-
-
-def rows(weight: QuantizedWeights, own: range) -> QuantizedWeights:
-    """Some outputs of quantized weights."""
-    kept = slice(own.start, own.stop)
-    return QuantizedWeights(weight.numbers[kept], weight.scales[kept], weight.offsets[kept])
 
 
 def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int]) -> ModelError:

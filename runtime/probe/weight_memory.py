@@ -3,7 +3,7 @@
 and shapes. No data is read.
 
 The weights are counted product by product, in the order in which runtime/models takes them and gpu_ops/kernels packs
-them: each is packed whole, from temporaries several times its size.
+them: each is read whole, and packed some outputs at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ KV_HEADS = ("k_proj", "v_proj")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # A product of several weights has the name of the first.
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
-# Bytes that packing holds for each number: as int32, and again taken apart; then two of these parts as results.
-UNPACKED_BYTES, RESULTS = 8, 2
+# Outputs that are packed at once, and the bytes of temporaries for each number of these.
+PIECE, UNPACKED_BYTES = 64, 24
 # Levels of one number besides its scale and offset, both float32.
 LEVEL_BYTES, LEVEL_SCALES = 1, 8
 # Most of packing's freed temporaries that the C library keeps: larger ones are returned to the system at once.
@@ -107,13 +107,14 @@ def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_
         own = sum(math.prod(shapes[name]) // divisor(name, config, ranks) for name in names)
         form = stacked([formats.of(name, shapes[name]) for name in names])
         # Gates and ups are joined, and then put in turn.
-        yield LoadedProduct(form.size(own), packing(form, whole, own, 1 + ("gate_proj" in product)))
+        inputs = max(shapes[name][-1] for name in names)
+        yield LoadedProduct(form.size(own), packing(form, whole, own, inputs, 1 + ("gate_proj" in product)))
     tied = config.tie_word_embeddings
     form = formats.of(EMBEDDING if tied else HEAD, shapes[EMBEDDING])
     if on_host or not tied:
         # Floats of a tied head are packed from the embedding itself.
         read = 0 if tied and form.group is None else embedding
-        yield LoadedProduct(form.size(embedding // ranks), packing(form, read, read // ranks, 0))
+        yield LoadedProduct(form.size(embedding // ranks), packing(form, read, read // ranks, config.hidden_size, 0))
 
 
 def product_of(name: str) -> str:
@@ -122,13 +123,14 @@ def product_of(name: str) -> str:
     return name
 
 
-def packing(form: NumberFormat, whole: int, own: int, joins: int) -> int:
-    """Return the most bytes of temporaries while a product of `own` numbers, of `whole` that are read, is packed. Its
-    parts are joined or put in order so many times; of two copies of whole numbers the first is gone by then."""
+def packing(form: NumberFormat, whole: int, own: int, inputs: int, joins: int) -> int:
+    """Return the most bytes of temporaries while a product of `own` numbers, of `whole` that are read, with so many
+    inputs, is packed, with the result. Its parts are joined or put in order so many times; of two copies of whole
+    numbers the first is gone by then."""
     if form.group is None:
         return form.size(whole) + joins * form.size(own)
     levels = LEVEL_BYTES * whole + LEVEL_SCALES * whole // form.group
-    return max(1, joins) * levels + UNPACKED_BYTES * own + RESULTS * form.bits * own // 8
+    return max(1, joins) * levels + form.size(own) + UNPACKED_BYTES * PIECE * inputs
 
 
 def divisor(name: str, config: ModelConfig, ranks: int) -> int:

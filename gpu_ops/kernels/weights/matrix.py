@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights in the layout of the kernels, which csrc/kernels.h describes."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
 PANEL, GROUP = 16, 32
 # The number of words of an output is padded to a multiple of this.
 WORDS = 16
+# Outputs that are packed at once, a multiple of a group.
+PIECE = 64
 ARENA = Arena()
 
 
@@ -29,11 +33,15 @@ class Matrix:
         scale_words = 0
         if isinstance(weight, QuantizedWeights):
             kind, words = weight.kind, self.inputs // 2 + -(self.inputs // 2) % WORDS
-            self.data = in_groups(packed_numbers(padded_inputs(weight.numbers, 2 * words), kind))
-            scales, units = packed_scales(weight)
-            self.units = padded(units, GROUP)
             scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
-            self.scales = in_groups(padded_inputs(scales, words // scale_words))
+            numbers, scales, units = Grouped(self.outputs), Grouped(self.outputs), []
+            for own in pieces(self.outputs):
+                part = weight.rows(own)
+                numbers.put(own, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
+                packed, unit = packed_scales(part)
+                scales.put(own, padded_inputs(packed, words // scale_words))
+                units.append(unit)
+            self.data, self.scales, self.units = numbers.words, scales.words, padded(torch.cat(units), GROUP)
         else:
             kind, self.data = KINDS[weight.dtype], pack(weight)
             words = self.data.shape[1]
@@ -53,22 +61,39 @@ class Matrix:
 def pack(weight: Tensor) -> Tensor:
     """Pack [outputs, inputs] to int32 [groups, words, 2, 16]."""
     per_word = 4 // weight.element_size()
-    inputs = weight.shape[1]
-    whole = padded_inputs(weight, inputs + -inputs % (WORDS * per_word))
-    return in_groups(whole.contiguous().view(torch.int32))
+    outputs, inputs = weight.shape
+    whole = inputs + -inputs % (WORDS * per_word)
+    packed = Grouped(outputs)
+    for own in pieces(outputs):
+        packed.put(own, padded_inputs(weight[own.start : own.stop], whole).contiguous().view(torch.int32))
+    return packed.words
+
+
+def pieces(outputs: int) -> Iterator[range]:
+    """Divide outputs into ranges that are packed at once, so that temporaries are few."""
+    return (range(first, min(first + PIECE, outputs)) for first in range(0, outputs, PIECE))
+
+
+class Grouped:
+    """The words of all outputs, int32 [groups, words, 2, 16], written range by range."""
+
+    words: Tensor
+
+    def __init__(self, outputs: int) -> None:
+        self.groups = -(-outputs // GROUP)
+
+    def put(self, own: range, words: Tensor) -> None:
+        """Write int32 [outputs, words] of a range that begins with a group."""
+        if own.start == 0:
+            self.words = ARENA.take(torch.Size((self.groups, words.shape[1], 2, PANEL)))
+        whole = torch.nn.functional.pad(words, (0, 0, 0, -len(words) % GROUP)) if len(words) % GROUP else words
+        grouped = whole.view(-1, 2, PANEL, words.shape[1]).permute(0, 3, 1, 2)
+        self.words[own.start // GROUP :][: len(grouped)] = grouped
 
 
 def padded_inputs(values: Tensor, size: int) -> Tensor:
     """Pad [outputs, ...] with zeros to [outputs, size]."""
     return values if values.shape[1] == size else torch.nn.functional.pad(values, (0, size - values.shape[1]))
-
-
-def in_groups(words: Tensor) -> Tensor:
-    """Group int32 [outputs, words] to [groups, words, 2, 16]."""
-    outputs, count = words.shape
-    whole = torch.nn.functional.pad(words, (0, 0, 0, -outputs % GROUP)) if outputs % GROUP else words
-    grouped = whole.view(-1, 2, PANEL, count).permute(0, 3, 1, 2)
-    return ARENA.take(grouped.shape).copy_(grouped)
 
 
 def alternate(gate: Tensor | QuantizedWeights, up: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:

@@ -39,6 +39,11 @@ class QuantizedWeights:
     def kind(self) -> int:
         return NIBBLES if self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16 else BYTES
 
+    def rows(self, own: range) -> "QuantizedWeights":
+        """Some outputs of the weight: a view."""
+        kept = slice(own.start, own.stop)
+        return QuantizedWeights(self.numbers[kept], self.scales[kept], self.offsets[kept])
+
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
         scales, offsets = (one.repeat_interleave(self.group, dim=1) for one in (self.scales, self.offsets))

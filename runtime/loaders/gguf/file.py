@@ -68,7 +68,7 @@ class GgufCheckpoint:
             if embedding or not counted:
                 yield name, self.read(whole, name, wanted)
             if counted and (not embedding or self.config.tie_word_embeddings):
-                parts = LEVELS[place.kind](blocks_of(whole, name, place))
+                parts = read_levels(whole, name, place)
                 for part, tensor in zip(("numbers", "scales", "offsets"), parts, strict=True):
                     rows = tensor.reshape(place.shape[0], -1)
                     yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()
@@ -148,3 +148,15 @@ def read_tensor(whole: torch.Tensor, name: str, place: GgufTensor, dtype: torch.
     ):
         part.copy_(kind.read(read))
     return result.view(place.shape)
+
+
+def read_levels(whole: torch.Tensor, name: str, place: GgufTensor) -> list[torch.Tensor]:
+    """Return a tensor's numbers, scales and offsets, taken apart a few blocks at a time."""
+    stored, count = blocks_of(whole, name, place), CHUNK_ELEMENTS // GGML_TYPES[place.kind].numbers
+    found: list[torch.Tensor] = []
+    for index, blocks in enumerate(stored.split(count)):
+        parts = LEVELS[place.kind](blocks)
+        found = found or [torch.empty(len(stored), part.shape[1], dtype=part.dtype) for part in parts]
+        for result, part in zip(found, parts, strict=True):
+            result[index * count :][: len(part)] = part
+    return found

@@ -24,7 +24,7 @@ from pontil.runtime.models.layers.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.layers.norm import Norm, Unnormed
 from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
 from pontil.runtime.models.partition import Partition, by_vocabulary
-from pontil.runtime.models.weights import Weights, rows
+from pontil.runtime.models.weights import Weights
 
 HEAD_ROWS = 1 << 16
 """Rows of one part of the head's layout: in one piece a large vocabulary would take seconds to load, most of them for
@@ -91,7 +91,7 @@ class Decoder(ABC):
             dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
             weight = weights.rounded(weights.part(dense, by_vocabulary))
         else:
-            weight = rows(levels, by_vocabulary(self.partition, self.config.vocab_size))
+            weight = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
         if isinstance(weight, QuantizedWeights) or self.kernels is not None:
             return [weights.product(weight)]
         if weights.keeps_head:
