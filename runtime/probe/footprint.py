@@ -22,7 +22,7 @@ from pontil.runtime.probe.weight_memory import weight_memory
 CPU = "cpu"
 # A process that has imported torch and this package, beside the pages that it shares with others; and what it takes
 # more for serving: buffers, the tokenizer, tables. Measured (docs/measurements.md).
-IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 256 << 20
+IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)

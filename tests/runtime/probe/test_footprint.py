@@ -90,7 +90,7 @@ def test_a_tier_takes_memory_of_the_host(tiny: Path, monkeypatch: pytest.MonkeyP
     one = footprint(tiny, read_config(tiny), DEMAND).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(one + (4 << 30)))
     check_memory(tiny, replace(DEMAND, kv_tier_memory=4 << 30))
-    with pytest.raises(ModelError, match=r"and 5.0 GiB of --kv-tier needs 5.4 GiB, .* or lower --kv-tier, --kv-cache"):
+    with pytest.raises(ModelError, match=r"and 5.0 GiB of --kv-tier needs 5.2 GiB, .* or lower --kv-tier, --kv-cache"):
         check_memory(tiny, replace(DEMAND, kv_tier_memory=5 << 30))
     on_gpus = replace(DEMAND, workers=[["cuda:0"], ["cuda:1"]], gpu_memory={"cuda:0": one})
     check_memory(tiny, replace(on_gpus, kv_tier_memory=2 << 30))

@@ -130,7 +130,7 @@ def test_the_lines_of_a_plan_have_the_same_figures(large: Path, tmp_path: Path, 
     write_tiny_llama(tmp_path / "tiny")
     tiny = memory_lines(tmp_path / "tiny", replace(PAIR, quantization="none", kv_cache_memory=1 << 20))
     assert tiny[0].endswith("MiB of the process, or more")
-    assert tiny[1] == "all 2 at once: 835 MiB of the 23.0 GiB that this machine has left"
+    assert tiny[1] == "all 2 at once: 451 MiB of the 23.0 GiB that this machine has left"
 
 
 def test_a_folder_has_no_gguf_types(tmp_path: Path) -> None:
