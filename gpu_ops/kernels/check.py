@@ -8,7 +8,7 @@ from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Ml
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
@@ -61,8 +61,8 @@ class Layer:
         self.norms = Norms(1e-6, *(self.random(size).float() for size in (HIDDEN, HIDDEN, *[shape.head_dim] * 2)))
         self.attention = AttentionHalf(
             library,
-            Matrix(self.qkv, self.bias),
-            Matrix(self.out),
+            pack_matrix(self.qkv, self.bias),
+            pack_matrix(self.out),
             self.norms,
             Rotation(*self.angles),
             shape,
@@ -70,7 +70,9 @@ class Layer:
             0.2,
             WINDOW,
         )
-        self.mlp = MlpHalf(library, Matrix(alternate(self.gate, self.up)), Matrix(self.down), self.norms, GatedKind())
+        self.mlp = MlpHalf(
+            library, pack_matrix(alternate(self.gate, self.up)), pack_matrix(self.down), self.norms, GatedKind()
+        )
 
     def random(self, *shape: int) -> Tensor:
         scale: float = shape[-1] ** -0.5

@@ -10,7 +10,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import Norms, Rotation, address
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import KernelTile
-from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack_matrix
 from pontil.gpu_ops.kernels.weights.structures import LatentFields, MatrixFields
 
 
@@ -19,7 +19,7 @@ class HeadMatrices:
 
     def __init__(self, weight: Tensor) -> None:
         self.inputs, self.outputs = weight.shape[1:]
-        self.matrices = [Matrix(one.T) for one in weight]
+        self.matrices = [pack_matrix(one.T) for one in weight]
         self.fields = (MatrixFields * len(weight))(*(one.fields for one in self.matrices))
 
 

@@ -10,7 +10,7 @@ from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate, alternate_numbers, stack
+from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, pack_matrix, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.products.head_linear import HeadLinear
 from pontil.gpu_ops.products.linear import Linear
@@ -188,7 +188,7 @@ class Weights:
         if isinstance(weight, PackedWeights):
             return ScaledLinear(weight, self.dtype, self.device, bias)
         if self.kernels is not None:
-            return PackedLinear(self.kernels, Matrix(weight, bias))
+            return PackedLinear(self.kernels, pack_matrix(weight, bias))
         assert isinstance(weight, Tensor)
         return Linear(weight, bias, self.deterministic)
 

@@ -5,7 +5,9 @@ Weights are read from end to end in every step, in the order in which they were 
 page, so they share pages.
 """
 
+import math
 import mmap
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,22 +18,27 @@ CACHE_LINE = 64
 
 
 class Arena:
-    """An allocator without a free operation: a chunk is released when no tensor in it is used any more."""
+    """An allocator without a free operation: a chunk is released when no tensor in it is used any more. `grow` makes
+    memory of so many bytes, all zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, grow: Callable[[int], Tensor] | None = None) -> None:
+        self.grow = grow or fresh
         self.chunk = torch.empty(0, dtype=torch.uint8)
         self.used = 0
 
-    def take(self, shape: torch.Size) -> Tensor:
-        """int32 of this shape, all zeros, at the beginning of a cache line."""
-        size = 4 * shape.numel()
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Zeros of this shape, at the beginning of a cache line."""
+        size = math.prod(shape) * dtype.itemsize
         if size > len(self.chunk) - self.used:
             if size > CHUNK // 2:
-                return fresh(size).view(torch.int32).view(shape)
-            self.chunk, self.used = fresh(CHUNK), 0
+                return self.grow(size).view(dtype).view(shape)
+            self.chunk, self.used = self.grow(CHUNK), 0
         taken = self.chunk[self.used : self.used + size]
         self.used += size + -size % CACHE_LINE
-        return taken.view(torch.int32).view(shape)
+        return taken.view(dtype).view(shape)
+
+    def copy(self, values: Tensor) -> Tensor:
+        return self.take(values.shape, values.dtype).copy_(values)
 
 
 def fresh(size: int) -> Tensor:

@@ -2,6 +2,8 @@
 """Weights in the layout of the kernels, which csrc/kernels.h describes."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,52 +20,64 @@ PIECE = 64
 ARENA = Arena()
 
 
+@dataclass(frozen=True, eq=False)
 class Matrix:
-    """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed; the originals are not
-    kept.
+    """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed. `words` of an output
+    hold its inputs, and so many of these share a scale as `scale_words` says."""
 
-    `inputs` is a multiple of 16.
-    """
+    kind: int
+    outputs: int
+    inputs: int
+    words: int
+    scale_words: int
+    data: Tensor
+    scales: Tensor | None
+    units: Tensor | None
+    bias: Tensor | None
 
-    def __init__(self, weight: Tensor | QuantizedWeights, bias: Tensor | None = None) -> None:
-        self.outputs, self.inputs = weight.shape
-        self.bias = None if bias is None else padded(bias.float(), GROUP)
-        self.scales: Tensor | None = None
-        self.units: Tensor | None = None
-        scale_words = 0
-        if isinstance(weight, QuantizedWeights):
-            kind, words = weight.kind, self.inputs // 2 + -(self.inputs // 2) % WORDS
-            scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
-            numbers, scales, units = Grouped(self.outputs), Grouped(self.outputs), []
-            for own in pieces(self.outputs):
-                part = weight.rows(own)
-                numbers.put(own, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
-                packed, unit = packed_scales(part)
-                scales.put(own, padded_inputs(packed, words // scale_words))
-                units.append(unit)
-            self.data, self.scales, self.units = numbers.words, scales.words, padded(torch.cat(units), GROUP)
-        else:
-            kind, self.data = KINDS[weight.dtype], pack(weight)
-            words = self.data.shape[1]
-        parts = (self.data, self.scales, self.units, self.bias)
-        pointers = (None if one is None else one.data_ptr() for one in parts)
-        self.fields = MatrixFields(*pointers, kind, self.outputs, self.inputs, words, scale_words, 0)
+    @property
+    def parts(self) -> tuple[Tensor | None, ...]:
+        return (self.data, self.scales, self.units, self.bias)
+
+    @cached_property
+    def fields(self) -> MatrixFields:
+        return self.from_output(0)
 
     def from_output(self, first: int) -> MatrixFields:
         """The same without the outputs before `first`, a multiple of 32."""
-        group = first // GROUP
-        parts = ((self.data, group), (self.scales, group), (self.units, first), (self.bias, first))
-        pointers = (None if one is None else one[start:].data_ptr() for one, start in parts)
-        one = self.fields
-        return MatrixFields(*pointers, one.kind, one.outputs - first, one.inputs, one.words, one.scale_words, 0)
+        starts = (first // GROUP, first // GROUP, first, first)
+        pointers = (
+            None if part is None else part[start:].data_ptr() for part, start in zip(self.parts, starts, strict=True)
+        )
+        return MatrixFields(*pointers, self.kind, self.outputs - first, self.inputs, self.words, self.scale_words, 0)
 
 
-def pack(weight: Tensor) -> Tensor:
+def pack_matrix(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:
+    """Pack a weight, whose inputs are a multiple of 16. It is not kept."""
+    outputs, inputs = weight.shape
+    own_bias = None if bias is None else arena.copy(padded(bias.float(), GROUP))
+    if isinstance(weight, Tensor):
+        data = pack(weight, arena)
+        return Matrix(KINDS[weight.dtype], outputs, inputs, data.shape[1], 0, data, None, None, own_bias)
+    kind, words = weight.kind, inputs // 2 + -(inputs // 2) % WORDS
+    scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
+    numbers, scales, units = Grouped(outputs, arena), Grouped(outputs, arena), []
+    for own in pieces(outputs):
+        part = weight.rows(own)
+        numbers.put(own, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
+        packed, unit = packed_scales(part)
+        scales.put(own, padded_inputs(packed, words // scale_words))
+        units.append(unit)
+    own_units = arena.copy(padded(torch.cat(units), GROUP))
+    return Matrix(kind, outputs, inputs, words, scale_words, numbers.words, scales.words, own_units, own_bias)
+
+
+def pack(weight: Tensor, arena: Arena = ARENA) -> Tensor:
     """Pack [outputs, inputs] to int32 [groups, words, 2, 16]."""
     per_word = 4 // weight.element_size()
     outputs, inputs = weight.shape
     whole = inputs + -inputs % (WORDS * per_word)
-    packed = Grouped(outputs)
+    packed = Grouped(outputs, arena)
     for own in pieces(outputs):
         packed.put(own, padded_inputs(weight[own.start : own.stop], whole).contiguous().view(torch.int32))
     return packed.words
@@ -79,13 +93,13 @@ class Grouped:
 
     words: Tensor
 
-    def __init__(self, outputs: int) -> None:
-        self.groups = -(-outputs // GROUP)
+    def __init__(self, outputs: int, arena: Arena) -> None:
+        self.groups, self.arena = -(-outputs // GROUP), arena
 
     def put(self, own: range, words: Tensor) -> None:
         """Write int32 [outputs, words] of a range that begins with a group."""
         if own.start == 0:
-            self.words = ARENA.take(torch.Size((self.groups, words.shape[1], 2, PANEL)))
+            self.words = self.arena.take((self.groups, words.shape[1], 2, PANEL), torch.int32)
         whole = torch.nn.functional.pad(words, (0, 0, 0, -len(words) % GROUP)) if len(words) % GROUP else words
         grouped = whole.view(-1, 2, PANEL, words.shape[1]).permute(0, 3, 1, 2)
         self.words[own.start // GROUP :][: len(grouped)] = grouped

@@ -20,7 +20,7 @@ from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Ml
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
 from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import decode, row_cells
@@ -113,10 +113,10 @@ class Case:
         qkv, bias, out = self.qkv
         gate, up, down = self.mlp
         attention = AttentionHalf(
-            library, Matrix(qkv, bias), Matrix(out), self.norms, Rotation(*self.angles), self.shape, 1,
+            library, pack_matrix(qkv, bias), pack_matrix(out), self.norms, Rotation(*self.angles), self.shape, 1,
             self.shape.head_dim**-0.5, self.window,
         )  # fmt: skip
-        mlp = MlpHalf(library, Matrix(alternate(gate, up)), Matrix(down), self.norms, GatedKind(self.gelu))
+        mlp = MlpHalf(library, pack_matrix(alternate(gate, up)), pack_matrix(down), self.norms, GatedKind(self.gelu))
         count = -(-self.length // self.block_size)
         blocks = (torch.randperm(count + 3, generator=torch.Generator().manual_seed(8)) + 1)[:count].tolist()
         cells = self.cells or self.dtype
@@ -183,7 +183,7 @@ def test_linear_in_any_company(library: KernelLibrary, dtype: torch.dtype) -> No
     generator = torch.Generator().manual_seed(3)
     weight, bias = torch.randn(77, 176, generator=generator).to(dtype), torch.randn(77, generator=generator)
     x = torch.randn(300, 176, generator=generator)
-    matrix = Matrix(weight, bias)
+    matrix = pack_matrix(weight, bias)
     whole = library.linear(matrix, x)
     expected = x.to(dtype).double() @ weight.double().T + bias.double()
     torch.testing.assert_close(whole.double(), expected, atol=1e-3, rtol=1e-5)
@@ -204,7 +204,7 @@ def test_a_head_norms_and_finds_the_highest(library: KernelLibrary, dtype: torch
     # Every logit of this row is below zero.
     weight[:, 5], x[2] = 1, 0
     x[2, 5] = -1
-    matrix = Matrix(weight)
+    matrix = pack_matrix(weight)
     logits, highest = library.head(matrix, x, norm, 1e-6)
     expected = rms_norm(x, norm, 1e-6, dtype).double() @ weight.double().T
     torch.testing.assert_close(logits.double(), expected, atol=0.2 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
@@ -219,7 +219,7 @@ def test_sequences_in_one_tile_know_nothing_of_each_other(library: KernelLibrary
     case = Case(torch.bfloat16, HeadShape(6, 2, 64), 96, 64, 140, 50, 16, (140,), False, True, False, False)
     qkv, bias, out = case.qkv
     half = AttentionHalf(
-        library, Matrix(qkv), Matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 0.1, case.window
+        library, pack_matrix(qkv), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 0.1, case.window
     )
     starts, counts = (0, 139, 64, 3), (90, 1, 30, 1)
     pool = torch.randn(60, 1, 2, 2, 16, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -242,7 +242,7 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
     case = Case(dtype, HeadShape(6, 2, 48), 64, 32, 40, 9, 16, (40,), False, True, bias, False)
     qkv, out_bias, out = case.qkv
     half = AttentionHalf(
-        library, Matrix(qkv, out_bias), Matrix(out), case.norms, Rotation(*case.angles), case.shape, 1, 0.2, 9
+        library, pack_matrix(qkv, out_bias), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 1, 0.2, 9
     )
     pools = torch.zeros(2, 8, LAYERS, 2, 2, 16, 48, dtype=dtype)
     spans = [TileSpan(3, 20, [2, 1]), TileSpan(17, 4, [5, 4])]
@@ -257,7 +257,7 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
     narrow = Case(dtype, HeadShape(1, 1, 16), 64, 32, 4, None, 16, (4,), False, False, False, False)
     qkv, _, out = narrow.qkv
     half = AttentionHalf(
-        library, Matrix(qkv), Matrix(out), narrow.norms, Rotation(*narrow.angles), narrow.shape, 0, 1.0, None
+        library, pack_matrix(qkv), pack_matrix(out), narrow.norms, Rotation(*narrow.angles), narrow.shape, 0, 1.0, None
     )
     pool = torch.zeros(2, 1, 2, 1, 16, 16, dtype=dtype)
     assert not half.store(narrow.x, KernelTile(pool, [TileSpan(0, 4, [1])], dtype))
@@ -271,7 +271,7 @@ def test_unused_slots_can_be_zeroed_and_nothing_is_lost(
     case = Case(dtype, HeadShape(4, 2, 32), 32, 32, 40, None, block_size, (40,), False, False, False, False)
     qkv, _, out = case.qkv
     half = AttentionHalf(
-        library, Matrix(qkv), Matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 0.2, None
+        library, pack_matrix(qkv), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 0.2, None
     )
     blocks = list(range(-(-40 // block_size)))
     pool = torch.empty(len(blocks), 1, 2, 2, block_size, row_cells(32, cells), dtype=cells)
@@ -295,7 +295,7 @@ def test_extreme_scores_stay_numbers(library: KernelLibrary) -> None:
     assert all(bool(torch.isfinite(one).all()) for one in case.computed(library, [130]))
     qkv, _, out = case.qkv
     half = AttentionHalf(
-        library, Matrix(qkv * 300), Matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 1.0, None
+        library, pack_matrix(qkv * 300), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 1.0, None
     )
     x = case.x
     half(x, KernelTile(torch.zeros(12, 1, 2, 1, 16, 32), [TileSpan(0, 130, list(range(1, 10)))], case.dtype))

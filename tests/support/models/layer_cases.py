@@ -13,7 +13,7 @@ from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import LatentWeights, expert_half, latent_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
@@ -79,8 +79,8 @@ class LatentCase:
     def half(self, library: KernelLibrary) -> LatentHalf:
         own = self.weights
         matrices = LatentMatrices(
-            Matrix(own.compress), None if own.down is None else Matrix(own.down), Matrix(own.query),
-            HeadMatrices(own.keys), HeadMatrices(own.values), Matrix(own.out),
+            pack_matrix(own.compress), None if own.down is None else pack_matrix(own.down), pack_matrix(own.query),
+            HeadMatrices(own.keys), HeadMatrices(own.values), pack_matrix(own.out),
         )  # fmt: skip
         rotation = Rotation(*self.angles, interleaved=True)
         return LatentHalf(library, matrices, self.norms, rotation, EPSILON, 1, self.scale, None)
@@ -140,8 +140,10 @@ class ExpertCase:
         experts = []
         for number in range(self.choice.count):
             gate, up, down = (self.stored(one) for one in self.expert(number))
-            experts.append(MlpHalf(library, Matrix(alternate(gate, up)), Matrix(down), Norms(0.0), GatedKind()))
-        return ExpertHalf(library, self.choice, Matrix(self.router), experts, 0, self.norms)
+            experts.append(
+                MlpHalf(library, pack_matrix(alternate(gate, up)), pack_matrix(down), Norms(0.0), GatedKind())
+            )
+        return ExpertHalf(library, self.choice, pack_matrix(self.router), experts, 0, self.norms)
 
     def computed(self, half: ExpertHalf, rows: slice = slice(None)) -> Tensor:
         hidden = self.x[rows].contiguous()

@@ -13,7 +13,7 @@ SIZES = some.one_of(some.integers(1, 5000), some.sampled_from([CHUNK // 8, CHUNK
 @given(some.lists(SIZES, max_size=12))
 def test_pieces_are_apart(sizes: list[int]) -> None:
     arena = Arena()
-    pieces = [arena.take(torch.Size([size])) for size in sizes]
+    pieces = [arena.take([size], torch.int32) for size in sizes]
     ends = sorted((piece.data_ptr(), piece.data_ptr() + 4 * len(piece)) for piece in pieces)
     assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
     for number, piece in enumerate(pieces):
@@ -24,12 +24,12 @@ def test_pieces_are_apart(sizes: list[int]) -> None:
 
 def test_neighbours_follow_each_other_from_the_start_of_a_huge_page() -> None:
     arena = Arena()
-    first, second = arena.take(torch.Size([48, 16])), arena.take(torch.Size([16]))
+    first, second = arena.take([48, 16], torch.int32), arena.take([16], torch.int32)
     assert first.data_ptr() % HUGE_PAGE == 0 and second.data_ptr() == first.data_ptr() + 4 * 48 * 16
 
 
 def test_a_piece_outlives_its_arena() -> None:
-    piece = Arena().take(torch.Size([4])).fill_(7)
+    piece = Arena().take([4], torch.int32).fill_(7)
     for _ in range(20):
-        Arena().take(torch.Size([CHUNK // 8])).fill_(1)
+        Arena().take([CHUNK // 8], torch.int32).fill_(1)
     assert piece.tolist() == [7] * 4
