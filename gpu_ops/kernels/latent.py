@@ -2,6 +2,7 @@
 """Latent attention by the kernels."""
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import pointer
 from dataclasses import dataclass
 
@@ -17,10 +18,14 @@ from pontil.gpu_ops.kernels.weights.structures import LatentFields, MatrixFields
 class HeadMatrices:
     """A weight of its own for each head: `y[r, h] = x[r, h] W[h]` for W [heads, inputs, outputs]."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.inputs, self.outputs = weight.shape[1:]
-        self.matrices = [pack_matrix(one.T) for one in weight]
-        self.fields = (MatrixFields * len(weight))(*(one.fields for one in self.matrices))
+    def __init__(self, matrices: Sequence[Matrix]) -> None:
+        self.inputs, self.outputs = matrices[0].inputs, matrices[0].outputs
+        self.matrices = matrices
+        self.fields = (MatrixFields * len(matrices))(*(one.fields for one in matrices))
+
+    @classmethod
+    def packed(cls, weight: Tensor) -> "HeadMatrices":
+        return cls([pack_matrix(one.T) for one in weight])
 
 
 @dataclass(frozen=True, slots=True)

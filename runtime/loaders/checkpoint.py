@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +21,7 @@ class Checkpoint(Protocol):
     `tensors` may be called again and reads the files anew each time; it yields names as Hugging Face has them
     (`lm_head.weight` only when it is not tied), on the CPU, one tensor in memory at a time. Quantized numbers become
     `dtype`, those of the configuration when None; unquantized ones may keep their type. It raises ModelError. `places`
-    has an item for each of them.
+    has an item for each of them, and `files` hold them all.
     """
 
     @property
@@ -29,6 +29,9 @@ class Checkpoint(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+    @property
+    def files(self) -> Sequence[Path]: ...
 
     @property
     def places(self) -> Mapping[str, object]: ...

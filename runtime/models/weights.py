@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of a checkpoint, handed out by name, each exactly once and in the shape the architecture expects."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from pontil.gpu_ops.collectives.communicator import Communicator, SingleRank
 from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
-from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, pack_matrix, stack
+from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.kernels.weights.shelf import Packable, PrivateShelf, Shelf
 from pontil.gpu_ops.products.head_linear import HeadLinear
 from pontil.gpu_ops.products.linear import Linear
 from pontil.gpu_ops.products.scaled_weights import (
@@ -36,10 +37,10 @@ class Weights:
     Tensors are read when they are taken. Those that come before the wanted one in the file wait in `left`: few, if they
     come in the order in which the model takes them, so that the model is never in memory twice.
 
-    With `kernels`, products are laid out for these; the model they are for must fit them. `int8` rounds their weights
-    to signed bytes. A rank of `communicator` keeps its part of a product, which the product's `cut` says. Floats of 8
-    or 4 bits stay so; they have a scale for each `block` of outputs and inputs. Products are
-    `deterministic` where that is a choice.
+    With `kernels`, products are laid out for these; the model they are for must fit them. The `shelf` may have all of
+    it from an earlier process. `int8` rounds weights of products to signed bytes. A rank of `communicator` keeps its
+    part of a product, which the product's `cut` says. Floats of 8 or 4 bits stay so; they have a scale for each `block`
+    of outputs and inputs. Products are `deterministic` where that is a choice.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Weights:
         communicator: Communicator | None = None,
         block: tuple[int, int] | None = None,
         deterministic: bool = False,
+        shelf: Shelf | None = None,
     ) -> None:
         self.source = iter(tensors)
         self.left: dict[str, Tensor] = {}
@@ -62,12 +64,17 @@ class Weights:
         self.block = block
         self.deterministic = deterministic
         self.missing: list[str] = []
+        self.shelf = shelf or PrivateShelf()
         self.communicator = communicator or SingleRank()
         self.partition = Partition(self.communicator.rank, self.communicator.size)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Take the tensor of that name. A missing one is noted and replaced by zeros, so that `finish` names them
-        all."""
+        """Take the tensor of that name."""
+        return self.shelf.tensor(name, lambda: self.read(name, *shape, dtype=dtype))
+
+    def read(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Read a tensor of which something is made. A missing one is noted and replaced by zeros, so that `finish`
+        names them all."""
         self.read_on(name)
         tensor = self.left.pop(name, None)
         if tensor is None:
@@ -85,9 +92,13 @@ class Weights:
 
         A part's tensors are `name.weight` and, where there are biases, `name.bias`.
         """
-        weight = self.join([self.weight(f"{name}.weight", outputs, inputs, cut) for name, outputs in parts])
-        biases = [self.part(self.take(f"{name}.bias", outputs), cut) for name, outputs in parts if bias]
-        return self.product(weight, torch.cat(biases) if biases else None)
+
+        def make() -> tuple[Weight, Tensor | None]:
+            weight = self.join([self.weight(f"{name}.weight", outputs, inputs, cut) for name, outputs in parts])
+            biases = [self.part(self.read(f"{name}.bias", outputs), cut) for name, outputs in parts if bias]
+            return weight, torch.cat(biases) if biases else None
+
+        return self.product(parts[0][0], make)
 
     def gate_and_up(
         self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns, bias: bool = False
@@ -95,10 +106,14 @@ class Weights:
         """Gates and ups in one product: side by side, or in the kernels' layout."""
         if self.kernels is None:
             return self.linear(inputs, (gate, outputs), (up, outputs), bias=bias, cut=cut)
-        gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
-        assert not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
-        biases = [self.part(self.take(f"{name}.bias", outputs), cut) for name in (gate, up) if bias]
-        return self.product(alternate(gates, ups), alternate_numbers(*biases) if biases else None)
+
+        def make() -> tuple[Weight, Tensor | None]:
+            gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
+            assert not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
+            biases = [self.part(self.read(f"{name}.bias", outputs), cut) for name in (gate, up) if bias]
+            return alternate(gates, ups), alternate_numbers(*biases) if biases else None
+
+        return self.product(gate, make)
 
     def join(self, parts: list[Weight]) -> Weight:
         """One weight with the outputs of all parts."""
@@ -122,7 +137,7 @@ class Weights:
             return packed.rows(cut(self.partition, outputs))
         levels = self.levels(name, outputs, inputs)
         if levels is None:
-            return self.rounded(self.part(self.take(name, outputs, inputs), cut))
+            return self.rounded(self.part(self.read(name, outputs, inputs), cut))
         return levels.rows(cut(self.partition, outputs))
 
     def part(self, tensor: Tensor, cut: Cut) -> Tensor:
@@ -130,17 +145,21 @@ class Weights:
         own = cut(self.partition, len(tensor))
         return tensor if len(own) == len(tensor) else tensor[own.start : own.stop].clone()
 
-    def heads(self, weight: Tensor) -> HeadProduct:
+    def heads(self, name: str, make: Callable[[], Tensor]) -> HeadProduct:
         """A product with a weight of its own for each head, [heads, inputs, outputs]."""
-        return HeadLinear(weight) if self.kernels is None else HeadMatrices(weight)
+        if self.kernels is None:
+            return HeadLinear(make())
+        return HeadMatrices(self.shelf.matrices(name, lambda: [(one.T, None) for one in make()]))
 
     def skip(self, name: str, outputs: int, inputs: int, bias: bool = False) -> None:
         """Pass over a product's weight that other ranks have."""
+        if not self.shelf.reads:
+            return
         if bias:
-            self.take(f"{name}.bias", outputs)
+            self.read(f"{name}.bias", outputs)
         name, shape = f"{name}.weight", (outputs, inputs)
         if self.packed(name, *shape) is None and self.levels(name, *shape) is None:
-            self.take(name, *shape)
+            self.read(name, *shape)
 
     def packed(self, name: str, outputs: int, inputs: int) -> PackedWeights | None:
         """Return the checkpoint's own floats of 8 or 4 bits with their scales."""
@@ -150,15 +169,15 @@ class Weights:
         self.read_on(name, fours)
         if fours in self.left:
             groups = inputs // FP4_GROUP
-            numbers = self.take(fours, outputs, groups, FP4_GROUP // 2, dtype=torch.uint8)
-            return Fp4Weights(numbers, self.take(f"{name}_scales", outputs, groups, dtype=torch.uint8))
+            numbers = self.read(fours, outputs, groups, FP4_GROUP // 2, dtype=torch.uint8)
+            return Fp4Weights(numbers, self.read(f"{name}_scales", outputs, groups, dtype=torch.uint8))
         if name not in self.left or self.left[name].dtype != torch.float8_e4m3fn:
             return None
         if self.left[name].shape != (outputs, inputs):
             raise wrong_shape(name, self.left[name].shape, (outputs, inputs))
         numbers = self.left.pop(name).to(self.device)
         blocks = (-(-outputs // self.block[0]), -(-inputs // self.block[1]))
-        scales = self.take(f"{name}_scale_inv", *blocks, dtype=torch.float32)
+        scales = self.read(f"{name}_scale_inv", *blocks, dtype=torch.float32)
         return ScaledWeights.of_blocks(numbers, scales, self.block)
 
     def levels(self, name: str, outputs: int, inputs: int) -> QuantizedWeights | None:
@@ -184,11 +203,17 @@ class Weights:
         """The product of rows float32 with such a weight, by a kernel: a row's bits do not depend on the others'."""
         return Linear(weight, deterministic=True)
 
-    def product(self, weight: Weight, bias: Tensor | None = None) -> Product:
+    def product(self, name: str, make: Callable[[], tuple[Weight, Tensor | None]]) -> Product:
+        """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
+        if self.kernels is not None:
+            (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])
+            return PackedLinear(self.kernels, matrix)
+        return self.plain(*make())
+
+    def plain(self, weight: Weight, bias: Tensor | None = None) -> Product:
+        """A product by torch, or by a kernel of a GPU."""
         if isinstance(weight, PackedWeights):
             return ScaledLinear(weight, self.dtype, self.device, bias)
-        if self.kernels is not None:
-            return PackedLinear(self.kernels, pack_matrix(weight, bias))
         assert isinstance(weight, Tensor)
         return Linear(weight, bias, self.deterministic)
 
@@ -205,6 +230,12 @@ class Weights:
             raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")
         if self.left:
             raise ModelError(f"the checkpoint has tensors this architecture does not know: {', '.join(self.left)}")
+        self.shelf.finish()
+
+
+def packable(weight: Weight, bias: Tensor | None) -> Packable:
+    assert not isinstance(weight, PackedWeights)
+    return weight, bias
 
 
 def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int]) -> ModelError:

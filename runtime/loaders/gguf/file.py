@@ -52,6 +52,10 @@ class GgufCheckpoint:
         places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
         return cls(config, fingerprint(config, [path]), path, places)
 
+    @property
+    def files(self) -> list[Path]:
+        return [self.path]
+
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
         for name in self.places:

@@ -79,6 +79,10 @@ class HfCheckpoint:
         check_kinds(places, directory, config.weight_block is not None)
         return cls(config, fingerprint(config, files), places, dict(left_out))
 
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(place.path for place in self.places.values()))
+
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         for path in dict.fromkeys(place.path for place in self.places.values()):
             with opened(path) as file:

@@ -79,24 +79,27 @@ class Decoder(ABC):
     def take_head(self, weights: Weights) -> list[Product]:
         """Take the vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
         torch's products have one type, so its weights are float32 too; kernels read those of the model's type."""
-        name, shape = "model.embed_tokens.weight", (self.config.vocab_size, self.config.hidden_size)
-        if not self.config.tie_word_embeddings:
-            name = "lm_head.weight"
-        levels = weights.levels(name, *shape)
-        if self.config.tie_word_embeddings:
-            weights.left.pop("lm_head.weight", None)
-        if levels is None:
-            kept = self.kernels is not None or weights.keeps_head
-            dtype = self.dtype if kept else torch.float32
-            dense = self.embedding if self.config.tie_word_embeddings else weights.take(name, *shape, dtype=dtype)
-            weight = weights.rounded(weights.part(dense, by_vocabulary))
-        else:
-            weight = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
-        if isinstance(weight, QuantizedWeights) or self.kernels is not None:
-            return [weights.product(weight)]
+        if self.kernels is not None:
+            return [weights.product("head", lambda: (self.head_weight(weights), None))]
+        weight = self.head_weight(weights)
+        assert isinstance(weight, Tensor)
         if weights.keeps_head:
             return [weights.product_of_numbers(weight)]
-        return [weights.product(part.float()) for part in weight.split(HEAD_ROWS)]
+        return [weights.plain(part.float()) for part in weight.split(HEAD_ROWS)]
+
+    def head_weight(self, weights: Weights) -> Tensor | QuantizedWeights:
+        """Read this rank's part of the vocabulary's projection, or take it from the embedding to which it is tied."""
+        tied, shape = self.config.tie_word_embeddings, (self.config.vocab_size, self.config.hidden_size)
+        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        levels = weights.levels(name, *shape)
+        if tied:
+            weights.left.pop("lm_head.weight", None)
+        if levels is not None:
+            return levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
+        kept = self.kernels is not None or weights.keeps_head
+        dtype = self.dtype if kept else torch.float32
+        dense = self.embedding if tied else weights.read(name, *shape, dtype=dtype)
+        return weights.rounded(weights.part(dense, by_vocabulary))
 
     @property
     def linears(self) -> list[Product]:

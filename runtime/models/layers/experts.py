@@ -28,7 +28,8 @@ class SharedExpert:
         self.mlp = GatedMlp(weights, name + ".", hidden, config.intermediate_size)
         self.gate: Product | None = None
         if config.gated:
-            self.gate = weights.product(weights.take(f"{name}_gate.weight", 1, hidden, dtype=torch.float32))
+            gate = f"{name}_gate.weight"
+            self.gate = weights.product(gate, lambda: (weights.read(gate, 1, hidden, dtype=torch.float32), None))
 
     @property
     def linears(self) -> list[Product]:
@@ -56,11 +57,13 @@ class Experts:
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
         self.config, self.kernels = config, weights.kernels
-        router = weights.take(prefix + "gate.weight", config.count, hidden, dtype=torch.float32)
-        bias = None
-        if config.routing.product_bias:
-            bias = weights.take(prefix + "gate.bias", config.count, dtype=torch.float32)
-        self.router = weights.product(router, bias)
+
+        def router() -> tuple[Tensor, Tensor | None]:
+            weight = weights.read(prefix + "gate.weight", config.count, hidden, dtype=torch.float32)
+            biased = config.routing.product_bias
+            return weight, weights.read(prefix + "gate.bias", config.count, dtype=torch.float32) if biased else None
+
+        self.router = weights.product(prefix + "gate", router)
         self.bias: Tensor | None = None
         if config.routing.bias:
             self.bias = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)

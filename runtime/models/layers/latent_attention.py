@@ -2,6 +2,7 @@
 """Multi-head latent attention (DeepSeek-AI, 2024, arXiv 2405.04434) of one layer."""
 
 from dataclasses import replace
+from functools import cache
 
 from torch import Tensor, cat
 
@@ -52,10 +53,15 @@ class LatentAttention:
 
     def weights_of_heads(self, heads: int, name: str, weights: Weights) -> tuple[HeadProduct, HeadProduct]:
         """The products that make a query fit the latent, and a value from it."""
-        one = self.latent.key_dim + self.latent.value_dim
-        weight = weights.dense(name, heads * one, self.latent.rank, by_heads(one)).view(-1, one, self.latent.rank)
-        keys, values = weight.split((self.latent.key_dim, self.latent.value_dim), dim=1)
-        return weights.heads(keys), weights.heads(values.transpose(1, 2))
+        one, sizes = self.latent.key_dim + self.latent.value_dim, (self.latent.key_dim, self.latent.value_dim)
+
+        @cache
+        def parts() -> tuple[Tensor, ...]:
+            weight = weights.dense(name, heads * one, self.latent.rank, by_heads(one))
+            return tuple(weight.view(-1, one, self.latent.rank).split(sizes, dim=1))
+
+        keys = weights.heads(f"{name}.keys", lambda: parts()[0])
+        return keys, weights.heads(f"{name}.values", lambda: parts()[1].transpose(1, 2))
 
     @property
     def linears(self) -> list[Product]:

@@ -43,8 +43,11 @@ class PredictorDecoder(Qwen3):
     def take_head(self, weights: Weights) -> list[Product]:
         size = (self.config.vocab_size, self.config.hidden_size)
         dtype = torch.float32 if self.kernels is None else self.dtype
-        taken = (weights.take(f"lm_head.{n}.weight", *size, dtype=dtype) for n in range(self.tables))
-        return [weights.product(one) for one in taken]
+
+        def part(name: str) -> Product:
+            return weights.product(name, lambda: (weights.read(name, *size, dtype=dtype), None))
+
+        return [part(f"lm_head.{n}.weight") for n in range(self.tables)]
 
     def embed_codes(self, codes: Tensor, group: int) -> Tensor:
         """Embeddings float32 [rows, hidden_size] of codes int64 [rows] of a group, 1 or more."""

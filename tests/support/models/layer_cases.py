@@ -80,7 +80,7 @@ class LatentCase:
         own = self.weights
         matrices = LatentMatrices(
             pack_matrix(own.compress), None if own.down is None else pack_matrix(own.down), pack_matrix(own.query),
-            HeadMatrices(own.keys), HeadMatrices(own.values), pack_matrix(own.out),
+            HeadMatrices.packed(own.keys), HeadMatrices.packed(own.values), pack_matrix(own.out),
         )  # fmt: skip
         rotation = Rotation(*self.angles, interleaved=True)
         return LatentHalf(library, matrices, self.norms, rotation, EPSILON, 1, self.scale, None)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors and packed matrices of a model in the order in which it takes them: made anew, or mapped from a file that an
+earlier process wrote.
+
+The file begins with the memory of the weights, as an arena hands it out, each region at the beginning of a page. Behind
+it stand the index, JSON, and a trailer: the index's place and size, its digest, and MAGIC. The index names each item in
+order with its parts' types, shapes and places, and has a sum for each piece of the memory.
+"""
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE, Arena
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack_matrix
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
+
+MAGIC = b"pontil packed weights 1\n"
+TRAILER = 8 + 8 + 32 + len(MAGIC)
+# The largest index that is read, and the protection of memory by the system (sys/mman.h).
+MOST_INDEX, PROT_READ = 1 << 28, 1
+DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.float32, torch.bfloat16, torch.int64, torch.uint8)}
+
+LIBRARY = ctypes.CDLL(None, use_errno=True)
+LIBRARY.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+Packable = tuple[Tensor | QuantizedWeights, Tensor | None]
+"""A weight and its bias."""
+
+
+class PackedFileError(Exception):
+    """A file of packed weights that is damaged, or that does not hold what is asked for."""
+
+
+class Shelf(Protocol):
+    """What hands out a model's weights. Names and order are the same in each process that loads the model. Whether it
+    `reads` the checkpoint: else it calls no `make`."""
+
+    reads: bool
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor: ...
+
+    def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]: ...
+
+    def finish(self) -> None:
+        """End the model's last item."""
+
+
+class PrivateShelf:
+    """Weights in the memory of this process."""
+
+    reads = True
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        return make()
+
+    def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
+        return [pack_matrix(*item) for item in make()]
+
+    def finish(self) -> None:
+        pass
+
+
+class WritingShelf:
+    """Weights in the memory of a file that is written as they are made, and then read by other processes. This process
+    uses them too, and can write them no more once they are `finish`ed."""
+
+    reads = True
+
+    def __init__(self, path: Path, about: dict[str, object]) -> None:
+        """Raises OSError."""
+        self.about = about
+        self.file = path.open("w+b")
+        self.regions: list[mmap.mmap] = []
+        self.places: list[tuple[int, int, int]] = []
+        self.items: list[dict[str, object]] = []
+        self.size = 0
+        self.arena = Arena(self.grow)
+
+    def grow(self, size: int) -> Tensor:
+        """Map so many bytes more of the file, as whole huge pages."""
+        size += -size % HUGE_PAGE
+        # Blocks that a full disk has no room for would end this process when it writes there.
+        os.posix_fallocate(self.file.fileno(), self.size, size)
+        region = mmap.mmap(self.file.fileno(), size, mmap.MAP_SHARED, offset=self.size)
+        memory = torch.frombuffer(region, dtype=torch.uint8)
+        self.regions.append(region)
+        self.places.append((memory.data_ptr(), self.size, size))
+        self.size += size
+        return memory
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        kept = self.arena.copy(make())
+        self.items.append({"name": name, "tensor": self.described(kept)})
+        return kept
+
+    def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
+        made = [pack_matrix(*item, self.arena) for item in make()]
+        self.items.append({"name": name, "matrices": [self.described_matrix(one) for one in made]})
+        return made
+
+    def described(self, tensor: Tensor) -> dict[str, object]:
+        address = tensor.data_ptr()
+        start, offset = next((at, offset) for at, offset, size in self.places if at <= address < at + size)
+        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "offset": offset + address - start}
+
+    def described_matrix(self, matrix: Matrix) -> dict[str, object]:
+        values = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
+        return {name: self.described(one) if isinstance(one, Tensor) else one for name, one in values.items()}
+
+    def finish(self) -> None:
+        """Write the index, and have the system write all of it to the disk. Raises OSError."""
+        sums = [piece for region in self.regions for piece in sums_of(torch.frombuffer(region, dtype=torch.uint8))]
+        index = json.dumps({"about": self.about, "items": self.items, "sums": sums}).encode()
+        digest = hashlib.sha256(index).digest()
+        trailer = self.size.to_bytes(8, "little") + len(index).to_bytes(8, "little") + digest + MAGIC
+        self.file.seek(self.size)
+        self.file.write(index + trailer)
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        for address, _, size in self.places:
+            if LIBRARY.mprotect(address, size, PROT_READ):
+                raise OSError(ctypes.get_errno(), "the packed weights cannot be protected")
+
+
+class MappedShelf:
+    """Weights of a file that another process wrote, in memory that all who map it share."""
+
+    reads = False
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, and PackedFileError where the file is damaged."""
+        self.index = read_index(path)
+        self.memory = mapped(path, self.index.size)
+        if sums_of(self.memory) != self.index.sums:
+            raise PackedFileError(f"{path} is damaged")
+        self.next = 0
+
+    def take(self, name: str, kind: str) -> object:
+        item = self.index.items[self.next] if self.next < len(self.index.items) else {}
+        if item.get("name") != name or kind not in item:
+            raise PackedFileError(f"{name} is not the next item of the packed weights")
+        self.next += 1
+        return item[kind]
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        return self.placed(self.take(name, "tensor"))
+
+    def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
+        described = self.take(name, "matrices")
+        assert isinstance(described, list)
+        return [self.matrix(one) for one in described]
+
+    def matrix(self, described: dict[str, Any]) -> Matrix:
+        values: dict[str, Any] = {
+            name: self.placed(one) if isinstance(one, dict) else one for name, one in described.items()
+        }
+        return Matrix(**values)
+
+    def placed(self, described: object) -> Tensor:
+        assert isinstance(described, dict)
+        dtype, shape = DTYPES[described["dtype"]], described["shape"]
+        size = dtype.itemsize * torch.Size(shape).numel()
+        return self.memory[described["offset"] : described["offset"] + size].view(dtype).view(shape)
+
+    def finish(self) -> None:
+        if self.next != len(self.index.items):
+            raise PackedFileError("the packed weights have more items than the model takes")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIndex:
+    """The index of a file whose memory has `size` bytes."""
+
+    about: dict[str, object]
+    items: list[dict[str, object]]
+    sums: list[int]
+    size: int
+
+
+def read_index(path: Path) -> PackedIndex:
+    """Read what a file holds. Raises OSError, and PackedFileError where the file is cut off or its index damaged."""
+    with path.open("rb") as file:
+        whole = os.fstat(file.fileno()).st_size
+        file.seek(max(0, whole - TRAILER))
+        trailer = file.read()
+        size, length = (int.from_bytes(trailer[place : place + 8], "little") for place in (0, 8))
+        if trailer[48:] != MAGIC or size + length + TRAILER != whole or length > MOST_INDEX:
+            raise PackedFileError(f"{path} is cut off or of another version")
+        file.seek(size)
+        index = file.read(length)
+    if hashlib.sha256(index).digest() != trailer[16:48]:
+        raise PackedFileError(f"{path} is damaged")
+    found = json.loads(index)
+    return PackedIndex(found["about"], found["items"], found["sums"], size)
+
+
+def mapped(path: Path, size: int) -> Tensor:
+    """uint8 [size] of a file's beginning. It can be read only: a write to it ends the process."""
+    with path.open("rb") as file:
+        region = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
+    region.madvise(mmap.MADV_WILLNEED)
+    array = np.frombuffer(region, dtype=np.uint8)
+    # torch warns of arrays that cannot be written, so it gets an address, whose holder keeps the mapping.
+    memory = (ctypes.c_uint8 * size).from_address(array.ctypes.data)
+    memory.array = array  # type: ignore[attr-defined]
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def sums_of(memory: Tensor) -> list[int]:
+    """The sum of each huge page's words, modulo 2^64: enough to notice bytes that were lost or changed by accident."""
+    sums: list[int] = memory.view(torch.int64).view(-1, HUGE_PAGE // 8).sum(1).tolist()
+    return sums
