@@ -228,8 +228,8 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/options",
     },
     "launcher/tools/chaos": {
-        "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/commands/usage",
-        "launcher/control", "launcher/options", "launcher/tools/bench",
+        "launcher/commands/api_key", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
+        "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
     },
     "launcher/tools/conformance": {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session",

@@ -55,8 +55,6 @@ PARAMETERS = {
     "gpu_ops/triton/rotary.py turn_and_write": 10,
     "gpu_ops/triton/routing.py choose_experts": 10,
     "gpu_ops/triton/sampling.py draw": 8,
-    "launcher/tools/chaos/chaos_checks.py all_checks": 9,
-    "launcher/tools/chaos/command.py chaos": 12,
     "runtime/engine/scheduler.py Scheduler.__init__": 9,
     "runtime/models/embedding_model.py CausalAttention.__call__": 9,
     "runtime/models/weights.py Weights.__init__": 8,
