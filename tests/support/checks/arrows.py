@@ -9,14 +9,17 @@ SHARED = {
 # Map from a room to the rooms or modules that it may import besides itself and its folder's shared modules. The rooms
 # form no circle: of two rooms, at most one may import the other.
 ARROWS: dict[str, set[str]] = {
-    "gpu_ops/triton": set(),
+    # Values that every implementation of an operation takes.
+    "gpu_ops/parameters": set(),
+    "gpu_ops/triton": {"gpu_ops/parameters"},
     "gpu_ops": {"gpu_ops/triton"},
     "gpu_ops/kernels/compile": set(),
-    "gpu_ops/kv": {"gpu_ops", "gpu_ops/triton"},
+    "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/weights": {"gpu_ops/kv"},
     "gpu_ops/products": {"gpu_ops", "gpu_ops/triton"},
     "gpu_ops/kernels": {
-        "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/products",
+        "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/parameters",
+        "gpu_ops/products",
     },
     "gpu_ops/collectives": {"gpu_ops/kernels"},
     "gpu_ops/draws": {"gpu_ops/triton"},
@@ -39,11 +42,11 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/models": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
-        "gpu_ops/products",
+        "gpu_ops/parameters", "gpu_ops/products",
     },
     "runtime/models/layers": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
-        "gpu_ops/products", "runtime/models",
+        "gpu_ops/parameters", "gpu_ops/products", "runtime/models",
     },
     "runtime/engine": {
         "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier",
@@ -228,8 +231,8 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/options",
     },
     "launcher/tools/chaos": {
-        "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/commands/usage",
-        "launcher/control", "launcher/options", "launcher/tools/bench",
+        "launcher/commands/api_key", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
+        "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
     },
     "launcher/tools/conformance": {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session",
