@@ -262,6 +262,20 @@ def memory_that_ran_out_is_said(run: "SeedRun") -> Iterator[str]:
         yield f"it says so of {site.oom_said} exits, and there were {site.oom_kills}"
 
 
+def a_page_of_metrics_has_all_proxies(run: "SeedRun") -> Iterator[str]:
+    """Each proxy shows the metrics of all that could leave their pages, whatever their clocks of the day say."""
+    if any(fault.kind in ("full", "slow disk", "stop") for fault in run.faults):
+        return
+    for process in run.site.proxies:
+        assert process.proxy is not None
+        pages = process.proxy.fleet.pages
+        with process.inside():
+            page = b"" if pages is None else pages.beside(pages.render())
+        for other in run.site.proxies:
+            if pages is not None and b'proxy="%b"' % other.name.encode() not in page:
+                yield f"{process} shows none of {other}"
+
+
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
     yield from run.world.failures
@@ -293,6 +307,7 @@ CHECKS: tuple[Check, ...] = (
     all_work_in_their_roles_again,
     who_asked_a_leaving_proxy_has_an_answer,
     hostile_requests_have_a_defined_answer,
+    a_page_of_metrics_has_all_proxies,
     no_thread_failed,
 )
 

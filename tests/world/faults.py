@@ -47,6 +47,7 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "full": (2, (0.3, 1.5, 4.0, 8.0)),
     "slow disk": (1, (0.5, 2.0, 5.0)),
     "clock": (2, ()),
+    "one clock": (1, ()),
     "slow": (2, (0.5, 2.0, 4.0)),
     "host": (2, (1.0, 4.0, 8.0)),
     "oom": (1, ()),
@@ -60,8 +61,8 @@ LIKELY = 4
 HOST = "host"
 # The factors of a slow worker's steps and pulls, and the rows of a step that still has memory.
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
-# The jumps of the clock of the day, which goes on alike for all processes.
-CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
+# The jumps of the clock of the day: of all processes, or of one process or host alone, whose successors have it too.
+CLOCK, ONE_CLOCK, JUMPS = "clock", "one clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Share of cuts, and of second kills, that wait for a message or a meeting, and seconds for which a cut does. There are
 # up to so many cuts in a row: all but the first after fewer than so many messages.
 AIMED, CUT_WITHIN, CUTS, FIRST_MESSAGES = 0.5, 1.0, 3, 4
@@ -131,6 +132,8 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return [HOST]
     if kind == "tear":
         return plan.proxy_names
+    if kind == ONE_CLOCK:
+        return [*plan.process_names, *[HOST] * (plan.hosts > 1)]
     names = plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop", "oom") else [])
     return names + (plan.follower_names if kind in ("kill", "stop", "stick") else [])
 
@@ -179,6 +182,9 @@ class FaultMaker:
         if fault.kind == CLOCK:
             self.world.jumps += JUMPS[int(fault.draw * len(JUMPS))]
             return
+        if fault.kind == ONE_CLOCK:
+            self.jump_alone(fault)
+            return
         if fault.kind == HOST:
             self.lose_host(fault)
             return
@@ -188,6 +194,13 @@ class FaultMaker:
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
                 self.acts[fault.kind](fault, process)
+
+    def jump_alone(self, fault: SeedFault) -> None:
+        """Have the clock of the day of a process, or of all those on the second host, jump."""
+        plan, alone = self.site.plan, self.world.jumps_of
+        far = [name for name in plan.process_names if plan.host_of(name)]
+        for name in far if fault.target == HOST else [fault.target]:
+            alone[name] = alone.get(name, 0.0) + JUMPS[int(fault.draw * len(JUMPS))]
 
     def stop(self, fault: SeedFault, process: WorldProcess) -> None:
         process.stop()

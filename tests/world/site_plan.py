@@ -121,6 +121,10 @@ class SitePlan:
         counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
         return [f"{role}:{number}" for role, count in counts.items() for number in range(count)]
 
+    @property
+    def process_names(self) -> list[str]:
+        return self.worker_names + self.proxy_names + self.follower_names
+
     def child_plans(self, folder: Path) -> list[ChildPlan]:
         controls = [f"ipc:///world/control-{number}" for number in range(self.proxies)]
         digests = [

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.runtime.errors import PontilError, Unavailable
+from pontil.runtime.foundation.file_age import stamp
 from pontil.runtime.proxy.fleet.siblings import UNBORN, Lease, stems
 from pontil.runtime.proxy.requests.request import NO_KEY
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
@@ -71,9 +72,8 @@ class StreamRecord:
 
     def touch(self) -> None:
         """Note that its owner lives: the time in which it may be continued begins with the last note."""
-        now = time.monotonic_ns()
         with suppress(OSError):
-            os.utime(self.lease.descriptor, ns=(now, now))
+            stamp(self.lease.descriptor)
 
     @property
     def is_wanted(self) -> bool:
