@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers as a client receives them, in the forms of three routes: completions, chats and responses.
+"""Answers as a client receives them, in the forms of four routes: completions, chats, responses and embeddings.
 
 A chat's or a response's prompt is its conversation, which the client writes and encodes itself, without the product's
 template."""
 
+import base64
 import json
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,10 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from clients import ClientTry, ClientWish
 
-COMPLETION, CHAT, RESPONSE = "completion", "chat", "response"
-PATHS = {COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions", RESPONSE: "/v1/responses"}
+COMPLETION, CHAT, RESPONSE, EMBEDDING = "completion", "chat", "response", "embedding"
+PATHS = {
+    COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions", RESPONSE: "/v1/responses", EMBEDDING: "/v1/embeddings",
+}  # fmt: skip
 OPENING = ("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added")
 DELTA = "response.output_text.delta"
 CLOSING = ("response.output_text.done", "response.content_part.done", "response.output_item.done")
@@ -30,6 +34,8 @@ def prompt_of(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
 
 
 def body_of(wish: "ClientWish") -> bytes:
+    if wish.vectors is not None:
+        return json.dumps(wish.vectors.fields | {"priority": wish.priority}).encode()
     told: dict[str, Any] = {"model": "tiny", "seed": wish.seed, "ignore_eos": True, "priority": wish.priority}
     if wish.stop is not None:
         told["stop"] = [wish.stop]
@@ -72,8 +78,22 @@ def take_whole(one: "ClientTry", form: str, told: dict[str, Any]) -> None:
     """Take a whole answer."""
     if form == RESPONSE:
         take_response(one, told)
+    elif form == EMBEDDING:
+        take_vectors(one, told)
     else:
         take_chunk(one, told)
+
+
+def take_vectors(one: "ClientTry", told: dict[str, Any]) -> None:
+    if [item["index"] for item in told["data"]] != list(range(len(told["data"]))):
+        one.odd.append("has its vectors in another order")
+    one.vectors = [numbers_of(item["embedding"]) for item in told["data"]]
+    one.usage = {"prompt_tokens": told["usage"]["total_tokens"], "completion_tokens": 0}
+
+
+def numbers_of(vector: list[float] | str) -> "array[float]":
+    """Return a vector as float32 numbers, of either form."""
+    return array("f", base64.b64decode(vector) if isinstance(vector, str) else vector)
 
 
 def take_chunk(one: "ClientTry", told: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 """Clients: each asks for one answer by HTTP until it has it, or leaves before that."""
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,12 +30,23 @@ LATE, LATE_BY = 0.15, (-0.5, 0.0, 0.4, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
+class VectorWish:
+    """The tokens of the texts that are to be embedded, the length of their vectors (None: the model's own), and the
+    `fields` that ask for it."""
+
+    texts: tuple[tuple[int, ...], ...]
+    dimensions: int | None
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ClientWish:
     """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away, `reads`
     and `sends` the pace of its first try. One that `breaks` its stream hangs up at some event of it, and goes on over
     another connection; one that `shares` a connection sends over that of its key, and one that `shuts` ends its own way
     after the request of its first try. The prompt of another `form` than a completion is that of `messages`; a response
-    may go on after a `previous` one, and has `turns` of its client come after it."""
+    may go on after a `previous` one, and has `turns` of its client come after it. One for `vectors` has no choices, and
+    the tokens of all of its texts as its prompt."""
 
     number: int
     key: str
@@ -56,6 +68,12 @@ class ClientWish:
     messages: tuple[Message, ...] = ()
     previous: str | None = None
     turns: tuple[str, ...] = ()
+    vectors: VectorWish | None = None
+
+    @property
+    def rows(self) -> int:
+        """The rows that the usage log has of it."""
+        return 1 if self.vectors is None else len(self.vectors.texts)
 
 
 @dataclass(slots=True)
@@ -88,6 +106,7 @@ class ClientTry:
     kept: bool = False
     events: list[str] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
+    vectors: "list[array[float]]" = field(default_factory=list)
 
     @property
     def delivered(self) -> int:

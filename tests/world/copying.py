@@ -159,3 +159,12 @@ class EventConnector(ShmConnector):
         if (end := self.ends.get(ticket)) is not None:
             notices = world.now() + self.chance.uniform(*NOTICES_WITHIN)
             self.process.job(max(notices, self.stuck_until), end)
+
+
+class PlainConnector(EventConnector):
+    """The connector of one who does not know for which transfer it pulls: a follower, which its driver orders to, and
+    the streams of stages, which have none."""
+
+    @property
+    def transfer(self) -> ReceiveTransfer | None:
+        return None

@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
-from engine_process import EngineProcess
 from network import WireLink
 from operators import LOOK, RESTART_PROXIES, SCALE, Operators
 from processes import WorldProcess
@@ -18,6 +16,7 @@ from ready_probes import probe
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
+from worker_process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +212,7 @@ class FaultMaker:
         within = self.world.now() + KILLED_AGAIN_WITHIN
 
         def look() -> None:
-            serving = [one for one in (*self.site.workers, *self.site.proxies) if one.name == fault.target]
+            serving = [one for one in (*self.site.all_workers, *self.site.proxies) if one.name == fault.target]
             if not serving and self.world.now() < within:
                 self.goes_on(LOOK_AGAIN + SERVES_FOR + MEETS_FOR)
                 self.world.after(LOOK_AGAIN, look)
@@ -274,9 +273,9 @@ class FaultMaker:
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the pulls of a process hang, whatever it asks of them."""
-        copier = process.copier if isinstance(process, (EngineProcess, FollowerProcess)) else None
-        if copier is not None:
-            copier.stuck_until = self.world.now() + fault.seconds
+        if isinstance(process, (WorkerProcess, FollowerProcess)):
+            for connector in process.connectors:
+                connector.stuck_until = self.world.now() + fault.seconds
 
     def lose_host(self, fault: SeedFault) -> None:
         """Have the second host die; after a while another machine has its address, and starts the same."""
@@ -313,23 +312,25 @@ class FaultMaker:
     def slow(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the steps and pulls of a worker take 10 to 100 times as long. The fault is over with the last of
         them."""
-        if not isinstance(process, EngineProcess):
+        if not isinstance(process, WorkerProcess):
             return
         slowness = SLOWNESS[0] * (SLOWNESS[1] / SLOWNESS[0]) ** fault.draw
 
         def set_to(value: float) -> None:
             process.slowness = value
-            if process.alive and process.worker is not None:
-                connector: Any = process.worker.transport
+            if not process.alive or process.worker is None:
+                return
+            for connector in process.connectors:
                 connector.slowness = value
-                self.goes_on(max(0.0, process.busy_until - self.world.now(), connector.free_at - self.world.now()))
+                self.goes_on(max(0.0, connector.free_at - self.world.now()))
+            self.goes_on(max(0.0, process.busy_until - self.world.now()))
 
         set_to(slowness)
         self.world.after(fault.seconds, partial(set_to, 1.0))
 
     def take_memory(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have a worker find no memory for large steps."""
-        if isinstance(process, EngineProcess) and not isinstance(process, DriverProcess):
+        if isinstance(process, WorkerProcess) and not isinstance(process, DriverProcess):
             process.most_rows = FEW_ROWS
             self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))
 
@@ -338,7 +339,7 @@ def kill_at_a_meeting(process: WorldProcess, latest: float, seconds: float) -> N
     """Kill a process so many seconds after its first connection with a worker, and at the latest time in any case."""
     world = process.world
     others = [end.process for link in world.network.links_of(process) for end in link.ends]
-    if world.now() >= latest or any(isinstance(one, EngineProcess) and one is not process for one in others):
+    if world.now() >= latest or any(isinstance(one, WorkerProcess) and one is not process for one in others):
         world.after(seconds, process.kill)
     elif process.alive:
         world.after(LOOK_FOR_MEETING, partial(kill_at_a_meeting, process, latest, seconds))

@@ -12,6 +12,7 @@ import checks
 from client_habits import with_habits
 from clients import ClientCall, ClientWish
 from conversations import next_turn, with_conversations
+from embeddings import with_embeddings
 from engine_process import TinyModel
 from fairness import IdleWorkers
 from faults import FaultMaker, SeedFault, planned, planned_changes
@@ -97,7 +98,8 @@ class SeedRun:
         if self.plan.tenants:
             return tenants_wishes(self.plan, draw("load"))
         wanted = with_habits(wishes(self.plan, shape, draw("load")), draw("habits"))
-        return with_conversations(wanted, draw("conversations"), self.model.tokenizer)
+        wanted = with_conversations(wanted, draw("conversations"), self.model.tokenizer)
+        return with_embeddings(wanted, draw("embeddings"), self.model.tokenizer) if self.plan.embed > 0 else wanted
 
     def find_proxy(self) -> ProxyProcess | None:
         """Return the proxy that the kernel gives a new connection, if one listens."""
@@ -129,7 +131,7 @@ class SeedRun:
             self.call_of(more).begin()
         self.ended()
         if call.outcome == "done":
-            checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
+            checks.a_row_is_there_before_its_reply_ends(self, call.wish, call.last.name)
 
     def run(self) -> None:
         world = self.world

@@ -67,7 +67,7 @@ class ProxyProcess(LoopProcess):
                 return
             self.at_death.append(lambda: self.end_log(proxy.books.log))
             proxy.bind()
-            app = build_app(proxy)
+            app = build_app(proxy, tokenizer if config.embedding_model else None)
             self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
             task = self.loop.create_task(self.serve(app))
             task.add_done_callback(self.served)

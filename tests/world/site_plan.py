@@ -10,6 +10,7 @@ from typing import Any
 from disks import KV
 
 from pontil.launcher.host.devices import Placement
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
 
 # Clients by name, with their keys.
@@ -23,7 +24,10 @@ RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
 # The prefill, decode and mixed workers and proxies of a seed, and those of other seeds of a round: workers that decode
 # what they computed, and a proxy whose clients have no other one.
 USUAL = (2, 2, 0, 2)
-SITES = {9: (0, 0, 3, 2), 11: (2, 2, 0, 1), 17: (1, 1, 1, 1)}
+SITES = {9: (0, 0, 3, 2), 11: (2, 2, 0, 1), 12: (1, 1, 0, 2), 17: (1, 1, 1, 1), 20: (0, 0, 2, 1)}
+# Seeds of a round with workers that embed texts, and how many.
+EMBEDS = {12: 2, 20: 1}
+EMBEDDER = "embedder"
 # A resume window that is so short is waited for.
 SHORT_WINDOW = 5.0
 # Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
@@ -42,6 +46,7 @@ class SitePlan:
     decode: int = -1
     mixed: int = -1
     proxies: int = -1
+    embed: int = -1
     blocks: int = 192
     seats: int = 8
     requests: int = 50
@@ -96,13 +101,21 @@ class SitePlan:
         given = self.prefill, self.decode, self.mixed, self.proxies
         site = USUAL if max(given) >= 0 else SITES.get(seed % ROUND, USUAL)
         prefill, decode, mixed, proxies = (of if of >= 0 else by for of, by in zip(given, site, strict=True))
+        embed = self.embed if self.embed >= 0 else 0 if max(given) >= 0 else EMBEDS.get(seed % ROUND, 0)
         return replace(
-            self, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, prefill_ranks=ranks[0],
+            self, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, prefill_ranks=ranks[0],
             decode_ranks=ranks[1],
         )  # fmt: skip
 
     def ranks_of(self, worker: str) -> int:
-        return (self.prefill_ranks if worker.startswith("prefill") else self.decode_ranks) or 1
+        ranks = {"prefill": self.prefill_ranks, EMBED: 1}.get(self.role_of(worker), self.decode_ranks)
+        return ranks or 1
+
+    def role_of(self, worker: str) -> str:
+        return worker.split(":")[0]
+
+    def model_of(self, worker: str) -> str:
+        return EMBEDDER if worker.startswith(EMBED) else "tiny"
 
     @property
     def kv_heads(self) -> int:
@@ -118,7 +131,7 @@ class SitePlan:
 
     @property
     def worker_names(self) -> list[str]:
-        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
+        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed, EMBED: self.embed}
         return [f"{role}:{number}" for role, count in counts.items() for number in range(count)]
 
     @property
@@ -131,6 +144,8 @@ class SitePlan:
             [name, hashlib.sha256(key.encode()).hexdigest()] for name, key in (*CALLERS.items(), MODEST, LIMITED)
         ]
         shared = {"shared_folder": str(folder / "proxies")} if self.proxies > 1 else {}
+        if self.embed > 0:
+            shared |= {"embedding_model": EMBEDDER, "served_embedding_model_name": EMBEDDER}
         proxies = [
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
@@ -142,20 +157,20 @@ class SitePlan:
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
-        tiers: dict[str, Any] = {"kv_tier_memory": TIER_MEMORY} if self.tiers else {}
-        if self.tiers > 1:
-            tiers |= {"kv_tier_disk": str(folder / KV), "kv_tier_disk_size": TIER_DISK}
-        workers = [
-            plan_ranks(
-                name, name.split(":")[0], [Placement("cpu", (0,))] * self.ranks_of(name),
-                {
-                    "model": "tiny", "served_model_name": "tiny", "control": controls[0],
-                    "more_controls": controls[1:], "peer_endpoint": f"ipc:///world/{name}",
-                    "max_num_seqs": self.seats, "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
-                    "keep_kv": bool(self.kept_kv), **tiers,
-                },
-                rank_endpoint("/world", name),
-            )
-            for name in self.worker_names
-        ]  # fmt: skip
-        return [*proxies, *workers]
+        return [*proxies, *(self.worker_plan(name, controls, folder) for name in self.worker_names)]
+
+    def worker_plan(self, name: str, controls: list[str], folder: Path) -> ChildPlan:
+        role, model = self.role_of(name), self.model_of(name)
+        config = {
+            "model": model, "served_model_name": model, "control": controls[0], "more_controls": controls[1:],
+            "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
+            "max_num_batched_tokens": self.batched_tokens, "version": VERSION, "keep_kv": False,
+        }  # fmt: skip
+        if role in GENERATING_ROLES:
+            config |= {"keep_kv": bool(self.kept_kv), **self.tier_fields(folder)}
+        places = [Placement("cpu", (0,))] * self.ranks_of(name)
+        return plan_ranks(name, role, places, config, rank_endpoint("/world", name))
+
+    def tier_fields(self, folder: Path) -> dict[str, Any]:
+        made: dict[str, Any] = {"kv_tier_memory": TIER_MEMORY} if self.tiers else {}
+        return made | ({"kv_tier_disk": str(folder / KV), "kv_tier_disk_size": TIER_DISK} if self.tiers > 1 else {})

@@ -12,11 +12,13 @@ from typing import Any
 
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
+from plain_process import PlainProcess
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import SeededWorld
+from worker_process import WorkerProcess
 from world_reporter import WorldReporter
 
 from pontil.launcher.child.child import Child
@@ -28,6 +30,7 @@ from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
+from pontil.launcher.options.worker_roles import EMBED, NODE
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
@@ -35,6 +38,8 @@ from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.foundation.line_pipe import LinePipe
 
+# Roles of workers that make no tokens.
+PLAIN_ROLES = (EMBED, NODE)
 # Seconds until an event reaches the supervisor, or what it says a process.
 NOTICES_WITHIN = 1e-3
 # The machine of a launch, with cores for a few more workers than are planned, all of which have the first one.
@@ -102,7 +107,7 @@ class HostLaunch:
         self.pipes = {process: pipe for process, pipe in self.pipes.items() if process.alive}
         for process, pipe in self.pipes.items():
             process.obey(pipe)
-        for worker in self.site.workers:
+        for worker in self.site.all_workers:
             worker.hear()
 
     # The parts of a starter.
@@ -128,6 +133,9 @@ class HostLaunch:
         elif told["config"]["rank"]:
             made = follower = FollowerProcess(self.world, name, self.site.ghosts)
             begin = self.begin_follower(follower, told["config"])
+        elif told["role"] in PLAIN_ROLES:
+            made = plain = PlainProcess(self.world, name)
+            begin = self.begin_plain(plain, told["config"], self.kept(made, given["--commands-fd"]))
         else:
             kind = DriverProcess if told["config"]["ranks"] > 1 else EngineProcess
             made = worker = kind(self.world, name, self.site.ghosts)
@@ -151,6 +159,11 @@ class HostLaunch:
         return lambda reporter: process.begin(
             worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands
         )
+
+    def begin_plain(
+        self, process: PlainProcess, config: dict[str, Any], commands: int
+    ) -> Callable[[WorldReporter], None]:
+        return lambda reporter: process.begin(worker_config(config), self.site.model, reporter, commands)
 
     def begin_follower(self, process: FollowerProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
         return lambda reporter: process.begin(worker_config(config), self.site.model, self.site.plan.blocks, reporter)
@@ -225,8 +238,14 @@ class SupervisedSite:
         return [one for one in running if isinstance(one, WorldProcess)]
 
     @property
+    def all_workers(self) -> list[WorkerProcess]:
+        """Those that have loaded, of every kind."""
+        return [one for one in self.processes if isinstance(one, WorkerProcess) and one.alive and one.worker]
+
+    @property
     def workers(self) -> list[EngineProcess]:
-        return [one for one in self.processes if isinstance(one, EngineProcess) and one.alive and one.worker]
+        """Those that generate."""
+        return [one for one in self.all_workers if isinstance(one, EngineProcess)]
 
     @property
     def proxies(self) -> list[ProxyProcess]:

@@ -108,7 +108,7 @@ def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
 
 def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
     """No request waits for long while no worker has anything to do, where nothing is amiss."""
-    if watch.calm < SEATED_WITHIN or any(worker.requests for worker in watch.working):
+    if watch.calm < SEATED_WITHIN or any(one.has_requests for one in watch.run.site.all_workers):
         return
     for process in watch.serving:
         assert process.proxy is not None
