@@ -33,9 +33,9 @@ from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
-from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
+from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
-from pontil.runtime.engine.sequence import FinishReason, Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
 from pontil.runtime.loaders.facts.layout import tensor_shapes  # noqa: E402
 from pontil.runtime.models.config import ModelConfig  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402

@@ -11,10 +11,10 @@ positions, and none for an answer that has no next turn. docs/decisions/006 give
 
 from collections import deque
 
-from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.sampling_params import SamplingParams
 
 MOST_KEPT = 64

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import field, replace
 
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.drafts.counts import DraftCounts
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, left_out_of
-from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
-from pontil.runtime.engine.runner import Launched, Runner
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, left_out_of
+from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sampling.unknown_tokens import drawn, forget
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.remote_prefill import NoHandshake, RemotePrefill
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.value import value
 
 AT_ONCE = NoHandshake()

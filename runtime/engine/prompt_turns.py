@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from pontil.gpu_ops.kv.attention import QUERY_TILE
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 
 class PromptTurns:

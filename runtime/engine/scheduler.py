@@ -8,17 +8,17 @@ from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
-from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.drafts.drafter import Drafter, LookupDrafter
+from pontil.runtime.engine.prefixes.block_shortage import BlockShortage
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.prefixes.tier_loads import TierLoads
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.queues import SequenceQueues
-from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling.unknown_tokens import is_ready
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.tier_loads import TierLoads
 
 
 class Scheduler:

@@ -18,7 +18,7 @@ from worker_process import WorkerProcess
 
 from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

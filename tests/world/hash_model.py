@@ -19,11 +19,11 @@ from virtual_time import HERE
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
-from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import Sequence as EngineSequence
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.sequence import Sequence as EngineSequence
 
 StepCost = Callable[[int, int], float]
 MASK, HALF = (1 << 62) - 1, 31
@@ -106,7 +106,7 @@ class PrefixHashes:
 
 
 class HashRunner:
-    """A Runner (runtime/engine/runner.py) without a model. A step of so many prompt rows and others takes `cost`
+    """A Runner (runtime/engine/runner/runner.py) without a model. A step of so many prompt rows and others takes `cost`
     seconds, or has no memory."""
 
     keeps_states, rows_are_alike = False, True

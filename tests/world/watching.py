@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from network import LINK_TIMEOUT
 from served_proxy import ProxyProcess
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.device.tile_forward import TileForward, drawn_whole, padded
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
 from pontil.runtime.engine.sampling.sampler import Draw, Sampled, plan_draws
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.engine.tiles.rows import TileRows
 from pontil.runtime.models.model import Model
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.drafts.drafter import Draft
 from pontil.runtime.engine.drafts.policy import WINDOW
-from pontil.runtime.engine.memory_errors import left_out_of
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.prefixes.block_shortage import BlockShortage
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.sampling.guide import Guide
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.runner.memory_errors import left_out_of
+from pontil.runtime.engine.runner.model_runner import ModelRunner
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.guide import Guide
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.stages.graph.part import GraphPart, graph_part

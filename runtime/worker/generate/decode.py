@@ -17,7 +17,7 @@ from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.errors import TransferError
 from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.outbox import PATIENCE

@@ -4,8 +4,8 @@
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.engine.engine import Engine, Output
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.wire.messages import Tokens
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.links.proxy_links import ProxyLinks

@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 # Seconds from one check to the next.

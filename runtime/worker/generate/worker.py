@@ -12,7 +12,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.worker.open_stage import open_stage

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.value import value

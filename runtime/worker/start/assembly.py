@@ -15,9 +15,9 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.runner import Runner
+from pontil.runtime.engine.runner.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig

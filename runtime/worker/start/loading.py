@@ -19,7 +19,7 @@ from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.memory_errors import is_out_of_memory
+from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint

@@ -9,7 +9,7 @@ from hypothesis.strategies import DrawFn, booleans, composite, integers, lists
 from queue_world import BLOCK, QueueWorld
 from tiny import build, check_free, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 
 CROWD = 2000
 

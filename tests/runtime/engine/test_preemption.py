@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, booleans, composite, integers
 from tiny import build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}

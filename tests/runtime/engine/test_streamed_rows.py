@@ -8,7 +8,7 @@ import torch
 from tiny import Rig, build, drain, reference, rig, sequence
 from torch import Tensor
 
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.models.model import Model
 
 PROMPT = [3, 17, 40, 8, 25, 60, 11, 9, 2, 77]

@@ -15,7 +15,7 @@ from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model

@@ -83,7 +83,7 @@ def test_packing_takes_as_much_more_for_a_while_as_is_said(kind: int) -> None:
 
 def test_an_8b_model_takes_what_was_measured(large: Path) -> None:
     """6.9 GB of weights and 0.6 GB of freed temporaries a worker: a file of 4.6 GiB, whose head alone needs 6.0 GB
-    more while it is packed. With one of its layers 7.2 GiB were measured at worst (docs/measurements.md)."""
+    more while it is packed. With one of its layers 7.2 GiB were measured at worst (docs/measurements-history.md)."""
     assert 4.5 * GIB < large.stat().st_size < 4.7 * GIB
     one = footprint(large, read_config(large), PAIR)
     assert one.weights == pytest.approx(6.9e9, rel=0.02)

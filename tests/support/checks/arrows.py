@@ -48,13 +48,28 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
         "gpu_ops/parameters", "gpu_ops/products", "runtime/models",
     },
+    "runtime/engine/sequences": {"gpu_ops/products", "runtime/cache", "runtime/timeline/work_times"},
+    "runtime/engine/prefixes": {"runtime/cache", "runtime/engine/sequences"},
+    "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "runtime/engine/sequences"},
+    "runtime/engine/tiles": {
+        "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine/sequences",
+        "runtime/models",
+    },
+    "runtime/engine/runner": {
+        "gpu_ops/products", "runtime/cache", "runtime/engine/sampling", "runtime/engine/sequences",
+        "runtime/engine/tiles", "runtime/models",
+    },
+    "runtime/engine/drafts": {
+        "gpu_ops/products", "runtime/cache", "runtime/engine/prefixes", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models", "runtime/models/layers",
+    },
     "runtime/engine": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier",
-        "runtime/models", "runtime/models/layers", "runtime/timeline/work_times",
+        "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier", "runtime/engine/drafts",
+        "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
     },
     "runtime/engine/device": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine",
-        "runtime/models",
+        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine/runner",
+        "runtime/engine/sampling", "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models",
     },
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
     "runtime/foundation": set(),
@@ -91,17 +106,18 @@ ARROWS: dict[str, set[str]] = {
         "runtime/transfer", "runtime/wire",
     },
     "runtime/stages/qwen3_omni": {
-        "gpu_ops", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/engine",
-        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
-        "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
+        "gpu_ops", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/engine/sampling",
+        "runtime/engine/sequences", "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/families", "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
     },
     "runtime/worker/ranks": {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache/follower_records", "runtime/disaggregation",
-        "runtime/engine", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
+        "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/start": {
         "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/cache/tier",
-        "runtime/engine", "runtime/engine/device", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
+        "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
         "runtime/models/layers", "runtime/probe", "runtime/stages/qwen3_omni", "runtime/tokenizer", "runtime/wire",
         "runtime/worker/ranks",
@@ -111,13 +127,14 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/start",
     },
     "runtime/worker/process": {
-        "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/timeline/work_times", "runtime/tokenizer",
-        "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/start",
+        "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/engine/sequences", "runtime/timeline/work_times",
+        "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links",
+        "runtime/worker/start",
     },
     "runtime/stages/worker": {
-        "runtime/engine", "runtime/stages/graph", "runtime/stages/nodes", "runtime/stages/qwen3_omni",
-        "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire",
-        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
+        "runtime/stages/qwen3_omni", "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer",
+        "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/transfer/shm": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/cuda": {
@@ -126,17 +143,17 @@ ARROWS: dict[str, set[str]] = {
     "runtime/transfer/nixl": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/tcp": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/worker/embed": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/loaders", "runtime/loaders/hf",
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine/runner", "runtime/loaders", "runtime/loaders/hf",
         "runtime/models", "runtime/models/families", "runtime/timeline/work_times", "runtime/wire",
         "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
-        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/stages/worker",
-        "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process",
-        "runtime/worker/start",
+        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/stages/worker", "runtime/transfer", "runtime/wire",
+        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
-        "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine",
+        "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine/tiles",
         "runtime/models", "runtime/stages/worker", "runtime/transfer", "runtime/wire", "runtime/wire/links",
         "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
         "runtime/worker/start",
@@ -241,10 +258,6 @@ ARROWS: dict[str, set[str]] = {
 }  # fmt: skip
 # Rooms whose files still import each other in a circle: each is one with another, until the circle is broken.
 JOINED = {
-    "runtime/engine/drafts": "runtime/engine",
-    "runtime/engine/prefixes": "runtime/engine",
-    "runtime/engine/sampling": "runtime/engine",
-    "runtime/engine/tiles": "runtime/engine",
     "runtime/proxy/admission": "runtime/proxy",
     "runtime/proxy/fleet": "runtime/proxy",
     "runtime/proxy/metrics": "runtime/proxy",

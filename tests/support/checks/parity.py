@@ -19,12 +19,12 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, open_worker
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.sequence import FinishReason
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Delta, Finished

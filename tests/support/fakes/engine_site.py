@@ -9,7 +9,7 @@ from proxy_configs import bare_config
 from seat_world import SeatWorld, formula
 from virtual_site import BEAT, Clock, VirtualProxy
 
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.admission.rate_limits import Allowance
 from pontil.runtime.proxy.requests.request import Request

@@ -10,7 +10,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 
 BLOCK = 16
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
-from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}

@@ -6,9 +6,9 @@ import itertools
 import pytest
 from tiny import sequence
 
-from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.sampling.sampler import uniform
-from pontil.runtime.engine.sequence import TRANSITIONS, FinishReason, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.sequence import TRANSITIONS, FinishReason, SequenceState
 
 
 def test_the_table_covers_the_enum() -> None:

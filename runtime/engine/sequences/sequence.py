@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from pontil.runtime.engine.drafts.prompt_lookup import PromptLookup
-from pontil.runtime.engine.drafts.target_states import TargetStates
-from pontil.runtime.engine.prefixes.prompt_keys import PromptKeys
-from pontil.runtime.engine.remote_prefill import RemotePrefill
-from pontil.runtime.engine.sampling.guide import Guide
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
-from pontil.runtime.engine.sampling.narrowing import Narrowing
-from pontil.runtime.engine.sampling.state import SamplingState, penalized
-from pontil.runtime.engine.streamed import Outflow, RowInputs, StateOutputs
+from pontil.runtime.engine.sequences.guide import Guide
+from pontil.runtime.engine.sequences.narrowing import Narrowing
+from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
+from pontil.runtime.engine.sequences.prompt_lookup import PromptLookup
+from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
+from pontil.runtime.engine.sequences.sampling_state import SamplingState, penalized
+from pontil.runtime.engine.sequences.streamed import Outflow, RowInputs, StateOutputs
+from pontil.runtime.engine.sequences.target_states import TargetStates
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.work_times import WorkTimes

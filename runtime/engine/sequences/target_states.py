@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pontil.runtime.engine.drafts.policy import WINDOW
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 # The most states that are kept of a sequence: a draft model reads no more of a long text.
-KEPT_STATES = WINDOW
+KEPT_STATES = 128
 
 
 class TargetStates:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from pontil.gpu_ops.products.batch_invariance import BatchInvariance
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch, Span, Tile
-from pontil.runtime.engine.drafts.target_states import TargetStates
-from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
-from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.logprobs import logprobs_of
 from pontil.runtime.engine.sampling.sampler import Sampled, sample_rows
-from pontil.runtime.engine.sequence import Sequence
-from pontil.runtime.engine.streamed import FrameMaker
+from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.streamed import FrameMaker
+from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.rows import rows_of
 from pontil.runtime.engine.tiles.runner import HEAD_ROWS, TileRunner

@@ -10,7 +10,7 @@ from pontil.runtime.cache.tier.tier_store import TierResult, TierStore
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.queues import SequenceQueues
-from pontil.runtime.engine.sequence import Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import Sequence, SequenceState
 
 # Seconds that a sequence waits at least for a read: a turn of a thread may take longer than a few blocks.
 LEAST_PATIENCE = 0.02

@@ -8,9 +8,9 @@ from dataclasses import field
 from typing import Protocol
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.foundation.value import value
 
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import torch
 
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 logger = logging.getLogger("pontil.engine")
 

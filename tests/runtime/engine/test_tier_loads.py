@@ -13,7 +13,7 @@ from tiers import ScriptedTier, tier_below, wait_until_idle
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
 from pontil.runtime.cache.tier.tier_store import TierStore
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS, PROMPT_ROWS
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.foundation.value import value
 
 # Weights are read once for each tile, and a tile's intermediate results take memory.
