@@ -18,11 +18,11 @@ from pontil.http.stream.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.retold_text import RetoldText
-from pontil.runtime.proxy.requests.state import release_of as recorded_release
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.requests.stream_journal import StreamJournal
-from pontil.runtime.proxy.requests.stream_record import StreamRecord
+from pontil.runtime.proxy.resume.retold_text import RetoldText
+from pontil.runtime.proxy.resume.state import release_of as recorded_release
+from pontil.runtime.proxy.resume.stream_journal import StreamJournal
+from pontil.runtime.proxy.resume.stream_record import StreamRecord
 from pontil.runtime.sampling_params import SamplingParams
 
 ASKED, CONTINUED = "pontil-resume", "last-event-id"

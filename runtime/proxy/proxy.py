@@ -29,9 +29,9 @@ from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.request import NO_KEY
-from pontil.runtime.proxy.requests.resumable import ResumableStreams
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, joined
 from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
+from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import every_route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix

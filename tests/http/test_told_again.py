@@ -15,7 +15,7 @@ from scripted_worker import DEADLINE, eventually, silent
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.rate_limits import Allowance
 from pontil.runtime.proxy.requests.request import NO_KEY
-from pontil.runtime.proxy.requests.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.resume.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

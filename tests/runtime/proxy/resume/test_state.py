@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.retold_text import PART, RetoldText, recorded_ids
-from pontil.runtime.proxy.requests.state import head_of, restored, rewind, state_of
 from pontil.runtime.proxy.requests.stream import Delta
+from pontil.runtime.proxy.resume.retold_text import PART, RetoldText, recorded_ids
+from pontil.runtime.proxy.resume.state import head_of, restored, rewind, state_of
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.detokenizer import Detokenizer

@@ -15,8 +15,8 @@ from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.choice_text import ChoiceText
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.retold_text import RetoldText, recorded_ids
 from pontil.runtime.proxy.requests.stream import Delta, Ended, Finished
+from pontil.runtime.proxy.resume.retold_text import RetoldText, recorded_ids
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
