@@ -44,6 +44,7 @@ from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -137,9 +138,11 @@ def add_middleware(
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
-        RECEIVED.set(received_now(request, now))
-        access.admit(request)
-        CALLER.set(request.ctx.caller)
+        received = received_now(request, now)
+        RECEIVED.set(received)
+        caller = access.admit(request)
+        request.ctx.ticket = Ticket(request.ctx.request_id, caller.name, caller.allowance, received=received)
+        CALLER.set(caller.name)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass

@@ -31,7 +31,7 @@ from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.proxy.fleet.siblings import UNBORN
-from pontil.runtime.proxy.requests.stream_record import StreamRecords
+from pontil.runtime.proxy.resume.stream_record import StreamRecords
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

@@ -120,7 +120,7 @@ def stage_messages(
         return [
             NodeTask(
                 sender, worker, request.id, request.attempt, task.node.name, task.data, dict(task.options), part,
-                task.outputs, request.priority, deadline,
+                task.outputs, request.ticket.priority, deadline,
             )
         ]  # fmt: skip
     assert run is not None, "an engine stage serves a run"

@@ -10,6 +10,7 @@ from sanic import Request, Sanic
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE
 
+from pontil.http.access.keyring import Caller
 from pontil.http.server import checked_http
 from pontil.http.server.raw_head import chunk_fault
 
@@ -54,9 +55,9 @@ def test_requests_on_one_connection_leave_turns_to_others(pair: ScriptedSite, mo
     one = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with turns_of(pair) as turns:
 
-        def noting(request: Request) -> None:
+        def noting(request: Request) -> Caller:
             seen.append(turns.number)
-            admit(request)
+            return admit(request)
 
         monkeypatch.setattr(access, "admit", noting, raising=False)
         received = read_whole(pair, one * MANY + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))

@@ -14,6 +14,7 @@ from stage_site import StageSite
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.requests.stream import Delta, Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.stream import AudioDelta, AudioEnded, RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ def expected(count: int) -> tuple[list[int], bytes, Usage]:
 
 
 def submit(site: StageSite, **options: Any) -> Heard:
-    return Heard(site.runs.submit(PROMPT, PARAMS, **options))
+    return Heard(site.runs.submit(Ticket(), PROMPT, PARAMS, **options))
 
 
 def nothing_is_left(site: StageSite) -> None:

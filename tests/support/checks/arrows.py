@@ -262,6 +262,7 @@ JOINED = {
     "runtime/proxy/fleet": "runtime/proxy",
     "runtime/proxy/metrics": "runtime/proxy",
     "runtime/proxy/requests": "runtime/proxy",
+    "runtime/proxy/resume": "runtime/proxy",
     "runtime/proxy/routing": "runtime/proxy",
     "runtime/stages/runs": "runtime/proxy",
 }

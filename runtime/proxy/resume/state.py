@@ -6,7 +6,7 @@ proxy's attempts generated stays in that one's books; this one's entry repeats i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.runtime.accounting.counts import WHOLE, Usage
@@ -14,9 +14,10 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.choice_text import ChoiceText
-from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.retold_text import RetoldText, recorded_ids
+from pontil.runtime.proxy.requests.request import NO_TICKET, Request
 from pontil.runtime.proxy.requests.stream import Delta, Ended, Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.resume.retold_text import RetoldText, recorded_ids
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -34,7 +35,8 @@ def head_of(request: Request) -> dict[str, Any]:
     """Return the part of a request that never changes."""
     return {
         "request": request.id, "prompt": request.prompt, "params": request.params.to_wire(),
-        "salt": request.cache_salt, "priority": request.priority, "caller": request.caller, "arrived": request.arrived,
+        "salt": request.ticket.cache_salt, "priority": request.ticket.priority, "caller": request.ticket.caller,
+        "arrived": request.arrived,
     }  # fmt: skip
 
 
@@ -88,19 +90,20 @@ def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 def restored(
     lines: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None, ledger: Ledger | None, now: float,
-    retold: Sequence[RetoldText] = (),
+    retold: Sequence[RetoldText] = (), ticket: Ticket = NO_TICKET,
 ) -> Request:  # fmt: skip
     """Make the request of a record's lines. With a `ledger` its entry is opened there, with the shares of a time when
     the request was this proxy's before. Its mailbox has all of the answer so far, of whose texts those `retold` are
-    begun; without a tokenizer the ids alone. Raises RequestError for lines that are none."""
+    begun; without a tokenizer the ids alone. `ticket` is its new reader's. Raises
+    RequestError for lines that are none."""
     head, states = lines[0], lines[1:]
     before = None if ledger is None else ledger.closed.pop(str(head.get("request")), None)
     try:
         request = Request.start(
-            head["request"], head["prompt"], SamplingParams.from_wire(head["params"]), tokenizer, now, head["salt"],
-            ledger, head["priority"],
+            head["request"], head["prompt"], SamplingParams.from_wire(head["params"]), tokenizer, now,
+            replace(ticket, caller=head["caller"], priority=head["priority"], cache_salt=head["salt"]), ledger,
         )  # fmt: skip
-        request.arrived, request.caller = head["arrived"], head["caller"]
+        request.arrived = head["arrived"]
         if states:
             ids = [own for own, _ in zip(recorded_ids(lines), request.answers, strict=True)]
             take_state(request, ids, states[-1], retold or fresh_texts(request, tokenizer))

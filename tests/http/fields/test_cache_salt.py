@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scripted_site import MODEL, ScriptedSite, site
 from scripted_worker import DEADLINE
 
-from pontil.http.intake.cache_salt import cache_salt
-from pontil.runtime.proxy.requests.request import NO_KEY
+from pontil.http.fields.prompt import cache_salt
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 KEYS = {name: f"sk-{name}-0123456789" for name in ("alice", "bob", "root")}

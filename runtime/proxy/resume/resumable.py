@@ -19,11 +19,12 @@ from pontil.runtime.proxy.fleet.proxies import Fleet
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.retold_text import Retelling, RetoldText
-from pontil.runtime.proxy.requests.state import end_of, head_of, owned_by, restored, rewind
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
-from pontil.runtime.proxy.requests.stream_journal import StreamJournal
-from pontil.runtime.proxy.requests.stream_record import NAME, StreamRecord, StreamRecords
+from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
+from pontil.runtime.proxy.resume.state import end_of, head_of, owned_by, restored, rewind
+from pontil.runtime.proxy.resume.stream_journal import StreamJournal
+from pontil.runtime.proxy.resume.stream_record import NAME, StreamRecord, StreamRecords
 
 # Seconds within which another proxy lets a stream go whose client has left, and between two looks.
 LET_GO_WITHIN, LOOK = 2.0, 0.05
@@ -101,7 +102,7 @@ class ResumableStreams:
 
     # The way back to a stream.
 
-    async def claim(self, name: str, caller: str) -> StreamRecord | StreamJournal:
+    async def claim(self, name: str, ticket: Ticket) -> StreamRecord | StreamJournal:
         """Claim a stream for a new reader: its record, or its journal where this proxy still has it. Raises
         RequestError: 404 if this caller has no such stream, 409 while it has another reader."""
         records = self.records
@@ -109,7 +110,7 @@ class ResumableStreams:
             raise RequestError(GONE, status=404, code="stream_not_found")
         deadline = self.clock() + LET_GO_WITHIN
         try:
-            if records.about(name).get("caller") != caller:
+            if records.about(name).get("caller") != ticket.caller:
                 raise KeyError(name)
             while True:
                 journal = self.journals.get(name)
@@ -159,11 +160,11 @@ class ResumableStreams:
         return await self.retelling.texts(request.params, [answer.ids for answer in request.answers])
 
     def take_up(
-        self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], weight: float,
+        self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], ticket: Ticket,
         retold: Sequence[RetoldText] = (),
     ) -> Stream:  # fmt: skip
-        """Return a stream of the whole answer, from its beginning, for the reader that claimed it, whose connection
-        `cut` ends and whose key has this weight."""
+        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket, whose
+        connection `cut` ends."""
         if isinstance(claimed, StreamJournal):
             claimed.cut = cut
             rewind(claimed.request, self.tokenizer, retold)
@@ -171,7 +172,7 @@ class ResumableStreams:
         ended = end_of(claimed.last) is not None
         try:
             books = None if ended and not claimed.is_unsettled else self.books.ledger
-            request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold)
+            request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold, ticket)
         except RequestError:
             claimed.end()
             raise
@@ -182,7 +183,7 @@ class ResumableStreams:
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))
-        self.in_flight.take_over(request, weight)
+        self.in_flight.take_over(request)
         return Stream([request], self.detach, self.turn)
 
     # The passing of time.

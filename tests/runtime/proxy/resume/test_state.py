@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.retold_text import PART, RetoldText, recorded_ids
-from pontil.runtime.proxy.requests.state import head_of, restored, rewind, state_of
 from pontil.runtime.proxy.requests.stream import Delta
+from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.resume.retold_text import PART, RetoldText, recorded_ids
+from pontil.runtime.proxy.resume.state import head_of, restored, rewind, state_of
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
@@ -28,8 +29,9 @@ WORKER = WorkerLoad("w", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, s
 def begun(tokenizer: Tokenizer, **fields: Any) -> tuple[Request, Ledger]:
     params = SamplingParams(**({"max_tokens": 200, "seed": 1} | fields))
     ledger = Ledger()
-    request = Request.start("name-1", [1, 2, 3], params, tokenizer, 1.0, "salt", ledger, -2)
-    request.caller = "ann"
+    request = Request.start(
+        "name-1", [1, 2, 3], params, tokenizer, 1.0, Ticket(caller="ann", priority=-2, cache_salt="salt"), ledger
+    )
     request.begin(CollocatedRoute(WORKER), 2.0)
     return request, ledger
 
@@ -85,7 +87,7 @@ def test_the_books_go_on(tokenizer: Tokenizer) -> None:  # A11
     made = restored(lines, tokenizer, ledger, 9.0)
     entry = made.entry
     assert (entry.generated, entry.delivered, made.usage) == (5, 5, request.usage) and entry.imbalance == 0
-    assert made.caller == "ann" and made.priority == -2 and made.arrived == 1.0 and made.begun
+    assert (made.ticket.caller, made.ticket.priority) == ("ann", -2) and made.arrived == 1.0 and made.begun
     assert entry.by_worker() == {(0, "w"): ("whole", 5, 2)} and entry.elsewhere == {(0, "w"): "first"}
     made.begin(CollocatedRoute(WORKER), 10.0)
     (submit,) = made.submits("second")
