@@ -29,7 +29,7 @@ FIELDS = {
     "NodeWorker": 22,
     "Proxy": 37,
     "RegisteredWorker": 21,
-    "Request": 47,
+    "Request": 45,
     "Scheduler": 21,
     "Sequence": 50,
     "SpokenFunctionShape": 21,
@@ -40,20 +40,12 @@ FIELDS = {
 }
 PARAMETERS = {
     "gpu_ops/kernels/draws.py draw_rows": 9,
-    "gpu_ops/kernels/experts.py ExpertHalf.__init__": 8,
-    "gpu_ops/products/routing.py choose_experts": 9,
-    "gpu_ops/triton/experts.py expert_results": 8,
     "gpu_ops/triton/rotary.py turn_and_write": 10,
-    "gpu_ops/triton/routing.py choose_experts": 10,
     "gpu_ops/triton/sampling.py draw": 8,
     "runtime/engine/scheduler.py Scheduler.__init__": 9,
     "runtime/models/weights.py Weights.__init__": 8,
-    "runtime/proxy/proxy.py Proxy.submit_all": 10,
-    "runtime/proxy/requests/request.py Request.start": 9,
+    "runtime/proxy/requests/request.py Request.start": 8,
     "runtime/stages/runs/entry.py RunEntry.__init__": 8,
-    "runtime/stages/runs/entry.py RunEntry.admit": 8,
-    "runtime/stages/runs/entry.py RunEntry.ask": 8,
-    "runtime/stages/runs/entry.py RunEntry.submit": 8,
     "runtime/stages/worker/stream_ports.py StreamPorts.__init__": 8,
 }
 # Defaults of one name and value, and how many classes have them.
