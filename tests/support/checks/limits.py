@@ -39,9 +39,6 @@ FIELDS = {
     "WorkerLoad": 21,
 }
 PARAMETERS = {
-    "gpu_ops/kernels/draws.py draw_rows": 9,
-    "gpu_ops/triton/rotary.py turn_and_write": 10,
-    "gpu_ops/triton/sampling.py draw": 8,
     "runtime/engine/scheduler.py Scheduler.__init__": 9,
     "runtime/models/weights.py Weights.__init__": 8,
     "runtime/proxy/requests/request.py Request.start": 8,
