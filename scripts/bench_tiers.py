@@ -86,7 +86,7 @@ def ask(machine: WorkerResources, woken: threading.Event, salt: str, length: int
             woken.clear()
     return {
         "cpu": 1e3 * (time.process_time() - used), "elapsed": 1e3 * (time.perf_counter() - begun),
-        "cached": sequence.cached,
+        "cached": sequence.history.cached,
     }  # fmt: skip
 
 

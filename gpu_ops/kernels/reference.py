@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.experts import ExpertChoice
 from pontil.gpu_ops.kernels.layer import HeadShape, Norms
 from pontil.gpu_ops.kv.cells import decode, encode
 from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.rotary import apply_rotary
 
 

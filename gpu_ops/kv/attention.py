@@ -20,7 +20,8 @@ from torch import Tensor
 from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kv.cells import decode, encode, movable
 from pontil.gpu_ops.parameters.attention import LayerAttention
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 
 KEY_CHUNK = 256
 KEY_STRIP = 64
@@ -120,7 +121,7 @@ class GeneratedAttention:
         self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
     ) -> Tensor:
         if turn is not None:
-            q, k = turn(q, k)
+            q, k = turn_heads(q, k, turn)
         rows = len(self.tables)
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
@@ -189,7 +190,7 @@ class PromptAttention:
         self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
     ) -> Tensor:
         if turn is not None:
-            q, k = turn(q, k)
+            q, k = turn_heads(q, k, turn)
         rows = len(self.blocks)
         write_kv(self.pool, layer.layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         out = torch.zeros_like(q)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
 from pontil.gpu_ops.parameters.attention import LayerAttention
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 
 CELLS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of cells that the kernels read and write."""
@@ -32,12 +33,10 @@ class DeviceAttention:
 
         tile = self.tile
         if turn is None or v is None:
-            q, k = (q, k) if turn is None else turn(q, k)
+            q, k = (q, k) if turn is None else turn_heads(q, k, turn)
             write_kv(self.pool, layer.layer, tile.slots, k, v)
         else:
-            q = turn_and_write(
-                self.pool, layer.layer, tile.slots, q, k, v, turn.cos, turn.sin, turn.interleaved, turn.norms
-            )  # fmt: skip
+            q = turn_and_write(self.pool, layer.layer, tile.slots, q, k, v, turn)
         if tile.owners is not None and tile.lengths is not None:
             return decode(self.pool, layer, q, tile.tables, tile.owners, tile.lengths)
         assert tile.query_tiles is not None

@@ -63,7 +63,7 @@ class StepInFlight:
         this was the first part, and not the last."""
         left_out, begun = self.launched.left_out, list[Sequence]()
         for span in self.batch.spans:
-            times = span.sequence.times
+            times = span.sequence.history.times
             if span.start < len(span.sequence.prompt) and times is not None and span.sequence not in left_out:
                 if not times.chunks.rows and span.start + span.count < len(span.sequence.prompt):
                     begun.append(span.sequence)
@@ -221,8 +221,8 @@ class Engine:
         first = sequence.received and sequence.generated == 0
         # Without memory the prompt was not computed to its end: nothing is stated of it.
         is_computed = sampled.failure != MEMORY_RAN_OUT
-        opens = is_computed and sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
-        self.prompt_computed += sequence.prompt_computed if opens else 0
+        opens = is_computed and sequence.history.scheduled_at is not None and sequence.leads and sequence.generated == 0
+        self.prompt_computed += sequence.history.prompt_computed if opens else 0
         sequence.unknown = max(0, sequence.unknown - 1)
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)

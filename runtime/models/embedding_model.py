@@ -9,8 +9,9 @@ from torch import Tensor
 
 from pontil.gpu_ops.kv.sequence_attention import attend_within
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.pooling import pooled, unit
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 from pontil.runtime.models.model import Model
 
 
@@ -31,7 +32,7 @@ class CausalAttention:
         self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
     ) -> Tensor:
         if turn is not None:
-            q, k = turn(q, k)
+            q, k = turn_heads(q, k, turn)
         values = k if v is None else v
         attended = attend_within(q, k, values, scale=layer.scale, causal=True, window=layer.window, sinks=layer.sinks)
         return attended[..., : layer.value_dim]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from pontil.gpu_ops.draws.sampling import DeviceDraws, draw
+from pontil.gpu_ops.draws.sampling import draw
+from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.draw_inputs import Asked, LogprobPlan, PlacedLogprobs, asked_of, draw_sections
 from pontil.runtime.engine.device.link import Words

@@ -114,7 +114,8 @@ class DraftHead(DraftModel):
         twin, feed = follower.twin, self.feeds[follower.twin]
         if sequence.target_states is not None:
             feed.states = sequence.target_states
-        twin.computed = twin.reached = feed.certain = min(twin.computed, feed.certain)
+        feed.certain = min(twin.computed, feed.certain)
+        twin.count_from(feed.certain)
 
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         follower = super().start(sequence, window)

@@ -179,7 +179,7 @@ class DraftModel:
         right = min(len(guessed), len(known)) if right is None else right
         valid = len(twin.prompt) + follower.agreed + right
         twin.output[follower.agreed :] = known
-        twin.computed = twin.reached = min(twin.computed, valid, twin.length - 1)
+        twin.count_from(min(twin.computed, valid, twin.length - 1))
         follower.agreed = len(twin.output)
 
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
@@ -199,7 +199,7 @@ class DraftModel:
             self.shortages[sequence] = BlockShortage(sequence, lacking, self.pool.returned, 1, missing)
             return None
         self.memory.adopt(twin, hit)
-        twin.computed = twin.reached = hit.computed
+        twin.count_from(hit.computed)
         twin.move(SequenceState.RUNNING)
         known = len(twin.output)
         follower = self.followers[sequence] = Followed(twin, known, len(sequence.output) - known)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from pontil.runtime.engine.sequences.compute_history import ComputeHistory
 from pontil.runtime.engine.sequences.guide import Guide
 from pontil.runtime.engine.sequences.narrowing import Narrowing
 from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
@@ -20,7 +21,6 @@ from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.timeline.work_times import WorkTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,10 +96,7 @@ class Sequence:
     is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Each
     needs a seat of its own: one without is paused, keeps its blocks, and goes on when it gets one. If only
     some choices continue, they are `wanted`; `given` has the first tokens, by choice, that must not be sampled because
-    the client has them. A sequence with `draws` false exists for its KV alone. `scheduled_at` is when its prompt was
-    first admitted here to be computed, in seconds of the scheduler's clock. No position from `reached` on was computed
-    before; of the prompt, `prompt_computed` tokens were computed here for the first time, `cached` were found at the
-    first admission, and `cached_later` after a preemption beyond what it had reached. A waiting sequence with a
+    the client has them. A sequence with `draws` false exists for its KV alone. A waiting sequence with a
     `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
     are not computed in this engine; only a draft model leaves out any.
 
@@ -126,7 +123,6 @@ class Sequence:
     priority: int = 0
     share: FairShare = EVERYBODY
     arrival: int = 0
-    admissions: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -134,14 +130,10 @@ class Sequence:
     delivered: int = 0
     generated: int = 0
     computed: int = 0
-    cached: int = 0
-    cached_later: int = 0
     blocks: list[int] = field(default_factory=list)
     credits: int = 0
     keys: PromptKeys | None = None
-    scheduled_at: float | None = None
-    reached: int = 0
-    prompt_computed: int = 0
+    history: ComputeHistory = field(default_factory=ComputeHistory)
     remote_prefill: RemotePrefill | None = None
     skipped: int = 0
     state: SequenceState = SequenceState.WAITING
@@ -161,8 +153,6 @@ class Sequence:
     outflow: Outflow | None = None
     unknown: int = 0
     place: int | None = None
-    # Where its time goes, if anybody asks.
-    times: WorkTimes | None = None
     stop_check: StopCheck | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -210,7 +200,7 @@ class Sequence:
     def turn(self) -> tuple[int, bool, int, int]:
         """Return the key of the admission order: of equal priority, sequences that were admitted before and lost their
         blocks go first."""
-        return self.priority, self.admissions == 0, self.arrival, self.choice
+        return self.priority, self.history.admissions == 0, self.arrival, self.choice
 
     @property
     def choices(self) -> abc.Sequence[int]:
@@ -259,36 +249,34 @@ class Sequence:
             priority=self.priority,
             share=self.share,
             arrival=self.arrival,
-            admissions=self.admissions,
             computed=self.computed,
-            reached=self.reached,
-            cached=self.cached,
+            history=self.history.fork(),
             blocks=list(self.blocks),
             keys=self.keys,
             state=self.state,
             target_states=None if self.target_states is None else self.target_states.copy(),
-            times=self.times,
         )
 
     def advance(self, end: int) -> int:
         """Mark the positions up to `end` as computed; return how many of them had been computed before, here or in an
         earlier attempt."""
-        prompt = len(self.prompt)
-        if self.reached == self.computed >= prompt + self.delivered:
-            # As below: new tokens alone, one after the other.
-            self.computed = self.reached = end
+        prompt, history = len(self.prompt), self.history
+        if history.reached == self.computed >= prompt + self.delivered:
+            # New tokens alone, one after the other: the general case, made short.
+            self.computed = history.reached = end
             return 0
-        start = max(self.computed, self.reached)
-        self.prompt_computed += max(0, min(end, prompt) - start)
-        again = max(0, min(end, self.reached) - self.computed)
-        again += max(0, min(end, prompt + self.delivered - 1) - max(start, prompt))
-        self.computed, self.reached = end, max(self.reached, end)
+        again = history.advance(self.computed, end, prompt, self.delivered)
+        self.computed = end
         return again
+
+    def count_from(self, computed: int) -> None:
+        """Take the positions before this one for computed, and no others."""
+        self.computed = self.history.reached = computed
 
     def roll_back(self) -> None:
         """Discard the KV of rejected drafts: the newest token is always still to be computed."""
         if self.computed >= self.length:
-            self.computed = self.reached = self.length - 1
+            self.count_from(self.length - 1)
 
     def draft(self, count: int) -> tuple[int, ...]:
         """Propose at most `count` tokens that may come next, from what stood before."""

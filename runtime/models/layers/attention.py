@@ -10,7 +10,7 @@ from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotati
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.parameters.attention import LayerAttention
-from pontil.gpu_ops.rotary import HeadNormWeights, HeadTurn
+from pontil.gpu_ops.parameters.rotary import HeadNormWeights, HeadTurn
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.norm import Norm
 from pontil.runtime.models.layers.rotary import Angles

@@ -245,7 +245,7 @@ class DecodeSide:
         request, handoff = self.parked.pop(transfer.transfer_id).request, transfer.handoff
         sequence = request.sequence
         assert handoff is not None
-        sequence.cached, sequence.admissions = handoff.cached_tokens, 1
+        sequence.history.admitted_elsewhere(handoff.cached_tokens)
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
         self.going_on.append((request, len(handoff.choices)))
         resume_rows(sequence, handoff)
@@ -274,7 +274,7 @@ class DecodeSide:
                 transfer.error,
                 extra=about(request.submit),
             )
-            request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
+            request.sequence.history.admitted_elsewhere(transfer.handoff.cached_tokens)
             self.going_on.append((request, len(transfer.handoff.choices)))
             resume_rows(request.sequence, transfer.handoff)
             self.machine.engine.compute_here(request.sequence, known_of(transfer.handoff, request))

@@ -43,7 +43,7 @@ class OutputProcessor:
             return None
         link = self.link.of(request.proxy)
         if link is not None:
-            link.told.tell(output.count, output.sequence.prompt_computed if output.opens else 0)
+            link.told.tell(output.count, output.sequence.history.prompt_computed if output.opens else 0)
         request.times.token(now)
         if output.finish is not None:
             self.requests.shares.choice_ended(request)

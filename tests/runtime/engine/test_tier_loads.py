@@ -60,8 +60,8 @@ def test_an_evicted_prefix_is_read_and_not_computed(model: Model, length: int) -
         ours.engine.add(again)
         found = length - 1
         assert computed_by(ours.engine) == length - found + 19
-        assert again.output == expected and again.cached == found
-        assert ours.scheduler.tier.hits == found and again.admissions == 1
+        assert again.output == expected and again.history.cached == found
+        assert ours.scheduler.tier.hits == found and again.history.admissions == 1
         check_free(ours)
 
 
@@ -74,7 +74,7 @@ def test_a_block_that_saves_nothing_is_not_read(model: Model) -> None:
         again = sequence("b", prompt(33), 1)
         ours.engine.add(again)
         drain(ours.engine)
-        assert again.cached == 32 and tier.reads == 2
+        assert again.history.cached == 32 and tier.reads == 2
         ours.engine.add(sequence("c", prompt(33), 1))
         drain(ours.engine)
         assert tier.reads == 2 and ours.scheduler.tier.refused == 0
@@ -111,7 +111,7 @@ def test_others_go_on_while_a_prefix_is_read(model: Model, cold: list[int]) -> N
             ours.engine.step()
         assert waits.state is SequenceState.WAITING_FOR_REMOTE_KVS and ours.scheduler.queues.seats_taken == 1
         tier.may_read.set()
-        assert drain(ours.engine)["b"] == cold and waits.cached == 99
+        assert drain(ours.engine)["b"] == cold and waits.history.cached == 99
         check_free(ours)
 
 
@@ -142,7 +142,7 @@ def test_a_sequence_may_end_while_its_prefix_is_read(model: Model, cold: list[in
         wait_until_idle(store)
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold and again.cached == 99 and tier.reads == 7
+        assert drain(ours.engine)["b"] == cold and again.history.cached == 99 and tier.reads == 7
         check_free(ours)
 
 
@@ -161,7 +161,7 @@ def test_a_read_that_takes_longer_than_computing_is_given_up(model: Model, cold:
         # No other one waits for a tier that is behind.
         ours.engine.add(sequence("c", prompt(100), 5))
         tokens = drain(ours.engine)
-        assert tokens["b"] == tokens["c"] == cold and late.cached == 0
+        assert tokens["b"] == tokens["c"] == cold and late.history.cached == 0
         assert (ours.scheduler.tier.late, ours.scheduler.tier.hits) == (1, 0)
         tier.may_read.set()
         wait_until_idle(store)
@@ -182,7 +182,7 @@ def test_a_sequence_that_gave_up_its_read_waits_for_room(model: Model, cold: lis
         ours.engine.step()
         assert late.state is SequenceState.WAITING and ours.scheduler.stalled
         tier.may_read.set()
-        assert drain(ours.engine)["b"] == cold and late.cached == 99
+        assert drain(ours.engine)["b"] == cold and late.history.cached == 99
         check_free(ours)
 
 
@@ -194,7 +194,7 @@ def test_damaged_blocks_are_computed_and_forgotten(model: Model, cold: list[int]
         tier.lies = True
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold and again.cached == 0
+        assert drain(ours.engine)["b"] == cold and again.history.cached == 0
         assert store.counts.damaged == 1 and store.counts.loaded == 0 and tier.reads == 1
         check_free(ours)
 
@@ -210,7 +210,7 @@ def test_a_tier_that_fails_costs_no_request(
         tier.fault = fault
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold and again.cached == 0
+        assert drain(ours.engine)["b"] == cold and again.history.cached == 0
         tier.fault = fault if isinstance(fault, OSError) else None
         fill(ours, 91, 92)
         if isinstance(fault, OSError):
@@ -227,7 +227,7 @@ def test_what_is_computed_sooner_is_not_read(model: Model, cold: list[int]) -> N
         store.costs.per_token = 0.0
         again = sequence("b", prompt(100), 5)
         ours.engine.add(again)
-        assert drain(ours.engine)["b"] == cold and (again.cached, tier.reads) == (0, 0)
+        assert drain(ours.engine)["b"] == cold and (again.history.cached, tier.reads) == (0, 0)
         assert ours.scheduler.tier.refused == 1
 
 
@@ -256,7 +256,7 @@ def test_a_block_that_a_copy_still_reads_is_not_read_into(model: Model) -> None:
         ours.scheduler.admit()
         assert ours.scheduler.memory.copies and len(ours.scheduler.tier.unsent) == 1 and not store.reads
         tokens = drain(ours.engine)
-        assert tokens["b"] == expected and reading.cached == 39 and copying.cached == 19
+        assert tokens["b"] == expected and reading.history.cached == 39 and copying.history.cached == 19
         check_free(ours)
 
 

@@ -97,7 +97,7 @@ def test_the_next_turn_finds_the_answer_as_it_was_decoded(pair: KernelPair, leng
     cold = rig(model, caching=False).engine
     cold.add(turns[1])
     assert drain(ours.engine)["b"] == drain(cold)["b"]
-    assert turns[0].cached == (len(talk) - 1) // 16 * 16
+    assert turns[0].history.cached == (len(talk) - 1) // 16 * 16
     check_free(ours)
 
 

@@ -12,17 +12,17 @@ ARROWS: dict[str, set[str]] = {
     # Values that every implementation of an operation takes.
     "gpu_ops/parameters": set(),
     "gpu_ops/triton": {"gpu_ops/parameters"},
-    "gpu_ops": {"gpu_ops/triton"},
+    "gpu_ops": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/compile": set(),
     "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/weights": {"gpu_ops/kv"},
-    "gpu_ops/products": {"gpu_ops", "gpu_ops/triton"},
+    "gpu_ops/products": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels": {
         "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/parameters",
         "gpu_ops/products",
     },
     "gpu_ops/collectives": {"gpu_ops/kernels"},
-    "gpu_ops/draws": {"gpu_ops/triton"},
+    "gpu_ops/draws": {"gpu_ops/parameters", "gpu_ops/triton"},
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops/kernels/weights", "gpu_ops/kv"},
@@ -68,8 +68,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
     },
     "runtime/engine/device": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine/runner",
-        "runtime/engine/sampling", "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models",
+        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters", "gpu_ops/products", "runtime/cache",
+        "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences", "runtime/engine/tiles",
+        "runtime/models",
     },
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
     "runtime/foundation": set(),

@@ -18,7 +18,7 @@ from pontil.gpu_ops.kv.attention import (
 )
 from pontil.gpu_ops.kv.device_tile import DeviceTile
 from pontil.gpu_ops.parameters.attention import LayerAttention
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner

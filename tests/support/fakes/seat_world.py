@@ -178,7 +178,7 @@ class SeatWorld:
 
     def receive(self, one: Sequence) -> None:
         """Let the KV of a prompt arrive, with the first token of each choice."""
-        one.admissions = 1
+        one.history.admissions = 1
         assert self.scheduler.memory.grow(one, len(one.prompt))
         for position, token in enumerate(one.prompt):
             self.runner.cells[one.blocks[position // BLOCK], position % BLOCK] = token

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.experts import ExpertChoice, ExpertHalf
+from pontil.gpu_ops.kernels.experts import ExpertHalf
 from pontil.gpu_ops.kernels.latent import HeadMatrices, LatentHalf, LatentMatrices
 from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
@@ -17,6 +17,7 @@ from pontil.gpu_ops.kernels.weights.matrix import Matrix, alternate
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 EPSILON, LAYERS = 1e-5, 2
