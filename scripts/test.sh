@@ -21,6 +21,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 
+# Hundreds of processes start here: what they import is compiled once, even where the environment forbids it.
+unset PYTHONDONTWRITEBYTECODE
 make_venv "$venv" test
 # Units are verified by systemd's own tool. Without it, their tests are skipped and say so.
 if ! command -v systemd-analyze >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -51,8 +53,6 @@ if [ -n "${LONG_TESTS:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/nu
 fi
 PYTHON="$(cd "$venv" && pwd)/bin/python"
 export PYTHON
-# Hundreds of processes start here: what they import is compiled once, even where the environment forbids it.
-unset PYTHONDONTWRITEBYTECODE
 if [ ${#rest[@]} -gt 0 ]; then
     scripts/lint.sh
     exec "$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
