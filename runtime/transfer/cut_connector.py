@@ -2,12 +2,10 @@
 """A connector whose link can be cut for a time, for trials of what a failing network costs."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 
-from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
+from pontil.runtime.transfer.connector import Pull, PullResult, SliceConnector
 from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
-from pontil.runtime.transfer.grants import Grant
 
 CUT = "the link is cut (chaos)"
 
@@ -23,9 +21,9 @@ class CutConnector(ForwardingConnector):
         super().__init__(inner)
         self.wake, self.clock = wake, clock
         self.cut_until = float("-inf")
-        # Tickets of pulls that have not ended, and those of them that the cut has broken.
-        self.open: set[int] = set()
-        self.broken: set[int] = set()
+        # The pulls that have not ended, and those of them that the cut has broken.
+        self.open: list[Pull] = []
+        self.broken: set[Pull] = set()
 
     @property
     def is_cut(self) -> bool:
@@ -35,30 +33,27 @@ class CutConnector(ForwardingConnector):
         """Cut the link for so many seconds from now, or mend it with 0."""
         self.cut_until = self.clock() + seconds
         if seconds > 0:
-            for ticket in self.open - self.broken:
-                self.break_pull(ticket)
+            for pull in self.open:
+                self.break_pull(pull)
 
-    def break_pull(self, ticket: int) -> None:
-        self.broken.add(ticket)
-        self.cancel(ticket)
-        self.wake()
+    def break_pull(self, pull: Pull) -> None:
+        if pull not in self.broken:
+            self.broken.add(pull)
+            pull.cancel()
+            self.wake()
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        ticket = super().pull(peer, pairs, slot, shown, heads)
-        self.open.add(ticket)
+    def pull(self, pull: Pull) -> None:
+        super().pull(pull)
+        self.open.append(pull)
         if self.is_cut:
-            self.break_pull(ticket)
-        return ticket
+            self.break_pull(pull)
 
-    def poll(self) -> list[PullResult]:
-        """Return the ends of pulls. One that was broken failed, even if its bytes came before it was cancelled."""
-        ends = [self.failed(end) if end.ticket in self.broken else end for end in super().poll()]
-        ended = {end.ticket for end in ends}
-        self.open -= ended
-        self.broken -= ended
-        return ends
-
-    def failed(self, end: PullResult) -> PullResult:
-        return replace(end, error=CUT, epoch=None, bytes=0, digests=[])
+    def poll(self) -> list[Pull]:
+        """Return the pulls that ended. One that was broken failed, even if its bytes came before it was cancelled."""
+        ended = super().poll()
+        for pull in ended:
+            if pull in self.broken:
+                self.broken.remove(pull)
+                pull.result = PullResult(CUT)
+        self.open = [pull for pull in self.open if pull not in ended]
+        return ended

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connector that hands everything to another one: the base of those that change a part of it."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import Pull, SliceConnector
 
 
 class ForwardingConnector:
-    """A connector over an `inner` one, whose tickets and results are its own."""
+    """A connector over an `inner` one."""
 
     def __init__(self, inner: SliceConnector) -> None:
         self.inner = inner
@@ -29,19 +27,11 @@ class ForwardingConnector:
     def lost(self) -> list[str]:
         return self.inner.lost()
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        return self.inner.pull(peer, pairs, slot, shown, heads)
+    def pull(self, pull: Pull) -> None:
+        self.inner.pull(pull)
 
-    def poll(self) -> list[PullResult]:
+    def poll(self) -> list[Pull]:
         return self.inner.poll()
-
-    def received(self, peer: str) -> int:
-        return self.inner.received(peer)
-
-    def cancel(self, ticket: int) -> None:
-        self.inner.cancel(ticket)
 
     def close(self) -> None:
         self.inner.close()
