@@ -15,9 +15,8 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import PontilError, TransferError
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package, optional, usable
-from pontil.runtime.transfer.auto_connector import AutoConnector
+from pontil.runtime.transfer.auto_connector import AutoConnector, opener
 from pontil.runtime.transfer.connector import Connector, ConnectorOptions, Pull
-from pontil.runtime.transfer.connector_factory import opener
 
 # 360 KiB a block, as in a model of 135 million parameters.
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")

@@ -2,16 +2,25 @@
 """Choice of a connector for each peer: shared memory where the peer's pool can be opened from here, else TCP."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
-from pontil.runtime.foundation.connectors import AUTO, usable
+from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, usable
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import ConnectorOptions, Pull, SliceConnector
-from pontil.runtime.transfer.connector_factory import opener
 from pontil.runtime.transfer.security import TransferSecurity
+
+Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], SliceConnector]
+
+
+def opener(name: str) -> Opener:
+    """Return the function that opens a connector of that name: its class's `create`."""
+    module, _, found = CONNECTORS[name].target.partition(":")
+    made: Opener = getattr(import_module(f"pontil.runtime.transfer.{module}"), found).create
+    return made
 
 
 class AutoConnector:

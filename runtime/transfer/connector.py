@@ -152,6 +152,25 @@ def pieces(pairs: Sequence[Pair], most: int) -> Iterator[tuple[int, int, int]]:
             yield theirs + start, ours + start, min(most, count - start)
 
 
+class ReadablePool(Protocol):
+    """A peer's pool, with the KV heads in it."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def heads(self) -> range: ...
+
+
+def objection(pull: Pull, pool: ReadablePool | None, held: range) -> str | None:
+    """Return why this pull cannot be made, if it cannot. `held` are the heads in our pool."""
+    if pool is None:
+        return GONE
+    if not can_be_read(pull.pairs, pull.slot, pool.num_blocks):
+        return FOREIGN_BLOCKS
+    return None if is_within(pull.heads or held, pool.heads, held) else FOREIGN_HEADS
+
+
 def is_within(heads: range, *pools: range) -> bool:
     """Return whether each of the pools has these heads."""
     return bool(heads) and all(held.start <= heads.start and heads.stop <= held.stop for held in pools)

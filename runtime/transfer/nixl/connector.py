@@ -16,14 +16,10 @@ from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import (
-    FOREIGN_BLOCKS,
-    FOREIGN_HEADS,
-    GONE,
     ConnectorOptions,
     Pull,
     PullResult,
-    can_be_read,
-    is_within,
+    objection,
 )
 from pontil.runtime.transfer.nixl.address import NixlAddress
 from pontil.runtime.transfer.nixl.agent import NixlAgent
@@ -83,17 +79,13 @@ class NixlConnector:
         return [name for name, peer in self.peers.items() if peer.lost]
 
     def pull(self, pull: Pull) -> None:
-        held = self.storage.layout.kv_heads
-        heads, found = pull.heads or held, self.peers.get(pull.peer)
-        if found is None:
-            self.finish(pull, PullResult(GONE))
-        elif not can_be_read(pull.pairs, pull.slot, found.address.pool.num_blocks):
-            self.finish(pull, PullResult(FOREIGN_BLOCKS))
-        elif not is_within(heads, found.address.pool.heads, held):
-            self.finish(pull, PullResult(FOREIGN_HEADS))
+        held, found = self.storage.layout.kv_heads, self.peers.get(pull.peer)
+        error = objection(pull, None if found is None else found.address.pool, held)
+        if found is None or error is not None:
+            self.finish(pull, PullResult(error))
         else:
             pull.reader = found
-            reads = NixlReads(pull, found.address, heads, self.storage.mark(), self.pool)
+            reads = NixlReads(pull, found.address, pull.heads or held, self.storage.mark(), self.pool)
             self.reader.give(partial(self.reader.begin, found, reads))
 
     def poll(self) -> list[Pull]:

@@ -13,13 +13,9 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.threads import JobThread, ThreadFailures
 from pontil.runtime.transfer.connector import (
     FAULT,
-    FOREIGN_BLOCKS,
-    FOREIGN_HEADS,
-    GONE,
     Pull,
     PullResult,
-    can_be_read,
-    is_within,
+    objection,
 )
 from pontil.runtime.transfer.shm.peer_pool import PeerPool
 
@@ -81,13 +77,10 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         return [peer for peer, pool in self.peers.items() if pool.ended]
 
     def pull(self, pull: Pull) -> None:
-        pull.reader, pool, held = self, self.peers.get(pull.peer), self.storage.layout.kv_heads
-        if pool is None:
-            self.finish(pull, PullResult(GONE))
-        elif not can_be_read(pull.pairs, pull.slot, pool.num_blocks):
-            self.finish(pull, PullResult(FOREIGN_BLOCKS))
-        elif not is_within(pull.heads or held, pool.heads, held):
-            self.finish(pull, PullResult(FOREIGN_HEADS))
+        pull.reader, pool = self, self.peers.get(pull.peer)
+        error = objection(pull, pool, self.storage.layout.kv_heads)
+        if pool is None or error is not None:
+            self.finish(pull, PullResult(error))
         else:
             pool.readers += 1
             self.jobs.put(CopyJob(pull, pool, self.storage.mark()))

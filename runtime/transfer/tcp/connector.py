@@ -23,14 +23,10 @@ from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 from pontil.runtime.transfer.connector import (
     FAULT,
-    FOREIGN_BLOCKS,
-    FOREIGN_HEADS,
-    GONE,
     ConnectorOptions,
     Pull,
     PullResult,
-    can_be_read,
-    is_within,
+    objection,
     runs,
 )
 from pontil.runtime.transfer.grants import Grant
@@ -299,16 +295,12 @@ class TcpConnector:
         return [peer for peer, stream in self.streams.items() if stream.channel.refused]
 
     def pull(self, pull: Pull) -> None:
-        held = self.storage.layout.kv_heads
-        heads, stream = pull.heads or held, self.streams.get(pull.peer)
-        if stream is None:
-            self.finish(pull, PullResult(GONE))
-        elif not can_be_read(pull.pairs, pull.slot, stream.address.num_blocks):
-            self.finish(pull, PullResult(FOREIGN_BLOCKS))
-        elif not is_within(heads, stream.address.heads, held):
-            self.finish(pull, PullResult(FOREIGN_HEADS))
+        held, stream = self.storage.layout.kv_heads, self.streams.get(pull.peer)
+        error = objection(pull, None if stream is None else stream.address, held)
+        if stream is None or error is not None:
+            self.finish(pull, PullResult(error))
         else:
-            pull.reader = stream
+            pull.reader, heads = stream, pull.heads or held
             named = None if stream.address.heads == heads == held else heads
             stream.give(TcpPull(pull, runs(pull.pairs), pull.shown if self.seed else None, named, self.storage.mark()))
 

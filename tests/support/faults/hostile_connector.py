@@ -11,7 +11,7 @@ from enum import Enum
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.transfer.connector import Pull, PullResult, SliceConnector
-from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
+from pontil.runtime.transfer.cut_connector import ForwardingConnector
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob
 
