@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import torch
-from copying import EventConnector, PlainConnector
+from copying import EventConnector
 from engine_process import EngineProcess, TinyModel
 from fibres import FibreProcess
 from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
@@ -152,7 +152,7 @@ class HashFollower(Follower):
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         process = self.machine.process
         self.machine.ghosts.add(storage, None, process)
-        made = process.copier = PlainConnector(storage, self.poller.wake, self.failures)
+        made = process.copier = EventConnector(storage, self.poller.wake, self.failures)
         return made
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
-from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent
@@ -82,7 +82,7 @@ class DecodeSide:
     incarnation: str
     name: str
     machine: WorkerResources
-    connector: RankConnector
+    connector: JointConnector
     pools: RankPools
     kv_fingerprint: str
     context: Context

@@ -9,8 +9,8 @@ from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.publisher import publisher_for
-from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import RequestError
@@ -20,7 +20,6 @@ from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.cut_connector import CutConnector
-from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.links.sockets import PeerServer, Poller, WorkerSocket, open_context
@@ -86,8 +85,7 @@ class Worker:
         self.driver.watch(self.poller)
         self.tiers = open_tiers(config, machine, self.poller.wake, self.failures)
         self.transport = self.open_connector()
-        own = RankedConnector(self.transport, machine.storage)
-        self.connector = RankConnector(own, machine.storage, self.driver.orders, self.driver.pools)
+        self.connector = JointConnector(self.transport, machine.storage, self.driver.orders, self.driver.pools)
         grants = None if self.guard is None else self.guard.grants
         self.publisher = publisher_for(machine.storage, self.poller.wake, self.failures)
         self.pools = RankPools(machine.storage, self.driver.orders, grants, self.publisher)
