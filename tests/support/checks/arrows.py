@@ -193,19 +193,19 @@ ARROWS: dict[str, set[str]] = {
         "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy",
         "runtime/tokenizer", "runtime/wire/messages",
     },
-    "http/page": {"http/intake/body", "http/schema", "http/stream/sse", "runtime", "runtime/proxy"},
+    "http/page": {"http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy"},
     "http/vllm": {
         "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream",
         "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
     },
     "http/routes": {
         "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
-        "http/openai/responses", "http/openai/sound", "http/page", "http/schema", "http/stream", "http/vllm", "runtime",
+        "http/openai/responses", "http/openai/sound", "http/schema", "http/stream", "http/vllm", "runtime",
         "runtime/chat", "runtime/proxy", "runtime/tokenizer",
     },
     "http/server": {
-        "http/access", "http/intake", "http/openai/responses", "http/page", "http/routes", "http/stream", "runtime",
-        "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
+        "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",
+        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/host": set(),
     "launcher/options": {"launcher/host", "runtime"},
@@ -235,9 +235,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/commands/terminal": {"launcher/options"},
     "launcher/commands": {
-        "launcher/child", "launcher/child/fork", "launcher/cluster", "launcher/commands/terminal", "launcher/control",
-        "launcher/host", "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles",
-        "launcher/supervisor", "runtime/stages/graph",
+        "launcher/child", "launcher/child/fork", "launcher/commands/terminal", "launcher/control", "launcher/host",
+        "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles", "launcher/supervisor",
+        "runtime/stages/graph",
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
