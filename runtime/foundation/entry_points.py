@@ -22,13 +22,21 @@ class EntryPoint:
 
 
 TOOLS, STAGES = "launcher/tools", "runtime/stages"
+SEVERAL = "a model of several stages"
 ENTRY_POINTS = {
     "bench": EntryPoint(TOOLS, "launcher.tools.bench.command:bench", "`pontil bench`"),
     "chaos": EntryPoint(TOOLS, "launcher.tools.chaos.command:chaos", "`pontil chaos`"),
     "conformance": EntryPoint(TOOLS, "launcher.tools.conformance.command:conformance", "`pontil conformance`"),
+    "diagram": EntryPoint(STAGES, "runtime.stages.graph.mermaid:diagram", SEVERAL),
+    "graph-named": EntryPoint(STAGES, "runtime.stages.graph.catalog:graph_named", SEVERAL),
+    "graph-of-architectures": EntryPoint(STAGES, "runtime.stages.graph.catalog:graph_of_architectures", SEVERAL),
     "nixl": EntryPoint("runtime/transfer/nixl", "runtime.transfer.nixl.connector:NixlConnector", "the connector nixl"),
+    "node-worker": EntryPoint(STAGES, "runtime.stages.worker.open_stage:open_node", SEVERAL),
     "page": EntryPoint("http/page", "http.page.live_page:LivePage", "the live page"),
     "ray": EntryPoint("launcher/cluster", "launcher.cluster.entry:launch_on_ray", "--on ray"),
+    "stage": EntryPoint(STAGES, "runtime.stages.worker.open_stage:open_stage", SEVERAL),
+    "stage-checkpoint": EntryPoint(STAGES, "runtime.stages.qwen3_omni.stage_loading:stage_checkpoint", SEVERAL),
+    "stage-model": EntryPoint(STAGES, "runtime.stages.qwen3_omni.stage_loading:load_stage", SEVERAL),
 }
 
 

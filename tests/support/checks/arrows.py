@@ -119,8 +119,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
-        "runtime/models/layers", "runtime/probe", "runtime/stages/qwen3_omni", "runtime/tokenizer", "runtime/wire",
-        "runtime/worker/ranks",
+        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/ranks",
     },
     "runtime/worker/links": {
         "runtime/cache", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
@@ -130,11 +129,6 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/engine/sequences", "runtime/timeline/work_times",
         "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links",
         "runtime/worker/start",
-    },
-    "runtime/stages/worker": {
-        "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
-        "runtime/stages/qwen3_omni", "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer",
-        "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/transfer/shm": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/cuda": {
@@ -149,14 +143,19 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker/generate": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
-        "runtime/engine/sequences", "runtime/grammar", "runtime/stages/worker", "runtime/transfer", "runtime/wire",
-        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine/tiles",
-        "runtime/models", "runtime/stages/worker", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
-        "runtime/worker/start",
+        "runtime/models", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/embed",
+        "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+    },
+    "runtime/stages/worker": {
+        "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
+        "runtime/stages/qwen3_omni", "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer",
+        "runtime/wire", "runtime/wire/links", "runtime/worker/generate", "runtime/worker/links",
+        "runtime/worker/process", "runtime/worker/start",
     },
     "http/schema": {"runtime"},
     "http/access": {"http/schema", "runtime", "runtime/proxy"},
@@ -209,7 +208,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/host": set(),
     "launcher/options": {"launcher/host", "runtime"},
-    "launcher/plan": {"launcher/host", "launcher/options", "runtime", "runtime/stages/graph"},
+    "launcher/plan": {"launcher/host", "launcher/options", "runtime"},
     "launcher/control": {"launcher/options", "launcher/plan"},
     "launcher/logs": {"launcher/control"},
     "launcher/child": {"launcher/host", "launcher/logs", "launcher/plan"},
@@ -237,7 +236,6 @@ ARROWS: dict[str, set[str]] = {
     "launcher/commands": {
         "launcher/child", "launcher/child/fork", "launcher/commands/terminal", "launcher/control", "launcher/host",
         "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles", "launcher/supervisor",
-        "runtime/stages/graph",
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
