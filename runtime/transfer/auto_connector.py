@@ -19,7 +19,7 @@ Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], SliceConnec
 def opener(name: str) -> Opener:
     """Return the function that opens a connector of that name: its class's `create`."""
     module, _, found = CONNECTORS[name].target.partition(":")
-    made: Opener = getattr(import_module(f"pontil.runtime.transfer.{module}"), found).create
+    made: Opener = getattr(import_module(f"pontil.{module}"), found).create
     return made
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pontil.runtime.errors import GraphError, PontilError, RequestError, Unavailable
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
@@ -14,7 +15,7 @@ from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.wakeup import Wakeup
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel, graph_named, group_of
+from pontil.runtime.stages.graph.catalog import GraphModel, graph_named
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import Run, later_stages
 from pontil.runtime.stages.runs.stage_task import StageTask

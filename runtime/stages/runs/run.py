@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, group_of
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.stage_progress import StageProgress
 from pontil.runtime.stages.runs.stage_task import StageTask, inputs_of, outputs_of, streams

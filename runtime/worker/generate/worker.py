@@ -4,7 +4,6 @@
 import logging
 import secrets
 import time
-from functools import partial
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
@@ -15,8 +14,6 @@ from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.stages.worker.open_stage import open_stage
-from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.cut_connector import CutConnector
@@ -31,6 +28,7 @@ from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.generate.prompt_monitor import PromptMonitor, is_late
+from pontil.runtime.worker.generate.stage import StageSetting, open_stage
 from pontil.runtime.worker.links.connectors import open_connector
 from pontil.runtime.worker.links.proxy_link import BEAT, HeartbeatLoad, ProxyLink, make_hello
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
@@ -102,10 +100,10 @@ class Worker:
         self.decode = DecodeSide(
             self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller, limits
         )
-        ports = partial(
-            StreamPorts, config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
+        setting = StageSetting(
+            config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
         )
-        self.stage = open_stage(config, self.incarnation, machine, self.link, ports)
+        self.stage = open_stage(machine, self.link, setting)
         self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         self.gauge = LoadGauge(

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The check that a worker computes a stage of the proxy's model."""
 
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.wire.messages import Hello
 
 # The role of workers that compute a stage without tokens.
 NODE = "node"
 
 
-def wrong_stage(message: Hello, graph: GraphModel | None) -> str | None:
+def wrong_stage(message: Hello, graph: StagedModel | None) -> str | None:
     """Return why a worker computes no stage of this proxy's model, or None."""
     if graph is None:
         if message.node is None and message.role != NODE:
