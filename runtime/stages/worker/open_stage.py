@@ -41,7 +41,7 @@ class NoStage:
     def tick(self, now: float) -> list[tuple[str, str]]:
         return []
 
-    def orphan(self) -> None:
+    def orphan(self, now: float) -> None:
         return
 
     def counters(self) -> dict[str, int]:
