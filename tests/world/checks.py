@@ -28,6 +28,7 @@ from operators import (
     who_asked_a_leaving_proxy_has_an_answer,
 )
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
+from sounds import sounds_equal_the_oracle
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.proxy.fleet.siblings import UNBORN
@@ -104,13 +105,13 @@ def usage_equals_deliveries(run: "SeedRun") -> Iterator[str]:
         if one.ended == "complete":
             assert one.usage is not None
             said = one.usage["prompt_tokens"], one.usage["completion_tokens"]
-            if said != (len(wish.prompt), one.delivered):
-                yield f"{one.name} says {said} for {len(wish.prompt)} and {one.delivered} tokens"
+            if said != (len(wish.prompt), one.billed):
+                yield f"{one.name} says {said} for {len(wish.prompt)} and {one.billed} tokens"
 
 
 def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
-    """The log has one row of each answer, or one of each text that was embedded, closed, with its counts; of a try that
-    broke off at most as many, not open."""
+    """The log has one row of each answer, or one of each text that was embedded or stage that made it, closed, with its
+    counts; of a try that broke off at most as many, not open."""
     path = run.folder / "usage"
     with closing(sqlite3.connect(path)) as database:
         rows = database.execute("SELECT name, state, prompt_tokens, completion_tokens FROM requests").fetchall()
@@ -129,8 +130,8 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
             yield f"{one.name} is complete, and its rows are {own}"
         elif one.ended == "complete":
             billed = sum(prompt for _, prompt, _ in own), sum(completion for *_, completion in own)
-            if billed != (len(wish.prompt), one.delivered):
-                yield f"{one.name} is billed {billed} for {len(wish.prompt), one.delivered}"
+            if billed != (len(wish.prompt), one.billed):
+                yield f"{one.name} is billed {billed} for {len(wish.prompt), one.billed}"
         elif "open" in states and not wish.resumable:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
@@ -277,6 +278,7 @@ CHECKS: tuple[Check, ...] = (
     tokens_equal_the_oracle,
     texts_equal_the_oracle,
     vectors_equal_the_oracle,
+    sounds_equal_the_oracle,
     events_come_in_their_order,
     a_stream_goes_on_within_its_window,
     a_late_reader_has_all_or_nothing,

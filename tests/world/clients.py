@@ -40,6 +40,18 @@ class VectorWish:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundWish:
+    """A wish for sound from so many stages of a graph, as a WAV file or as bare samples. A text that is read out has no
+    events of a stream, and may stream its samples themselves."""
+
+    graph: str
+    stages: int
+    voice: str | None
+    in_wav: bool
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ClientWish:
     """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away, `reads`
     and `sends` the pace of its first try. One that `breaks` its stream hangs up at some event of it, and goes on over
@@ -69,10 +81,13 @@ class ClientWish:
     previous: str | None = None
     turns: tuple[str, ...] = ()
     vectors: VectorWish | None = None
+    sound: SoundWish | None = None
 
     @property
     def rows(self) -> int:
         """The rows that the usage log has of it."""
+        if self.sound is not None:
+            return self.sound.stages
         return 1 if self.vectors is None else len(self.vectors.texts)
 
 
@@ -107,6 +122,14 @@ class ClientTry:
     events: list[str] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     vectors: "list[array[float]]" = field(default_factory=list)
+    # The bytes of its sound, and the tokens of sound as its usage says.
+    sound: bytearray = field(default_factory=bytearray)
+    frames: int = 0
+
+    @property
+    def billed(self) -> int:
+        """The tokens that came, and those of sound."""
+        return self.delivered + self.frames
 
     @property
     def delivered(self) -> int:
@@ -269,7 +292,7 @@ class ClientCall:
         self.last.status = reader.status
         if reader.status == 200:
             if not self.wish.stream:
-                take_whole(self.last, self.wish.form, json.loads(reader.body))
+                take_whole(self.last, self.wish.form, bytes(reader.body))
             if self.last.usage is not None and None not in self.last.finishes:
                 self.finish_try("complete")
                 self.end("done")

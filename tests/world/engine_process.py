@@ -9,7 +9,9 @@ import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
 from hash_model import HashRunner, StepCost, layout_of
+from hash_stages import SPEECH_IDS, HashTalker
 from kept_memory import TornRunner, recording_clock, take_over
+from stream_memory import connectors_of, left_in
 from virtual_time import HERE, SeededWorld
 from worker_process import WorkerProcess
 
@@ -19,6 +21,8 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.stages.qwen3_omni.stage_loading import TALKER, THINKER
+from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.worker.generate.worker import Worker
@@ -74,14 +78,18 @@ class EngineProcess(WorkerProcess):
         self.ghosts.add(machine.storage, pool, self)
         self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
         self.ghosts.watch_receiver(worker.decode.kv_receiver)
+        if isinstance(worker.stage, StageSide):
+            self.ghosts.add(worker.stage.ports.memory.storage, None, self)
         # The memory that the machine has left is none of the seed.
         worker.idle_work.prefault.possible = False
         return worker
 
     @property
     def connectors(self) -> list[EventConnector]:
-        made = None if self.worker is None else self.worker.transport
-        return [made] if isinstance(made, EventConnector) else []
+        worker = self.worker
+        if worker is None or not isinstance(worker.transport, EventConnector):
+            return []
+        return [worker.transport, *(connectors_of(worker.stage.ports) if isinstance(worker.stage, StageSide) else [])]
 
     @property
     def next_turn(self) -> float:
@@ -101,6 +109,7 @@ class EngineProcess(WorkerProcess):
             "pulls": len(worker.decode.kv_receiver.open),
             "draining": len(worker.decode.draining),
             "blocks": pool.capacity - pool.available,
+            **(left_in(worker.stage.ports) if isinstance(worker.stage, StageSide) else {}),
         }
 
     @property
@@ -133,8 +142,10 @@ def resources(
     if kept is not None:
         recorder = kept.recorder(storage, pool, recording_clock)
         HERE.world.note("restored", recorder.restored)
-    engine = equip(config, runs(storage, model.config.vocab_size, cost), storage, pool)
+    talker = HashTalker() if config.node == TALKER else None
+    vocab, maker = (model.config.vocab_size, None) if talker is None else (SPEECH_IDS, talker.maker)
+    engine = equip(config, runs(storage, vocab, cost, maker), storage, pool)
     return WorkerResources(
         model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
-        "float32", "hash", recorder=recorder,
+        "float32", "hash", state_layers=1 if config.node == THINKER else None, talker=talker, recorder=recorder,
     )  # fmt: skip

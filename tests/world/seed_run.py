@@ -24,6 +24,7 @@ from recording import SeedRecorder
 from request_connections import Dialer
 from served_proxy import ProxyProcess
 from site_plan import SHORT_WINDOW, SitePlan
+from sounds import with_sounds
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld, TraceWriter
 from watching import SeedWatch
@@ -99,7 +100,11 @@ class SeedRun:
             return tenants_wishes(self.plan, draw("load"))
         wanted = with_habits(wishes(self.plan, shape, draw("load")), draw("habits"))
         wanted = with_conversations(wanted, draw("conversations"), self.model.tokenizer)
-        return with_embeddings(wanted, draw("embeddings"), self.model.tokenizer) if self.plan.embed > 0 else wanted
+        if self.plan.embed > 0:
+            wanted = with_embeddings(wanted, draw("embeddings"), self.model.tokenizer)
+        if self.plan.staged is not None:
+            wanted = with_sounds(wanted, draw("sounds"), self.model.tokenizer, self.plan.staged)
+        return wanted
 
     def find_proxy(self) -> ProxyProcess | None:
         """Return the proxy that the kernel gives a new connection, if one listens."""

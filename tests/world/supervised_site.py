@@ -134,7 +134,7 @@ class HostLaunch:
             made = follower = FollowerProcess(self.world, name, self.site.ghosts)
             begin = self.begin_follower(follower, told["config"])
         elif told["role"] in PLAIN_ROLES:
-            made = plain = PlainProcess(self.world, name)
+            made = plain = PlainProcess(self.world, name, self.site.ghosts)
             begin = self.begin_plain(plain, told["config"], self.kept(made, given["--commands-fd"]))
         else:
             kind = DriverProcess if told["config"]["ranks"] > 1 else EngineProcess

@@ -172,9 +172,15 @@ class Sequence:
         return len(self.prompt) + (0 if self.hands_over else max(0, self.params.max_tokens - 1))
 
     @property
+    def due(self) -> int:
+        """Return how many positions can be computed now: all that remain, or those whose rows are here. Another stage
+        makes more rows only when it hears that these were computed (E13)."""
+        return self.remaining if self.inputs is None else self.inputs.ready(self.computed, self.length)
+
+    @property
     def rests(self) -> bool:
         """Return whether it waits for another stage, whatever room there is."""
-        if self.inputs is not None and not self.inputs.is_ready(self.computed, self.length - 1):
+        if self.inputs is not None and not self.due:
             return True
         behind = self.states is not None and self.states.is_full
         return behind or (self.outflow is not None and self.outflow.is_full)

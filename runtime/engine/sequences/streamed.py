@@ -27,9 +27,9 @@ class RowInputs(Protocol):
     def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
         """Go on behind a prompt that another worker computed: it made the first frames, of the items so far."""
 
-    def is_ready(self, start: int, last: int) -> bool:
-        """Return whether the rows from `start` to `last`, itself included, are known. Rows of a prompt that another
-        worker computed are asked for when they are wanted after all."""
+    def ready(self, start: int, stop: int) -> int:
+        """Return how many rows from `start` on are known, of those before `stop`. Rows of a prompt that another worker
+        computed are asked for when they are wanted after all."""
 
     def rows(self, start: int, count: int) -> Tensor:
         """Return rows that are ready, float32 [count, hidden_size]."""

@@ -84,6 +84,7 @@ class Conductor:
         request = self.in_flight.add(f"{run.id}.{node.name}", first.ticket, prompt, params, task)
         request.trial = first.trial
         request.recorder.is_hidden = first.trial
+        request.mailbox.whole = first.mailbox.whole
         run.requests[node.name] = request
         if not request.trial:
             self.books.admit(request)

@@ -280,9 +280,9 @@ class StageSide:
         """Close all sockets: the worker stops."""
         self.ports.close_all()
 
-    def orphan(self) -> None:
-        """Let go of everything: the proxy is gone."""
-        self.open.clear()
+    def orphan(self, now: float) -> None:
+        """Let go of everything, inputs too: the proxy is gone."""
+        self.keep_only((), now)
         self.ports.release_all()
 
     def tick(self, now: float) -> list[tuple[str, str]]:

@@ -60,7 +60,7 @@ class WorkerStage(Protocol):
     def tick(self, now: float) -> list[tuple[str, str]]:
         """Send and receive; return requests that cannot go on, with reasons."""
 
-    def orphan(self) -> None:
+    def orphan(self, now: float) -> None:
         """Let go of every item that is kept, since nobody releases it any more."""
 
     def counters(self) -> dict[str, int]: ...
@@ -97,7 +97,7 @@ class NoStage:
     def tick(self, now: float) -> list[tuple[str, str]]:
         return []
 
-    def orphan(self) -> None:
+    def orphan(self, now: float) -> None:
         return
 
     def counters(self) -> dict[str, int]:

@@ -317,7 +317,7 @@ class Worker:
         logger.warning("the proxy is gone: %d requests are cancelled; waiting for the next", len(orphans))
         for request in orphans:
             self.cancel(request)
-        self.stage.orphan()
+        self.stage.orphan(self.now)
 
     def tick(self, now: float) -> None:
         if absence := self.link.look(now):

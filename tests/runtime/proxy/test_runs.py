@@ -243,6 +243,28 @@ def test_a_stage_that_never_answers_is_one_error(tokenizer: Tokenizer, name: str
     nothing_is_left(site)
 
 
+def test_nobody_is_billed_for_a_part_of_a_whole_answer(tokenizer: Tokenizer) -> None:
+    """A text that is complete is not given to a reader who waits for its sound too."""
+    site = site_of(tokenizer, "thinker:0", "talker:0", "wav:0", first_byte_timeout=5.0, stream_idle_timeout=5.0)
+    site.workers["wav:0"].silent = True
+
+    async def ask() -> RunStream:
+        stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
+        whole = asyncio.create_task(stream.all())
+        while not whole.done():
+            site.step()
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await whole
+        return stream
+
+    requests = asyncio.run(ask()).run.requests
+    assert requests["thinker"].complete and requests["talker"].complete
+    billed = [request.entry.billed for request in requests.values()]
+    assert [one and (one.completion_tokens, one.audio_tokens) for one in billed] == [(0, 0)] * 3
+    nothing_is_left(site)
+
+
 def test_a_stage_waits_as_long_as_another_advances(tokenizer: Tokenizer) -> None:
     """The sound of a long answer comes long after the first deadline: its stage had nothing to do before."""
     site = site_of(tokenizer, count=50, first_byte_timeout=0.5, stream_idle_timeout=0.5)

@@ -76,6 +76,26 @@ def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:
     }  # fmt: skip
 
 
+def test_nothing_of_a_proxy_that_is_gone_stays_open(staged: StagedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that nobody closes would be asked for again and again, and the worker would never be idle."""
+    worker, proxy = staged.worker, staged.proxy
+    stage: Any = worker.stage
+    closed = list[tuple[str, int]]()
+    close = stage.ports.close
+
+    def noted(request_id: str, attempt: int, finished: bool, now: float) -> None:
+        closed.append((request_id, attempt))
+        close(request_id, attempt, finished, now)
+
+    monkeypatch.setattr(stage.ports, "close", noted)
+    params = replace(GREEDY, max_tokens=200)
+    message = Submit(proxy.incarnation, worker.incarnation, "r", 0, PROMPT, params.to_wire(), graph=part_of("r"))
+    assert proxy.server.send(message)
+    proxy.turn_until(lambda: "r" in proxy.answers and bool(proxy.answers["r"].frames))
+    worker.orphan(proxy.incarnation)
+    assert closed == [("r", 0)] and stage.ports.is_idle and not stage.open
+
+
 def test_an_answer_is_streamed_again_without_being_computed(staged: StagedWorker) -> None:
     """E15: the items of a worker that died after its answer."""
     answer = staged.ask("r", part_of("r"))
