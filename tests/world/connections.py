@@ -62,10 +62,13 @@ class ClientConnection(asyncio.Transport):
             self.world.after(LATENCY, lambda: self.process.call(self.unread.put, None))
 
     def end(self) -> None:
-        """End with the proxy's process."""
+        """End with the proxy's process: if that vanished with its host, the client hears of it when a host is there."""
         if not self.ended:
             self.ended = True
-            self.world.after(LATENCY, self.come_end)
+            if self.process.vanished:
+                self.world.network.when_back.append((self.process, self.come_end))
+            else:
+                self.world.after(LATENCY, self.come_end)
 
     def come_end(self) -> None:
         if self.inbox is None:
