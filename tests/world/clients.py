@@ -251,8 +251,8 @@ class ClientCall:
 
     # The parts of an AnswerTaker.
 
-    def held_up(self) -> None:
-        self.began = self.world.now()
+    def held_up(self, seconds: float) -> None:
+        self.began = self.world.now() + seconds
 
     def received(self, new: bytes) -> None:
         assert self.pending is not None

@@ -12,13 +12,13 @@ LATENCY = 80e-6
 
 
 class ConnectionUser(Protocol):
-    """The client's side of a connection. It is told where its own pace has held up the answer until now."""
+    """The client's side of a connection. It is told where its own pace holds up the answer, and for how long."""
 
     def received(self, data: bytes) -> None: ...
 
     def disconnected(self) -> None: ...
 
-    def held_up(self) -> None: ...
+    def held_up(self, seconds: float) -> None: ...
 
 
 class ClientConnection(asyncio.Transport):
