@@ -4,11 +4,12 @@
 import json
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from answer_forms import COMPLETION, PATHS, RESPONSE, Message, body_of, take_event, take_whole
 from connection_buffers import Pace
+from connections import LATENCY
 from http_reader import HttpReader
 from request_connections import Dialer, PendingAnswer, RequestConnection
 from site_plan import SHORT_WINDOW
@@ -155,6 +156,8 @@ class ClientCall:
         self.rest = b""
         self.outcome: str | None = None
         self.began = self.ended_at = 0.0
+        # When it was first made.
+        self.asked_at = world.now()
 
     @property
     def last(self) -> ClientTry:
@@ -271,8 +274,8 @@ class ClientCall:
 
     # The parts of an AnswerTaker.
 
-    def held_up(self) -> None:
-        self.began = self.world.now()
+    def held_up(self, seconds: float) -> None:
+        self.began = self.world.now() + seconds
 
     def received(self, new: bytes) -> None:
         assert self.pending is not None
@@ -314,6 +317,10 @@ class ClientCall:
         elif self.last.continued and b"stream_not_found" in reader.body:
             self.finish_try("gone")
             self.ask()
+        elif b"previous_response_not_found" in reader.body and self.is_forgotten:
+            self.finish_try("gone")
+            self.wish = replace(self.wish, previous=None)
+            self.ask()
         else:
             self.world.violate(f"every_outcome_is_defined: {self.last.name} got {reader.status} {reader.body[:200]!r}")
             self.end("failed")
@@ -322,6 +329,12 @@ class ClientCall:
     def is_too_slow(self) -> bool:
         """Return whether it is so slow to send its request that this may be refused."""
         return self.wish.sends is not None and self.world.now() - self.last.began >= RECEIVED_WITHIN
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Return whether a power cut may have taken the response after which it goes on."""
+        lost_at = self.world.disks.lost_at
+        return self.wish.previous is not None and lost_at is not None and lost_at >= self.asked_at - LATENCY
 
     def wait_for_limit(self, seconds: float) -> None:
         """Ask again when the limit of its key is said to allow it."""

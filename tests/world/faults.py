@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "one clock": (1, ()),
     "slow": (2, (0.5, 2.0, 4.0)),
     "host": (2, (1.0, 4.0, 8.0)),
+    "power cut": (1, (1.0, 4.0, 8.0)),
     "oom": (1, ()),
     "no memory": (1, (0.3, 1.5)),
     "tear": (2, (DIES_WITHIN,)),
@@ -56,8 +57,8 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
 
 # A kind that is likely in the shape of a seed happens so many times as often.
 LIKELY = 4
-# The second host, with the workers of one role.
-HOST = "host"
+# The second host, with the workers of one role; the other one, and what befalls either.
+HOST, FIRST_HOST, POWER_CUT = "host", "first host", "power cut"
 # The factors of a slow worker's steps and pulls, and the rows of a step that still has memory.
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
 # The jumps of the clock of the day: of all processes, or of one process or host alone, whose successors have it too.
@@ -129,6 +130,8 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return [CLOCK]
     if kind == "host":
         return [HOST]
+    if kind == POWER_CUT:
+        return [FIRST_HOST, *[HOST] * (plan.hosts > 1)]
     if kind == "tear":
         return plan.proxy_names
     if kind == ONE_CLOCK:
@@ -184,7 +187,7 @@ class FaultMaker:
         if fault.kind == ONE_CLOCK:
             self.jump_alone(fault)
             return
-        if fault.kind == HOST:
+        if fault.target in (HOST, FIRST_HOST):
             self.lose_host(fault)
             return
         if fault.target in DISKS:
@@ -278,12 +281,17 @@ class FaultMaker:
                 connector.stuck_until = self.world.now() + fault.seconds
 
     def lose_host(self, fault: SeedFault) -> None:
-        """Have the second host die; after a while another machine has its address, and starts the same."""
-        if self.site.launches[-1].is_over:
+        """Have a host die; after a while another machine has its address, or it has power again, and starts the
+        same."""
+        number = int(fault.target == HOST)
+        if self.site.launches[number].is_over:
             return
-        self.site.lose_host(1)
+        if fault.kind == POWER_CUT:
+            self.site.cut_power(number)
+        else:
+            self.site.lose_host(number)
         self.operators.hang_up()
-        self.world.after(fault.seconds, lambda: self.site.replace_host(1))
+        self.world.after(fault.seconds, partial(self.site.replace_host, number))
 
     def harm_disk(self, fault: SeedFault) -> None:
         """Have no room on a disk, or have it be slow, for a while."""

@@ -15,7 +15,7 @@ from conversations import next_turn, with_conversations
 from embeddings import with_embeddings
 from engine_process import TinyModel
 from fairness import IdleWorkers
-from faults import FaultMaker, SeedFault, planned, planned_changes
+from faults import POWER_CUT, FaultMaker, SeedFault, planned, planned_changes
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
@@ -26,6 +26,7 @@ from served_proxy import ProxyProcess
 from site_plan import SHORT_WINDOW, SitePlan
 from sounds import with_sounds
 from supervised_site import SupervisedSite
+from unsynced import UnsyncedWrites
 from virtual_time import SeededWorld, TraceWriter
 from watching import SeedWatch
 
@@ -92,6 +93,8 @@ class SeedRun:
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
         self.faults: Sequence[SeedFault] = sorted(drawn, key=lambda fault: fault.at)[:most_faults]
+        if any(fault.kind == POWER_CUT for fault in self.faults):
+            world.disks.unsynced = UnsyncedWrites(world.random("unsynced"))
 
     def wished(self, shape: LoadShape) -> list[tuple[float, ClientWish]]:
         """Return the requests, each with the seconds from the first."""

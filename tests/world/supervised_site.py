@@ -74,6 +74,8 @@ class HostLaunch:
         )  # fmt: skip
         self.supervisor.oom = OomWatch(site.oom_counter)
         self.is_due = self.is_over = False
+        # Those that died with the host.
+        self.dead: list[WorldProcess] = []
 
     def begin(self) -> None:
         self.supervisor.monitors = True
@@ -199,13 +201,18 @@ class SupervisedSite:
         """Have a host die without a word, with all that runs there."""
         launch = self.launches[number]
         launch.is_over = True
-        for child in launch.supervisor.children:
-            if child.running is not None and isinstance(child.running.process, WorldProcess):
-                child.running.process.vanish()
+        launch.dead = [one for one in self.processes if one.alive and self.plan.host_of(one.name) == number]
+        for process in launch.dead:
+            process.vanish()
+
+    def cut_power(self, number: int) -> None:
+        """Have a host die so, and its disks lose what was not synced."""
+        self.lose_host(number)
+        self.world.disks.cut_power(number, self.plan.host_of)
 
     def replace_host(self, number: int) -> None:
-        """Have another machine begin at the address of one that died."""
-        self.world.network.reset_dead()
+        """Have a host that died begin again, or another machine at its address."""
+        self.world.network.reset_dead(self.launches[number].dead)
         self.launches[number] = HostLaunch(self, number)
         self.launches[number].begin()
 
@@ -219,7 +226,8 @@ class SupervisedSite:
         self.world.after(5 * NOTICES_WITHIN, lambda: self.count_said(child))
 
     def count_said(self, child: Child) -> None:
-        self.oom_said += bool(child.exits) and child.exits[-1].starved
+        # Nobody is left to say so if the host has died since then.
+        self.oom_said += child not in self.children or bool(child.exits) and child.exits[-1].starved
 
     # The parts that others look at.
 
@@ -255,6 +263,8 @@ class SupervisedSite:
     def is_whole(self) -> bool:
         """True if every process serves, and every proxy knows every worker."""
         count = sum(not child.plan.is_proxy for child in self.children)
+        if any(launch.is_over for launch in self.launches):
+            return False
         return all(child.state is ChildState.READY for child in self.children) and all(
             process.proxy is not None and len(process.proxy.registry.workers) == count for process in self.proxies
         )
