@@ -21,7 +21,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.stages.qwen3_omni.stage_loading import TALKER, THINKER
+from pontil.runtime.stages.qwen3_omni.stage_loading import TALKER, THINKER, StageParts
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
@@ -143,9 +143,10 @@ def resources(
         recorder = kept.recorder(storage, pool, recording_clock)
         HERE.world.note("restored", recorder.restored)
     talker = HashTalker() if config.node == TALKER else None
+    parts = StageParts(1 if config.node == THINKER else None, talker)
     vocab, maker = (model.config.vocab_size, None) if talker is None else (SPEECH_IDS, talker.maker)
     engine = equip(config, runs(storage, vocab, cost, maker), storage, pool)
     return WorkerResources(
         model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
-        "float32", "hash", state_layers=1 if config.node == THINKER else None, talker=talker, recorder=recorder,
+        "float32", "hash", stage=parts if config.node else None, recorder=recorder,
     )  # fmt: skip

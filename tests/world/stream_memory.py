@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from copying import EventConnector, PlainConnector
+from copying import EventConnector
 
 from pontil.runtime.stages.streams.stream_memory import StreamMemory
 from pontil.runtime.stages.worker import stream_ports
@@ -13,7 +13,7 @@ from pontil.runtime.stages.worker.stream_ports import StreamPorts
 SLOW_ITEMS = 0.1
 
 
-class StreamConnector(PlainConnector):
+class StreamConnector(EventConnector):
     """The connector of a worker's streams."""
 
     def __init__(self, *given: Any) -> None:

@@ -2,7 +2,7 @@
 """Requests that come many at once on one connection: the event loop has its turns between them."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -51,7 +51,8 @@ def read_whole(made: ScriptedSite, data: bytes) -> bytes:
 
 def test_requests_on_one_connection_leave_turns_to_others(pair: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     access = Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.access
-    admit, seen = access.admit, list[int]()
+    admit: Callable[[Request], Caller] = access.admit
+    seen = list[int]()
     one = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with turns_of(pair) as turns:
 

@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from effort import examples, is_long
@@ -93,7 +93,7 @@ def served(pair: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     """The paths of requests that were parsed."""
     access = Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.access
     paths: list[str] = []
-    admit = access.admit
+    admit: Callable[[Request], Caller] = access.admit
 
     def noting(request: Request) -> Caller:
         if not paths or getattr(request.ctx, "noted", None) is None:
