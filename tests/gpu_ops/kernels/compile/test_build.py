@@ -56,7 +56,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_has_its_name_is_on_the_disk(tmp_path: Path, little_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = note_syncs(monkeypatch)
-    build(QUICK, tmp_path, [].append)
+    build(QUICK, tmp_path, lambda text: None)
     assert [path.name for path in synced] == [f"{building.PARTIAL}{os.getpid()}"]
 
 
