@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding (Su et al., 2021), halves layout: dimension i turns together with i + head_dim / 2."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.norm import rms_norm
-
-HeadNormWeights = tuple[Tensor, Tensor, float]
-"""The weights of the norms of queries and of keys, float32 [head_dim] each, and their epsilon."""
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 
 
 def rotary_frequencies(head_dim: int, theta: float) -> Tensor:
@@ -33,37 +29,21 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False)
     if x.device.type != "cpu":
         from pontil.gpu_ops.triton import rotary
 
-        return rotary.turn_heads(x, x[:, :0], cos, sin, interleaved, None)[0]
+        return rotary.turn_heads(x, x[:, :0], HeadTurn(cos, sin, interleaved))[0]
     turned, rest = x.float().split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
     first, second = turned.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turned.chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadTurn:
-    """The rotation of a tile's queries and keys, by cosines and sines float32 [rows, rotated / 2], each head normed
-    before where there are `norms`."""
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool = False
-    norms: HeadNormWeights | None = None
-
-    def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return turn_heads(q, k, self.cos, self.sin, self.interleaved, self.norms)
-
-
-def turn_heads(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, norms: HeadNormWeights | None = None
-) -> tuple[Tensor, Tensor]:
-    """Queries [rows, heads, head_dim] and keys [rows, kv_heads, head_dim], each head normed where there are `norms`,
-    then turned as by `apply_rotary`."""
+def turn_heads(q: Tensor, k: Tensor, turn: HeadTurn) -> tuple[Tensor, Tensor]:
+    """Queries [rows, heads, head_dim] and keys [rows, kv_heads, head_dim], turned as by `apply_rotary`."""
     if q.device.type != "cpu":
         from pontil.gpu_ops.triton import rotary
 
-        return rotary.turn_heads(q, k, cos, sin, interleaved, norms)
-    if norms is not None:
-        query, key, eps = norms
+        return rotary.turn_heads(q, k, turn)
+    if turn.norms is not None:
+        query, key, eps = turn.norms
         q, k = rms_norm(q, query, eps, q.dtype), rms_norm(k, key, eps, k.dtype)
-    return apply_rotary(q, cos, sin, interleaved), apply_rotary(k, cos, sin, interleaved)
+    angles = turn.cos, turn.sin, turn.interleaved
+    return apply_rotary(q, *angles), apply_rotary(k, *angles)

@@ -12,19 +12,22 @@ from typing import Literal, NoReturn
 
 import click
 
+from pontil.launcher.errors import LaunchError
 from pontil.launcher.version import VERSION
+from pontil.runtime.foundation.entry_points import entry_point, missing
 
 INTERRUPTED = 130
-# The module of the launcher that each command is in, by the command's name.
-MODULES = {
+# The module of the launcher that each command is in, by the command's name; None: it is in a room that may be left out
+# (runtime/foundation/entry_points.py).
+MODULES: dict[str, str | None] = {
     "launch": "commands.launch",
     "config": "commands.config",
     "doctor": "doctor.command",
     "graph": "commands.graph",
     "chat": "commands.chat",
-    "bench": "tools.bench.command",
-    "conformance": "tools.conformance.command",
-    "chaos": "tools.chaos.command",
+    "bench": None,
+    "conformance": None,
+    "chaos": None,
     "status": "commands.status",
     "ready": "commands.ready",
     "drain": "commands.rollout",
@@ -42,15 +45,16 @@ MODULES = {
 
 class LazyCommands(MutableMapping[str, click.Command]):
     """The commands by name, each imported when it is asked for: a process loads only the one that it runs. Importing
-    all of them is most of the start of a child, which needs none."""
+    all of them is most of the start of a child, which needs none. Those that are left out of this installation are not
+    listed; one of them that is asked for raises LaunchError."""
 
-    def __init__(self, modules: Mapping[str, str]) -> None:
+    def __init__(self, modules: Mapping[str, str | None]) -> None:
         self.modules = modules
         self.loaded: dict[str, click.Command] = {}
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self.loaded:
-            self.loaded[name] = getattr(import_module(f"pontil.launcher.{self.modules[name]}"), name)
+            self.loaded[name] = load(name, self.modules[name])
         return self.loaded[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
@@ -60,10 +64,21 @@ class LazyCommands(MutableMapping[str, click.Command]):
         del self.loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self.modules, **self.loaded})
+        here = (name for name, module in self.modules.items() if module is not None or missing(name) is None)
+        return iter(dict.fromkeys([*here, *self.loaded]))
 
     def __len__(self) -> int:
-        return len({**self.modules, **self.loaded})
+        return len(list(iter(self)))
+
+
+def load(name: str, module: str | None) -> click.Command:
+    if module is not None:
+        found: click.Command = getattr(import_module(f"pontil.launcher.{module}"), name)
+        return found
+    if (lack := missing(name)) is not None:
+        raise LaunchError(f"{lack}.")
+    found = entry_point(name)
+    return found
 
 
 @click.group(

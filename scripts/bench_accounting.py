@@ -22,7 +22,7 @@ from pontil.runtime.accounting.ledger import REPEATED, Ledger  # noqa: E402
 from pontil.runtime.accounting.usage_file import UsageFile  # noqa: E402
 from pontil.runtime.accounting.usage_log import UsageLog  # noqa: E402
 from pontil.runtime.accounting.usage_tables import CLOSED, RequestRow, ShareRow  # noqa: E402
-from pontil.runtime.engine.sequence import Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
 RUNS = 5

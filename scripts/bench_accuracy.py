@@ -29,11 +29,11 @@ from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
-from pontil.runtime.engine.batch import Batch, Span  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
-from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
+from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
-from pontil.runtime.engine.sequence import Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.batch import Batch, Span  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.engine.tiles.rows import plan_of  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402

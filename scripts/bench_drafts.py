@@ -36,7 +36,7 @@ from pontil.runtime.engine.drafts.costs import gain  # noqa: E402
 from pontil.runtime.engine.drafts.drafter import Drafter, LookupDrafter  # noqa: E402
 from pontil.runtime.engine.drafts.model_drafter import DraftPolicy, ModelDrafter  # noqa: E402
 from pontil.runtime.engine.drafts.policy import AdaptivePolicy, DraftPlan, Option  # noqa: E402
-from pontil.runtime.engine.sequence import Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 from pontil.runtime.worker.start.assembly import WorkerResources, assemble  # noqa: E402

@@ -45,9 +45,9 @@ from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
-from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
+from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
-from pontil.runtime.engine.sequence import FinishReason, Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402

@@ -32,7 +32,7 @@ from fleet_proxy import fleet_proxy, submit  # noqa: E402
 
 from pontil.runtime.foundation.fair_share import FairShare  # noqa: E402
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json  # noqa: E402
-from pontil.runtime.proxy.requests.request import NO_KEY  # noqa: E402
+from pontil.runtime.proxy.requests.ticket import NO_KEY  # noqa: E402
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 
 ROLES = {"pairs": ("prefill", "decode"), "mixed": ("mixed",)}

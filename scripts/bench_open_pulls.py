@@ -17,12 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
-from pontil.runtime.disaggregation.rank_connector import RankConnector  # noqa: E402
-from pontil.runtime.disaggregation.rank_orders import RankOrders  # noqa: E402
+from pontil.runtime.disaggregation.joint_connector import JointConnector  # noqa: E402
 from pontil.runtime.disaggregation.rank_pools import RankPools  # noqa: E402
 from pontil.runtime.disaggregation.receiver import KVReceiver  # noqa: E402
-from pontil.runtime.transfer.connector import PullResult  # noqa: E402
-from pontil.runtime.transfer.ranked_connector import RankedConnector  # noqa: E402
+from pontil.runtime.transfer.connector import Pull  # noqa: E402
 from pontil.runtime.wire.messages import ChunkReady  # noqa: E402
 
 LAYOUT = KVLayout(16, 1, 1, 8, "float32")
@@ -32,26 +30,24 @@ TURNS = 50
 class SilentConnector:
     """A connector whose pulls never end."""
 
-    last = 0
+    received = 0
 
     def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None: ...
 
-    def pull(self, *told: Any) -> int:
-        self.last += 1
-        return self.last
+    def pull(self, pull: Pull) -> None:
+        self.received += 1
+        pull.reader = self
 
-    def poll(self) -> list[PullResult]:
+    def poll(self) -> list[Pull]:
         return []
 
-    def received(self, peer: str) -> int:
-        return self.last
+    def cancel(self, pull: Pull) -> None: ...
 
 
 def turn(count: int) -> float:
     """Return the median milliseconds of a turn with so many open pulls."""
     storage = KVStorage(LAYOUT, 9, torch.device("cpu"))
-    own = RankedConnector(cast("Any", SilentConnector()), storage)
-    connector = RankConnector(own, storage, RankOrders())
+    connector = JointConnector(cast("Any", SilentConnector()), storage)
     receiver = KVReceiver(connector, RankPools(storage), cast("Any", Mock()))
     connector.attach("p", {})
     for number in range(count):

@@ -107,7 +107,7 @@ class FreeRunner:
         self.period, self.free_at = period, 0.0
 
     def launch(self, batch: Any) -> Any:
-        from pontil.runtime.engine.runner import Launched
+        from pontil.runtime.engine.runner.runner import Launched
         from pontil.runtime.engine.sampling.sampler import Sampled
 
         due = self.free_at = max(self.free_at + self.period, time.monotonic())

@@ -23,7 +23,7 @@ import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
-from pontil.runtime.engine.sequence import FinishReason, Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
 BLOCK, STEPS, FIRST = 16, 200, 50

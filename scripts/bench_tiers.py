@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
 from pontil.runtime.config.worker_config import WorkerConfig  # noqa: E402
-from pontil.runtime.engine.sequence import Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.config import read_config  # noqa: E402
 from pontil.runtime.probe.footprint import MemoryDemand, footprint  # noqa: E402
@@ -86,7 +86,7 @@ def ask(machine: WorkerResources, woken: threading.Event, salt: str, length: int
             woken.clear()
     return {
         "cpu": 1e3 * (time.process_time() - used), "elapsed": 1e3 * (time.perf_counter() - begun),
-        "cached": sequence.cached,
+        "cached": sequence.history.cached,
     }  # fmt: skip
 
 

@@ -43,15 +43,15 @@ import torch  # noqa: E402
 import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
+from pontil.runtime.disaggregation.joint_connector import JointConnector  # noqa: E402
 from pontil.runtime.disaggregation.rank_pools import RankPools  # noqa: E402
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer  # noqa: E402
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa: E402
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
-from pontil.runtime.transfer.connector import Connector, Pair, PullResult, runs  # noqa: E402
+from pontil.runtime.transfer.connector import Connector, Pair, Pull, PullResult, runs  # noqa: E402
 from pontil.runtime.transfer.grants import Grant  # noqa: E402
 from pontil.runtime.transfer.nixl.connector import NixlConnector  # noqa: E402
-from pontil.runtime.transfer.ranked_connector import RankedConnector  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
 from pontil.runtime.transfer.shm.connector import ShmConnector  # noqa: E402
 from pontil.runtime.transfer.shm.copying_connector import CopyJob  # noqa: E402
@@ -139,14 +139,14 @@ class Puller:
 
     def pull(self, pairs: list[Pair]) -> None:
         self.wakeup.clear()
-        self.connector.pull("peer", pairs, 0, PASS)
+        self.connector.pull(Pull("peer", pairs, 0, PASS))
         while not (ended := self.connector.poll()):
             if not self.wakeup.wait(TIMEOUT):
                 raise SystemExit("a pull did not end")
             self.wakeup.clear()
-        (done,) = ended
-        if done.error:
-            raise SystemExit(done.error)
+        (pull,) = ended
+        if pull.end.error:
+            raise SystemExit(pull.end.error)
 
 
 def measure(
@@ -198,7 +198,7 @@ class SlowPull(ShmConnector):
     rate = 50e6
 
     def copy(self, job: CopyJob[PeerPool]) -> PullResult:
-        until = time.monotonic() + len(job.pairs) * LAYOUT.block_bytes / self.rate
+        until = time.monotonic() + len(job.pull.pairs) * LAYOUT.block_bytes / self.rate
         done = super().copy(job)
         time.sleep(max(0.0, until - time.monotonic()))
         return done
@@ -278,7 +278,7 @@ def between_ranks(blocks: int, rounds: int) -> dict[str, Any]:
         sources = [ShmConnector(storage, lambda: None) for storage in given]
         ours = open_storage(blocks, replace(FOUR_HEADS, ranks=taking))
         descriptor: dict[str, object] = {"kind": "ranks", "pools": [source.register() for source in sources]}
-        puller = Puller(ours, lambda storage, wake: RankedConnector(ShmConnector(storage, wake), storage), descriptor)
+        puller = Puller(ours, lambda storage, wake: JointConnector(ShmConnector(storage, wake), storage), descriptor)
         connectors += [puller.connector, *sources]
         pullers[f"{giving} to {taking}"] = partial(puller.pull, pairs)
         results[f"{giving} to {taking}"] = {"bytes": blocks * ours.layout.block_bytes}

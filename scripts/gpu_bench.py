@@ -33,15 +33,16 @@ from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
-from pontil.runtime.engine.model_runner import ModelRunner  # noqa: E402
+from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
-from pontil.runtime.engine.sequence import FinishReason, Sequence  # noqa: E402
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
 from pontil.runtime.loaders.facts.layout import tensor_shapes  # noqa: E402
 from pontil.runtime.models.config import ModelConfig  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
+from pontil.runtime.transfer.connector import Pull  # noqa: E402
 
 MEASUREMENTS = Path(__file__).resolve().parent.parent / "docs" / "measurements.md"
 TABLE = "\n## GPUs\n"
@@ -189,9 +190,9 @@ def pull_rate(device: torch.device, blocks: int) -> float:
         for _ in range(5):
             wakeup.clear()
             start = time.perf_counter()
-            connector.pull("lender", [(block, block) for block in range(1, blocks)], 0)
+            connector.pull(Pull("lender", [(block, block) for block in range(1, blocks)], 0))
             assert wakeup.wait(60.0), "a pull did not end"
-            (done,) = connector.poll()
+            (done,) = [pull.end for pull in connector.poll()]
             assert done.error is None, done.error
             rates.append(done.bytes / (time.perf_counter() - start))
         connector.close()

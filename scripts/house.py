@@ -24,9 +24,11 @@ NEXT_DOOR = re.compile(
     r"|open_task|speech_loading)\.py|runtime/wire/graph_messages\.py|runtime/loaders/omni_\w+\.py"
     r"|launcher/plan/(stage_\w+|graph_choice)\.py|launcher/commands/(graph|stage_lines)\.py"
 )
-# Kernels take each stride as a parameter of its own.
-KERNELS = "gpu_ops/triton/"
+# A kernel takes each stride as a parameter of its own.
+KERNEL = "triton.jit"
 SHORT_FUNCTION, MANY_PARAMETERS, SMALL_MODULE = 20, 8, 60
+# Defaults that say "nothing" or "as usual", which many declarations have for reasons of their own.
+PLAIN_DEFAULTS = (None, False, True, 0, 1, "", b"", ())
 IRREGULAR = re.compile(
     "told|made|wanted|said|kept|own|given|found|seen|known|taken|held|left|sent|shown|written|read|drawn|built|begun"
     "|gone|done|lent|chosen|spoken|heard|met|put|cut|set|spent|bound"
@@ -66,11 +68,17 @@ class SourceModule:
 
 @dataclass(slots=True)
 class ClassFigures:
-    """The name of a class, its fields and methods."""
+    """The name of a class and its place, the names of its bases, its fields and methods."""
 
     name: str
+    path: str = ""
+    bases: list[str] = field(default_factory=list)
     fields: set[str] = field(default_factory=set)
     methods: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.path})"
 
 
 def modules_of(root: Path) -> list[SourceModule]:
@@ -122,13 +130,29 @@ def parameters_of(node: FunctionNode) -> list[str]:
 
 
 def long_signatures(modules: Sequence[SourceModule]) -> list[tuple[int, str]]:
-    """Return the functions with many parameters, those with the most first."""
+    """Return the functions with many parameters that are no kernels, those with the most first."""
     found = [
-        (len(parameters), f"{module.path}:{node.lineno} {node.name}")
-        for module, node in nodes(modules)
-        if isinstance(node, FunctionNode) and len(parameters := parameters_of(node)) >= MANY_PARAMETERS
+        (len(parameters), f"{module.path} {name}")
+        for module in modules
+        for name, node in functions_of(module.tree)
+        if len(parameters := parameters_of(node)) >= MANY_PARAMETERS and not is_kernel(node)
     ]
     return sorted(found, reverse=True)
+
+
+def is_kernel(node: FunctionNode) -> bool:
+    return any(ast.unparse(decorator).startswith(KERNEL) for decorator in node.decorator_list)
+
+
+def functions_of(outer: ast.AST, place: str = "") -> Iterator[tuple[str, FunctionNode]]:
+    """Yield all functions with their names, after those of the classes and functions that they are in."""
+    for node in ast.iter_child_nodes(outer):
+        if isinstance(node, FunctionNode):
+            yield place + node.name, node
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from functions_of(node, f"{place}{node.name}.")
+        else:
+            yield from functions_of(node, place)
 
 
 def classes_of(modules: Sequence[SourceModule]) -> list[ClassFigures]:
@@ -137,7 +161,8 @@ def classes_of(modules: Sequence[SourceModule]) -> list[ClassFigures]:
 
 def class_figures(module: SourceModule, node: ast.ClassDef) -> ClassFigures:
     """Count what the class declares and what its methods assign to `self`; inherited fields belong to the parent."""
-    found = ClassFigures(f"{node.name} ({module.path})")
+    bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+    found = ClassFigures(node.name, module.path, bases)
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and not of_class(item.annotation):
             found.fields.add(item.target.id)
@@ -145,6 +170,50 @@ def class_figures(module: SourceModule, node: ast.ClassDef) -> ClassFigures:
             found.methods += 1
             found.fields.update(assigned_to_self(item))
     return found
+
+
+def with_inherited(classes: Sequence[ClassFigures]) -> dict[str, int]:
+    """Return the number of fields of each class, those of its parents in the product included."""
+    named = {figures.name: figures for figures in classes}
+
+    def fields_of(name: str) -> set[str]:
+        figures = named.get(name)
+        return set() if figures is None else figures.fields.union(*map(fields_of, figures.bases))
+
+    return {name: len(fields_of(name)) for name in named}
+
+
+def repeated_defaults(modules: Sequence[SourceModule]) -> dict[str, list[str]]:
+    """Return the defaults that fields or constructors of several classes give the same name, with these classes."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module, node in nodes(modules):
+        if isinstance(node, ast.ClassDef):
+            for name, default in defaults_of(node):
+                if isinstance(default, ast.Constant) and default.value not in PLAIN_DEFAULTS:
+                    found[f"{name} = {default.value!r}"].append(f"{module.path} {node.name}")
+    return {default: places for default, places in sorted(found.items()) if len(places) > 1}
+
+
+def defaults_of(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names and defaults of a class's fields, and of the parameters of its constructor."""
+    for item in owner.body:
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None:
+            yield item.target.id, declared_default(item.value)
+        elif isinstance(item, FunctionNode) and item.name == "__init__":
+            listed = [*item.args.posonlyargs, *item.args.args]
+            optional = [*listed[len(listed) - len(item.args.defaults) :], *item.args.kwonlyargs]
+            for parameter, default in zip(optional, [*item.args.defaults, *item.args.kw_defaults], strict=True):
+                if default is not None:
+                    yield parameter.arg, default
+
+
+def declared_default(value: ast.expr) -> ast.expr:
+    """Return the default in a declaration of a field or an option, `option(SECTION, 5.0, ...)` say."""
+    if not isinstance(value, ast.Call):
+        return value
+    constants = [argument for argument in value.args[:2] if isinstance(argument, ast.Constant)]
+    defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
+    return next(iter((*defaults, *constants)), value)
 
 
 def of_class(annotation: ast.expr) -> bool:
@@ -277,14 +346,17 @@ def sizes(modules: Sequence[SourceModule]) -> Iterator[str]:
 
 def shapes(modules: Sequence[SourceModule], shown: int) -> Iterator[str]:
     classes = classes_of(modules)
-    fields = Counter({each.name: len(each.fields) for each in classes})
-    methods = Counter({each.name: each.methods for each in classes})
-    signatures = long_signatures([module for module in modules if not module.path.startswith(KERNELS)])
+    fields = Counter({figures.title: len(figures.fields) for figures in classes})
+    methods = Counter({figures.title: figures.methods for figures in classes})
+    signatures, repeated = long_signatures(modules), repeated_defaults(modules)
     yield f"classes {len(classes)}, with more than 20 fields {sum(count > 20 for count in fields.values())}"
     yield f"most fields: {listed(fields, shown)}"
+    yield f"most fields with those of parents: {listed(Counter(with_inherited(classes)), shown)}"
     yield f"most methods: {listed(methods, shown)}"
     yield f"signatures with {MANY_PARAMETERS} parameters or more, without kernels, {len(signatures)}"
     yield from (f"  {count} {where}" for count, where in signatures[:shown])
+    yield f"defaults typed twice {len(repeated)}"
+    yield from (f"  {default}: {', '.join(places)}" for default, places in list(repeated.items())[:shown])
 
 
 def wiring(modules: Sequence[SourceModule], shown: int) -> Iterator[str]:

@@ -21,6 +21,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 
+# Hundreds of processes start here: what they import is compiled once, even where the environment forbids it.
+unset PYTHONDONTWRITEBYTECODE
 make_venv "$venv" test
 # Units are verified by systemd's own tool. Without it, their tests are skipped and say so.
 if ! command -v systemd-analyze >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -51,8 +53,6 @@ if [ -n "${LONG_TESTS:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/nu
 fi
 PYTHON="$(cd "$venv" && pwd)/bin/python"
 export PYTHON
-# Hundreds of processes start here: what they import is compiled once, even where the environment forbids it.
-unset PYTHONDONTWRITEBYTECODE
 if [ ${#rest[@]} -gt 0 ]; then
     scripts/lint.sh
     exec "$PYTHON" -m pytest "${marks[@]}" "${rest[@]}"
@@ -66,8 +66,7 @@ types_process=$!
 trap 'kill "$types_process" 2>/dev/null || true; rm -f "$types"' EXIT
 # Tests that start processes wait as much as they compute, so that twice as many at a time as there are cores keep these
 # busy; a file stays together, and files that share a system, as tests/conftest.py says.
-OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" -n "$((2 * $(nproc)))" --dist loadfile --no-loadscope-reorder ||
-    status=$?
+OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" --jobs "$((2 * $(nproc)))" || status=$?
 wait "$types_process" || status=$?
 cat "$types"
 trap 'rm -f "$types"' EXIT

@@ -23,7 +23,10 @@ make_venv() {
     wanted=$(pwd; cat setup.cfg pyproject.toml)
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         echo "Installing pontil${extra:+ and what its ${extra}s need} (minutes the first time: torch alone is hundreds of MB)"
-        "$venv/bin/python" -m pip install -qq --disable-pip-version-check --editable ".${extra:+[$extra]}" ||
+        # A module is compiled when it is first imported, and most never are; unless Python may not keep it then.
+        local compile=--no-compile
+        [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile
+        "$venv/bin/python" -m pip install -qq --disable-pip-version-check "$compile" --editable ".${extra:+[$extra]}" ||
             fail "pip could not install pontil: see its message above, then run this again."
         printf '%s\n' "$wanted" >"$stamp"
     fi

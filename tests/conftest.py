@@ -8,11 +8,12 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 import gc
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from effort import examples, is_long
-from file_scheduling import file_scheduling
+from file_scheduling import WaitingFiles
+from forked_run import ForkedRun
 from hypothesis import settings
 from processor import hide_faster_sets
 from shuffling import shuffled
@@ -60,6 +61,7 @@ GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--jobs", type=int, default=1, metavar="N", help="run files of tests in N processes at a time")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files and tests in an order that SEED decides")
 
 
@@ -75,15 +77,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` files that share a system run in one process, one after the other, and files that start
-    processes beside those that compute."""
-    # The process that hands out the tests collects none itself.
-    gc.enable()
-    if config.getvalue("dist") != "loadfile":
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """With `--jobs` files that share a system run in one process, one after the other, and files that start processes
+    beside those that compute."""
+    jobs = session.config.getoption("--jobs")
+    if jobs < 2 or session.testsfailed or session.config.option.collectonly:
         return None
-    return file_scheduling(config, log, GROUPS)
+    ForkedRun(session, jobs, WaitingFiles([item.nodeid for item in session.items], GROUPS)).run()
+    return True
 
 
 @pytest.fixture(scope="session")

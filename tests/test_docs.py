@@ -124,6 +124,11 @@ def test_the_readme_is_short_and_its_figure_was_measured() -> None:
     assert figure in today
 
 
+def test_what_holds_today_is_one_page_of_figures() -> None:
+    """The diary is on a page of its own."""
+    assert len((ROOT / "docs" / "measurements.md").read_text().splitlines()) <= 200
+
+
 def test_every_page_opens_with_what_it_is_for() -> None:
     """A page has a heading and a paragraph that begins on the third line; decisions begin with their context."""
     pages = [path for path in PAGES if not re.match(r"\d{3}-", path.name)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.nucleus import DOUBT, Nucleus, nucleus
+from pontil.gpu_ops.parameters.draws import DeviceDraws, DrawnRows
 
 # Rows whose top_k is at most this look at this many highest logits only.
 NARROW = 128
@@ -26,7 +27,7 @@ LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 PIECE = 1 << 18
 
 # The parameters and result of `draw_rows` in `kernels.draws`, but for the library.
-RowDraws = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+RowDraws = Callable[[DrawnRows, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -65,20 +66,6 @@ class Shaping:
         return Shaping(self.temperature[chosen], self.top_k[chosen], self.top_p[chosen], self.min_p[chosen])
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDraws:
-    """The numbers of each draw, all [draws] and in the memory of the logits. `row` int32: the row of logits that it is
-    from, or -1 where nothing is drawn. `temperature` float64: 0 for the highest logit. `top_k` int32, and `top_p`,
-    `min_p` and `uniform` float64, as in `Shaping` and `sample`."""
-
-    row: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    uniform: Tensor
-
-
 def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_rows: RowDraws | None = None) -> Tensor:
     """Draw ids by inversion of the cumulative distribution: the first id whose cumulative mass exceeds the number's
     share of the mass that is kept.
@@ -105,7 +92,8 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_
             done = torch.tensor([number in found for number in range(len(masses))])
         else:
             floors, tried = lowest_by_min_p(highest, shaped), shaped.top_k == 0
-            drawn[own], done = draw_rows(piece, masses, floors, shaped.top_p, tried, place, uniform[own], DOUBT)
+            rows = DrawnRows(piece, masses, floors, shaped.top_p, tried, DOUBT)
+            drawn[own], done = draw_rows(rows, place, uniform[own])
         others = (~done).nonzero().squeeze(1)
         if not len(others):
             continue
@@ -129,9 +117,7 @@ def draw(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:
     if logits.device.type != "cpu":
         from pontil.gpu_ops.triton.sampling import draw as draw_there
 
-        draw_there(
-            logits, draws.row, draws.temperature, draws.top_k, draws.top_p, draws.min_p, draws.uniform, out
-        )  # fmt: skip
+        draw_there(logits, draws, out)
         return
     real, certain = draws.row >= 0, draws.temperature == 0.0
     for some, take in ((real & certain, highest_ids), (real & ~certain, random_ids)):

@@ -11,10 +11,12 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import row_cells
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 SHAPE = HeadShape(heads=6, kv_heads=2, head_dim=32)
-HIDDEN, INNER, LENGTH, BLOCK, WINDOW = 80, 96, 83, 16, 70
+HIDDEN, INNER, LENGTH, BLOCK = 80, 96, 83, 16
+ATTENTION = LayerAttention(1, 0.2, window=70)
 # Relative to the size of the layer's contribution. A number between two cells of 8 bits may become the other one.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 TOLERANCE_OF_8_BITS = 1e-3
@@ -59,17 +61,8 @@ class Layer:
         )
         self.angles = rotary_table(rotary_frequencies(shape.head_dim, 1e4), LENGTH)
         self.norms = Norms(1e-6, *(self.random(size).float() for size in (HIDDEN, HIDDEN, *[shape.head_dim] * 2)))
-        self.attention = AttentionHalf(
-            library,
-            pack_matrix(self.qkv, self.bias),
-            pack_matrix(self.out),
-            self.norms,
-            Rotation(*self.angles),
-            shape,
-            1,
-            0.2,
-            WINDOW,
-        )
+        qkv, out = pack_matrix(self.qkv, self.bias), pack_matrix(self.out)
+        self.attention = AttentionHalf(library, qkv, out, self.norms, Rotation(*self.angles), shape, ATTENTION)
         self.mlp = MlpHalf(
             library, pack_matrix(alternate(self.gate, self.up)), pack_matrix(self.down), self.norms, GatedKind()
         )
@@ -92,5 +85,5 @@ class Layer:
 
     def expected(self, x: Tensor, cells: torch.dtype) -> Tensor:
         weights = (self.qkv, self.bias, self.out)
-        hidden = attention_half(x, weights, self.norms, self.angles, SHAPE, 0.2, WINDOW, cells)
+        hidden = attention_half(x, weights, self.norms, self.angles, SHAPE, ATTENTION, cells)
         return mlp_half(hidden, (self.gate, self.up, self.down), self.norms, gelu=False)

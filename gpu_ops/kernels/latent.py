@@ -13,6 +13,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack_matrix
 from pontil.gpu_ops.kernels.weights.structures import LatentFields, MatrixFields
+from pontil.gpu_ops.parameters.attention import LayerAttention
 
 
 class HeadMatrices:
@@ -55,9 +56,7 @@ class LatentHalf:
         norms: Norms,
         rotation: Rotation,
         epsilon: float,
-        layer: int,
-        scale: float,
-        window: int | None,
+        layer: LayerAttention,
     ) -> None:
         self.library = library
         self.held = (matrices, norms, rotation)
@@ -67,8 +66,8 @@ class LatentHalf:
             matrices.compress.fields, down, matrices.query.fields, matrices.out.fields,
             *(ctypes.cast(one.fields, ctypes.POINTER(MatrixFields)) for one in (absorb, expand)),
             *(address(one) for one in (norms.before, norms.after, norms.query, norms.key)),
-            rotation.fields, norms.epsilon, epsilon, scale, matrices.compress.inputs, heads, absorb.outputs,
-            absorb.inputs, expand.outputs, layer, window or 0,
+            rotation.fields, norms.epsilon, epsilon, layer.scale, matrices.compress.inputs, heads, absorb.outputs,
+            absorb.inputs, expand.outputs, layer.layer, layer.window or 0,
         )  # fmt: skip
         self.storing = LatentFields.from_buffer_copy(self.fields)
         self.storing.heads = 0

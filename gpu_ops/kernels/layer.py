@@ -22,6 +22,7 @@ from pontil.gpu_ops.kernels.weights.structures import (
     MlpFields,
     RotationFields,
 )
+from pontil.gpu_ops.parameters.attention import LayerAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class FeedingHalf(Protocol):
 
 class AttentionHalf:
     """`hidden += after(out(attention(heads(qkv(before(hidden))))))`, where heads are normed and turned before they are
-    stored. With `sinks` float32 [heads] each head has a score more, of no key.
+    stored.
 
     A rank of several has its own heads, `shape`, in `qkv` and an equal share of the outputs of `out`, whose inputs are
     all heads; then all ranks of the library's group make the same calls."""
@@ -112,19 +113,16 @@ class AttentionHalf:
         norms: Norms,
         rotation: Rotation,
         shape: HeadShape,
-        layer: int,
-        scale: float,
-        window: int | None,
-        sinks: Tensor | None = None,
+        layer: LayerAttention,
     ) -> None:
         self.library = library
-        self.held = (qkv, out, norms, rotation, sinks)
-        pointers = (address(one) for one in (norms.before, norms.after, norms.query, norms.key, sinks))
+        self.held = (qkv, out, norms, rotation, layer)
+        pointers = (address(one) for one in (norms.before, norms.after, norms.query, norms.key, layer.sinks))
         sizes = (qkv.inputs, shape.heads, shape.kv_heads, shape.head_dim)
         self.fields = AttentionFields(
-            qkv.fields, out.fields, *pointers, rotation.fields, norms.epsilon, scale, *sizes, layer, window or 0
-        )
-
+            qkv.fields, out.fields, *pointers, rotation.fields, norms.epsilon, layer.scale, *sizes, layer.layer,
+            layer.window or 0,
+        )  # fmt: skip
         self.storing = None if sizes[1] * sizes[3] % GROUP else self.without_heads(qkv)
 
     def without_heads(self, qkv: Matrix) -> AttentionFields:

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.experts import ExpertChoice
 from pontil.gpu_ops.kernels.layer import HeadShape, Norms
 from pontil.gpu_ops.kv.cells import decode, encode
 from pontil.gpu_ops.norm import rms_norm
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.rotary import apply_rotary
 
 
@@ -25,8 +26,7 @@ def attention_half(
     norms: Norms,
     angles: tuple[Tensor, Tensor],
     shape: HeadShape,
-    scale: float,
-    window: int | None,
+    layer: LayerAttention,
     cells: torch.dtype = torch.float32,
 ) -> Tensor:
     """hidden [rows, hidden_size]; weights are qkv [queries + 2 * keys, hidden_size], its bias, and out. Keys and values
@@ -41,7 +41,7 @@ def attention_half(
     k = apply_rotary(normed(k, norms.key, norms.epsilon), cos, sin)
     k, v = (decode(encode(one, cells)) for one in (k, v))
     keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    attended = attend(q, keys, values, scale, window)
+    attended = attend(q, keys, values, layer.scale, layer.window)
     return hidden + normed(attended.reshape(rows, -1) @ out.T, norms.after, norms.epsilon)
 
 

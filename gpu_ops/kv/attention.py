@@ -19,7 +19,9 @@ from torch import Tensor
 
 from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kv.cells import decode, encode, movable
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 
 KEY_CHUNK = 256
 KEY_STRIP = 64
@@ -33,16 +35,11 @@ class PagedAttention(Protocol):
     """The attention of one tile of rows, as the model calls it layer by layer without knowledge of blocks."""
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
+    ) -> Tensor:
         """Store k and v [rows, kv_heads, head_dim], then attend: q [rows, heads, head_dim] to the same shape. Without v
-        the keys are the values, of which `value_dim` are the first numbers that the result has (None: all).
-
-        `scale` multiplies the product of a query and a key. With a `window` a query sees at most that many positions,
-        its own being the last. With `sinks` float32 [heads] each head has a score more, of no key: what it weighs is
-        taken from the keys. With `turn` q and k are turned before. Rows that only pad the tile are neither stored nor
-        attended; their result is zero.
+        the keys are the values. With `turn` q and k are turned before. Rows that only pad the tile are neither stored
+        nor attended; their result is zero.
         """
 
 
@@ -121,27 +118,25 @@ class GeneratedAttention:
         self.strips: dict[int | None, Strips] = {}
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
+    ) -> Tensor:
         if turn is not None:
-            q, k = turn(q, k)
+            q, k = turn_heads(q, k, turn)
         rows = len(self.tables)
         heads, dim = q.shape[1:]
         kv_heads = k.shape[1]
-        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
-        seen = self.seen(window)
+        write_kv(self.pool, layer.layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
+        seen = self.seen(layer.window)
         strips = seen.hidden.shape[1]
-        keys, values = gather_kv(self.pool, layer, seen.tables)
-        query = (q[:rows].float() * (QUERY_SCALE * scale)).view(rows, 1, kv_heads, heads // kv_heads, dim)
+        keys, values = gather_kv(self.pool, layer.layer, seen.tables)
+        query = (q[:rows].float() * (QUERY_SCALE * layer.scale)).view(rows, 1, kv_heads, heads // kv_heads, dim)
         query = query.expand(-1, strips, -1, -1, -1).reshape(-1, heads // kv_heads, dim)
         scores = torch.bmm(query, keys.transpose(1, 2)).view(rows, strips, kv_heads, -1, KEY_STRIP)
         scores += seen.hidden
         out = torch.zeros_like(q)
-        if sinks is not None:
-            sinks = (sinks * QUERY_SCALE).view(kv_heads, -1)
+        sinks = None if layer.sinks is None else (layer.sinks * QUERY_SCALE).view(kv_heads, -1)
         out[:rows] = weigh(scores, values, sinks).reshape(rows, heads, dim).to(q.dtype)
-        return out[..., :value_dim]
+        return out[..., : layer.value_dim]
 
     def seen(self, window: int | None) -> Strips:
         """The keys that layers with this window read, equal for all such layers: the first one caches them."""
@@ -192,22 +187,19 @@ class PromptAttention:
     spans: Sequence[PromptSpan]
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
+    ) -> Tensor:
         if turn is not None:
-            q, k = turn(q, k)
+            q, k = turn_heads(q, k, turn)
         rows = len(self.blocks)
-        write_kv(self.pool, layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
+        write_kv(self.pool, layer.layer, self.blocks, self.offsets, k[:rows], v if v is None else v[:rows])
         out = torch.zeros_like(q)
         for span in self.spans:
             here = slice(span.row, span.row + span.count)
-            out[here] = self.attend(layer, span, q[here].float() * (QUERY_SCALE * scale), k.shape[1], window, sinks)
-        return out[..., :value_dim]
+            out[here] = self.attend(layer, span, q[here].float() * (QUERY_SCALE * layer.scale), k.shape[1])
+        return out[..., : layer.value_dim]
 
-    def attend(
-        self, layer: int, span: PromptSpan, q: Tensor, kv_heads: int, window: int | None, sinks: Tensor | None
-    ) -> Tensor:
+    def attend(self, layer: LayerAttention, span: PromptSpan, q: Tensor, kv_heads: int) -> Tensor:
         """The span's scaled queries, laid onto tiles that start at multiples of QUERY_TILE."""
         count, heads, dim = q.shape
         group = heads // kv_heads
@@ -217,15 +209,15 @@ class PromptAttention:
         laid = q.new_zeros(tiles * QUERY_TILE, heads, dim)
         laid[offset : offset + count] = q
         laid = laid.view(tiles, QUERY_TILE, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-        skipped = first_chunk(first * QUERY_TILE, window)
-        keys, values = gather_kv(self.pool, layer, span.table[skipped:])
+        skipped = first_chunk(first * QUERY_TILE, layer.window)
+        keys, values = gather_kv(self.pool, layer.layer, span.table[skipped:])
         starts = range(first * QUERY_TILE, (first + tiles) * QUERY_TILE, QUERY_TILE)
         done = laid.new_empty(laid.shape)
         for head in range(0, group, MOST_HEADS):
             some = slice(head, head + MOST_HEADS)
-            own = None if sinks is None else (sinks * QUERY_SCALE).view(kv_heads, group)[:, some]
+            sinks = None if layer.sinks is None else (layer.sinks * QUERY_SCALE).view(kv_heads, group)[:, some]
             for i, start in enumerate(starts):
-                done[i, :, some] = tile(laid[i, :, some], keys, values, start, window, skipped, own)
+                done[i, :, some] = tile(laid[i, :, some], keys, values, start, layer.window, skipped, sinks)
         out = done.permute(0, 3, 1, 2, 4)
         return out.reshape(tiles * QUERY_TILE, heads, dim)[offset : offset + count]
 

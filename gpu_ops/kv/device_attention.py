@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 
 CELLS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of cells that the kernels read and write."""
@@ -21,9 +23,8 @@ class DeviceAttention:
         self.pool, self.tile = pool, tile
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
+    ) -> Tensor:
         # A machine without devices has no Triton.
         from pontil.gpu_ops.triton.decode_attention import decode
         from pontil.gpu_ops.triton.paged_kv import write_kv
@@ -32,19 +33,11 @@ class DeviceAttention:
 
         tile = self.tile
         if turn is None or v is None:
-            q, k = (q, k) if turn is None else turn(q, k)
-            write_kv(self.pool, layer, tile.slots, k, v)
+            q, k = (q, k) if turn is None else turn_heads(q, k, turn)
+            write_kv(self.pool, layer.layer, tile.slots, k, v)
         else:
-            q = turn_and_write(
-                self.pool, layer, tile.slots, q, k, v, turn.cos, turn.sin, turn.interleaved, turn.norms
-            )  # fmt: skip
+            q = turn_and_write(self.pool, layer.layer, tile.slots, q, k, v, turn)
         if tile.owners is not None and tile.lengths is not None:
-            return decode(
-                self.pool, layer, q, tile.tables, tile.owners, tile.lengths, scale=scale, window=window, sinks=sinks,
-                value_dim=value_dim,
-            )  # fmt: skip
+            return decode(self.pool, layer, q, tile.tables, tile.owners, tile.lengths)
         assert tile.query_tiles is not None
-        return prompt(
-            self.pool, layer, q, tile.tables, tile.query_tiles, QUERY_TILE, scale=scale, window=window, sinks=sinks,
-            value_dim=value_dim,
-        )  # fmt: skip
+        return prompt(self.pool, layer, q, tile.tables, tile.query_tiles, QUERY_TILE)

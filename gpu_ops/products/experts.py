@@ -41,12 +41,9 @@ class GroupedExperts:
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, outputs], for x [rows, inputs] and their numbers
         [rows, per_token]. Those of experts that are elsewhere are not set."""
-        from pontil.gpu_ops.triton import activation, experts
+        from pontil.gpu_ops.triton import experts
 
-        kind = activation.SILU if self.clamp is None else activation.CLAMPED
-        return experts.expert_results(
-            x, chosen, self.gate_up, self.down, self.first, kind, *(self.clamp or (0.0, 0.0))
-        )  # fmt: skip
+        return experts.expert_results(x, chosen, self.gate_up, self.down, self.first, self.clamp)
 
 
 def add_by_ratings(results: Tensor, ratings: Tensor) -> Tensor:

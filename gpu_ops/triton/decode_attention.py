@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2, processor
 from pontil.gpu_ops.triton.paged_kv import geometry
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
@@ -142,8 +143,7 @@ def decode_tiles(group: int, main: int, wide: bool) -> DecodeTiles:
 
 
 def decode(
-    pool: Tensor, layer: int, q: Tensor, tables: Tensor, owners: Tensor, lengths: Tensor, *, scale: float,
-    window: int | None = None, sinks: Tensor | None = None, value_dim: int | None = None,
+    pool: Tensor, layer: LayerAttention, q: Tensor, tables: Tensor, owners: Tensor, lengths: Tensor,
     tiles: DecodeTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention of q [rows, heads, head_dim]: row r sees the first `lengths[r]` positions of block table
@@ -152,7 +152,7 @@ def decode(
     Returns [rows, heads, value_dim] in q's type; `value_dim` is less than head_dim where the first numbers of a key are
     its value. Launches depend on shapes only."""
     constants, (rows, heads, dim) = geometry(pool), q.shape
-    kv_heads, values = constants["KV_HEADS"], value_dim or dim
+    kv_heads, values, window, sinks = constants["KV_HEADS"], layer.value_dim or dim, layer.window, layer.sinks
     group, main = heads // kv_heads, max(16, power_of_2(values))
     tiles = tiles or decode_tiles(group, main, pool.dtype == torch.float32)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
@@ -169,10 +169,10 @@ def decode(
     for first in range(0, rows, at_once):
         count = min(at_once, rows - first)
         launch(
-            strips_kernel, (count, shared, programs), q, pool, tables, owners, lengths, parts, weights, layer, first,
-            room, tables.stride(0), *q.stride()[:2], scale * QUERY_SCALE, **constants, **sizes, GROUP=group,
-            REST=rest_block(dim - values), HEADS=tiles.heads, WINDOW=window or 0, WIDE=WIDE, num_warps=tiles.warps,
-            num_stages=tiles.stages,
+            strips_kernel, (count, shared, programs), q, pool, tables, owners, lengths, parts, weights, layer.layer,
+            first, room, tables.stride(0), *q.stride()[:2], layer.scale * QUERY_SCALE, **constants, **sizes,
+            GROUP=group, REST=rest_block(dim - values), HEADS=tiles.heads, WINDOW=window or 0, WIDE=WIDE,
+            num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         launch(
             combine_kernel, (count, heads), parts, weights, lengths, lengths if sinks is None else sinks, out, first,

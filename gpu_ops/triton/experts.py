@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.triton.activation import activated
+from pontil.gpu_ops.triton.activation import CLAMPED, SILU, activated
 from pontil.gpu_ops.triton.device_weights import PLAIN, DeviceWeights
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch, power_of_2
 from pontil.gpu_ops.triton.products import TileShape, group_of, multiplied
@@ -141,12 +141,12 @@ def tile_of(dtype: torch.dtype, weights: DeviceWeights) -> TileShape:
 
 
 def expert_results(
-    x: Tensor, chosen: Tensor, gate_up: DeviceWeights, down: DeviceWeights, first: int, activation: int,
-    alpha: float = 0.0, limit: float = 0.0,
+    x: Tensor, chosen: Tensor, gate_up: DeviceWeights, down: DeviceWeights, first: int,
+    clamp: tuple[float, float] | None = None,
 ) -> Tensor:  # fmt: skip
     """The results of gated MLPs, float32 [rows, per_token, outputs], for x [rows, inputs] and chosen [rows, per_token].
     The weights are those of the experts from `first` on, gates and ups side by side; results of other experts are not
-    written. `activation` with `alpha` and `limit` as in activation.py."""
+    written. The activation is silu, or with `clamp` (its sharpness and its limit) a clamped one."""
     x, (rows, per_token) = in_rows(x), chosen.shape
     count, size, total = len(gate_up.numbers), gate_up.outputs // 2, rows * per_token
     order, starts = sort_by_expert(chosen, first, count)
@@ -157,8 +157,8 @@ def expert_results(
     common = {"COUNT": count, "BLOCK_COUNT": power_of_2(count), "WIDE": WIDE, **shape.options}
     launch(
         gate_up_kernel, (tiles, ceil_div(size, shape.outputs)), x, *pointers(gate_up), order, starts, inner,
-        x.stride(0), *strides(gate_up), alpha, limit, SIZE=size, INPUTS=gate_up.inputs, PER_TOKEN=per_token,
-        ACTIVATION=activation, **kinds(gate_up), **common,
+        x.stride(0), *strides(gate_up), *(clamp or (0.0, 0.0)), SIZE=size, INPUTS=gate_up.inputs, PER_TOKEN=per_token,
+        ACTIVATION=SILU if clamp is None else CLAMPED, **kinds(gate_up), **common,
     )  # fmt: skip
     launch(
         down_kernel, (tiles, ceil_div(down.outputs, shape.outputs)), inner, *pointers(down), order, starts, out,

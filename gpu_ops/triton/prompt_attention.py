@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2, processor
 from pontil.gpu_ops.triton.paged_kv import geometry
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
@@ -103,8 +104,7 @@ def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
 
 
 def prompt(
-    pool: Tensor, layer: int, q: Tensor, tables: Tensor, query_tiles: Tensor, query_tile: int, *, scale: float,
-    window: int | None = None, sinks: Tensor | None = None, value_dim: int | None = None,
+    pool: Tensor, layer: LayerAttention, q: Tensor, tables: Tensor, query_tiles: Tensor, query_tile: int,
     tiles: PromptTiles | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of q [rows, heads, head_dim], whose keys are stored already. `tables` and `query_tiles` are
@@ -113,7 +113,7 @@ def prompt(
     Returns [rows, heads, value_dim] in q's type; `value_dim` is less than head_dim where the first numbers of a key are
     its value."""
     constants, (rows, heads, dim) = geometry(pool), q.shape
-    kv_heads, values = constants["KV_HEADS"], value_dim or dim
+    kv_heads, values, window, sinks = constants["KV_HEADS"], layer.value_dim or dim, layer.window, layer.sinks
     group, main = heads // kv_heads, max(16, power_of_2(values))
     tiles = tiles or prompt_tiles(group, main, pool.dtype == torch.float32)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
@@ -123,8 +123,8 @@ def prompt(
     sizes = {"VALUES": values, "MAIN": main, "HEADS": tiles.heads, "QUERIES": tiles.queries, "KEYS": tiles.keys}
     launch(
         prompt_kernel, (len(query_tiles) * pieces, kv_heads * ceil_div(group, tiles.heads)), q, pool, tables,
-        query_tiles, query_tiles if sinks is None else sinks, out, layer, tables.stride(0), *q.stride()[:2],
-        *out.stride()[:2], scale * QUERY_SCALE, **constants, **sizes, GROUP=group, REST=rest_block(dim - values),
+        query_tiles, query_tiles if sinks is None else sinks, out, layer.layer, tables.stride(0), *q.stride()[:2],
+        *out.stride()[:2], layer.scale * QUERY_SCALE, **constants, **sizes, GROUP=group, REST=rest_block(dim - values),
         PIECES=pieces, WINDOW=window or 0, SINKS=sinks is not None, SPLIT=window is None and main <= 256, WIDE=WIDE,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.triton.launch import in_rows, launch, power_of_2
 from pontil.gpu_ops.triton.paged_kv import geometry, row_places
 
@@ -98,44 +99,38 @@ def turn_and_write_kernel(
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-def turn_heads(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, norms: tuple[Tensor, Tensor, float] | None
-) -> tuple[Tensor, Tensor]:
-    """Turn q [rows, heads, dim] and k [rows, kv_heads, dim] by the angles of each row, cosines and sines float32 [rows,
-    turned / 2]. `norms`: weights of queries and keys float32 [dim], and an epsilon. The results are contiguous."""
-    q, k, cos, sin = (in_rows(one) for one in (q, k, cos, sin))
+def turn_heads(q: Tensor, k: Tensor, turn: HeadTurn) -> tuple[Tensor, Tensor]:
+    """Turn q [rows, heads, dim] and k [rows, kv_heads, dim]. The results are contiguous."""
+    q, k, cos, sin = (in_rows(numbers) for numbers in (q, k, turn.cos, turn.sin))
     rows, queries, dim = q.shape
     keys, turned = k.shape[1], 2 * cos.shape[1]
     assert cos.stride() == sin.stride() and k.dtype == q.dtype
     out_q, out_k = (torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q, k))
-    q_norm, k_norm, eps = norms or (cos, cos, 0.0)
+    q_norm, k_norm, eps = turn.norms or (cos, cos, 0.0)
     launch(
         turn_kernel, (rows, queries + keys), q, k, out_q, out_k, q_norm, k_norm, cos, sin,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), eps,
-        QUERIES=queries, KEYS=keys, DIM=dim, TURNED=turned, INTERLEAVED=interleaved, NORMED=norms is not None,
+        QUERIES=queries, KEYS=keys, DIM=dim, TURNED=turned, INTERLEAVED=turn.interleaved, NORMED=turn.norms is not None,
         ROUNDED=TYPES[q.dtype], HALF=power_of_2(turned // 2), REST=power_of_2(max(1, dim - turned)), num_warps=1,
     )  # fmt: skip
     return out_q, out_k
 
 
-def turn_and_write(
-    pool: Tensor, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor,
-    interleaved: bool, norms: tuple[Tensor, Tensor, float] | None,
-) -> Tensor:  # fmt: skip
+def turn_and_write(pool: Tensor, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, turn: HeadTurn) -> Tensor:
     """Turn q and k as `turn_heads` does. Put row r of the keys and of v [rows, kv_heads, dim] into slot `slots[r]` of a
     layer of the pool, int32 `block * block_size + offset`; rows with slot -1 are left out. Return the queries."""
-    q, k, v, cos, sin = (in_rows(one) for one in (q, k, v, cos, sin))
+    q, k, v, cos, sin = (in_rows(numbers) for numbers in (q, k, v, turn.cos, turn.sin))
     rows, queries, dim = q.shape
     constants, turned = geometry(pool), 2 * cos.shape[1]
     keys = constants["KV_HEADS"]
     assert k.shape == v.shape == (rows, keys, dim) and (constants["PLANES"], constants["WIDTH"]) == (2, dim)
     assert cos.stride() == sin.stride() and k.dtype == v.dtype == q.dtype and slots.element_size() == 4
     out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    q_norm, k_norm, eps = norms or (cos, cos, 0.0)
+    q_norm, k_norm, eps = turn.norms or (cos, cos, 0.0)
     launch(
         turn_and_write_kernel, (rows, queries + 2 * keys), q, k, v, out_q, pool, slots, layer, q_norm, k_norm, cos, sin,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos.stride(0), eps,
-        QUERIES=queries, DIM=dim, TURNED=turned, INTERLEAVED=interleaved, NORMED=norms is not None,
+        QUERIES=queries, DIM=dim, TURNED=turned, INTERLEAVED=turn.interleaved, NORMED=turn.norms is not None,
         ROUNDED=TYPES[q.dtype], HALF=power_of_2(turned // 2), REST=power_of_2(max(1, dim - turned)),
         BLOCK=power_of_2(dim), **constants, num_warps=1,
     )  # fmt: skip

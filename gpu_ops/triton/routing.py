@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.triton.launch import launch, power_of_2
 
 
@@ -61,20 +62,17 @@ def choose_kernel(
     tl.store(chosen + row * PER_TOKEN + place, numbers.to(tl.int64), mask=place < PER_TOKEN)
 
 
-def choose_experts(
-    products: Tensor, bias: Tensor | None, per_token: int, normalize: bool, *, sigmoid: bool, groups: int,
-    kept_groups: int, group_best: int, factor: float, smallest_sum: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def choose_experts(products: Tensor, choice: ExpertChoice, smallest_sum: float) -> tuple[Tensor, Tensor]:
     """Choose from products float32 [rows, count]: weights float32 and numbers int64, both [rows, per_token], best
-    first. `smallest_sum` is added to the sum by which `normalize` divides."""
-    rows, count = products.shape
+    first. `smallest_sum` is added to the sum that divides scores."""
+    (rows, count), per_token, bias = products.shape, choice.per_token, choice.bias
     weights = torch.empty(rows, per_token, dtype=torch.float32, device=products.device)
     chosen = torch.empty(rows, per_token, dtype=torch.int64, device=products.device)
     launch(
         choose_kernel, (rows,), products, products if bias is None else bias, weights, chosen, products.stride(0),
-        factor, smallest_sum, COUNT=count, PER_TOKEN=per_token, GROUPS=groups, KEPT=kept_groups,
-        GROUP_BEST=group_best, SIGMOID=sigmoid, BIASED=bias is not None, NORMALIZE=normalize,
-        BLOCK_GROUPS=power_of_2(groups), BLOCK_SIZE=power_of_2(count // groups), BLOCK_CHOSEN=power_of_2(per_token),
-        num_warps=1,
+        choice.factor, smallest_sum, COUNT=count, PER_TOKEN=per_token, GROUPS=choice.groups, KEPT=choice.kept_groups,
+        GROUP_BEST=choice.group_best, SIGMOID=choice.sigmoid, BIASED=bias is not None, NORMALIZE=choice.normalize,
+        BLOCK_GROUPS=power_of_2(choice.groups), BLOCK_SIZE=power_of_2(count // choice.groups),
+        BLOCK_CHOSEN=power_of_2(per_token), num_warps=1,
     )  # fmt: skip
     return weights, chosen

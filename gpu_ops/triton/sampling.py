@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.gpu_ops.triton.launch import launch, power_of_2
 
 # The highest logit of a row has this mass; the sum of a million such is still below 2^63.
@@ -207,18 +208,12 @@ def draw_kernel(
         tl.store(out + draw, chosen)
 
 
-def draw(
-    logits: Tensor, row: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor,
-    out: Tensor,
-) -> None:  # fmt: skip
-    """Write the ids that are drawn from logits float32 [rows, vocabulary] into `out` int32 [draws].
-
-    Each [draws]: `row` int32, below 0 where nothing is drawn and `out` stays as it is; `temperature` float64, 0 for the
-    highest logit, of equal ones the lowest id; `top_k` int32, 0 for all; `top_p`, `min_p` and `uniform` float64.
-    """
+def draw(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:
+    """Write the ids that are drawn from logits float32 [rows, vocabulary] into `out` int32 [draws], which stays as
+    it is where nothing is drawn."""
     size = logits.shape[1]
     block = min(MOST_BLOCK, power_of_2(size))
     launch(
-        draw_kernel, (len(row),), logits, row, temperature, top_k, top_p, min_p, uniform, out, logits.stride(0), size,
-        BLOCK=block, num_warps=max(1, MOST_WARPS * block // MOST_BLOCK),
+        draw_kernel, (len(draws.row),), logits, draws.row, draws.temperature, draws.top_k, draws.top_p, draws.min_p,
+        draws.uniform, out, logits.stride(0), size, BLOCK=block, num_warps=max(1, MOST_WARPS * block // MOST_BLOCK),
     )  # fmt: skip

@@ -14,8 +14,7 @@ from pontil.http.access.keyring import ADMIN, Caller, Keyring
 from pontil.http.access.same_origin import foreign_page
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.loopback import is_loopback
-from pontil.runtime.proxy.admission.rate_limits import UNLIMITED
-from pontil.runtime.proxy.requests.request import NO_KEY
+from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED
 
 # The caller of requests that need no key.
 NOBODY = Caller(NO_KEY, allowance=UNLIMITED)
@@ -48,9 +47,8 @@ class Access:
         self.keyring, self.doors, self.hosts, self.clock = keyring, doors, hosts, clock
         self.wrong = FailedKeys()
 
-    def admit(self, request: Request) -> None:
-        """Set the caller on the request, or raise AccessDenied. A second call for one request gives the same
-        verdict."""
+    def admit(self, request: Request) -> Caller:
+        """Return the caller, or raise AccessDenied. A second call for one request gives the same verdict."""
         judged: Caller | AccessDenied | None = getattr(request.ctx, "judged", None)
         if judged is None:
             try:
@@ -60,7 +58,7 @@ class Access:
             request.ctx.judged = judged
         if isinstance(judged, AccessDenied):
             raise judged
-        request.ctx.caller, request.ctx.allowance = judged.name, judged.allowance
+        return judged
 
     def still_admits(self, request: Request) -> bool:
         """Return whether the keys of now admit a request whose answer goes on."""
@@ -124,7 +122,7 @@ class Access:
 
 def sees_all(request: Request) -> bool:
     """Return whether an admitted request may be told of the requests of all clients: without API keys all are one."""
-    return request.ctx.caller in (NOBODY.name, ADMIN.name)
+    return request.ctx.ticket.caller in (NOBODY.name, ADMIN.name)
 
 
 def check_origin(request: Request) -> None:

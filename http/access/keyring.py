@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pontil.runtime.proxy.admission.rate_limits import UNLIMITED, Allowance
+from pontil.runtime.proxy.requests.ticket import UNLIMITED, Allowance
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import FlagType, IntegerType, TextType, WordType
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.admission.rate_limits import Allowance
+from pontil.runtime.proxy.requests.ticket import NO_KEY, Ticket
 
 MAX_SALT_CHARACTERS = 256
 # Prompts of one request.
@@ -59,13 +59,16 @@ class PromptFields:
         kept = max(1, room if self.truncate == TO_FIT else self.truncate)
         return prompt[:kept] if self.keeps_beginning else prompt[-kept:]
 
-    def check_priority(self, allowance: Allowance) -> None:
-        """Raise RequestError for a caller that may not go ahead of others; going behind them is always allowed."""
-        if self.priority < 0 and not allowance.priority:
+    def complete(self, ticket: Ticket, *, share_prefixes: bool) -> Ticket:
+        """Return a request's ticket with what its body says. Raises RequestError for a caller that may not go ahead of
+        others; going behind them is always allowed."""
+        if self.priority < 0 and not ticket.allowance.priority:
             says = "priority is below 0, which your API key may not ask for: leave it out, or have priority=yes put"
             raise RequestError(
                 f"{says} behind the key in the key file", status=403, param="priority", code="priority_not_allowed"
             )
+        salt = cache_salt(ticket.caller, self.cache_salt, share_prefixes=share_prefixes)
+        return replace(ticket, priority=self.priority, cache_salt=salt)
 
 
 def prompt_fields(fields: Fields, values: Mapping[str, Any]) -> PromptFields:
@@ -82,3 +85,15 @@ def prompt_fields(fields: Fields, values: Mapping[str, Any]) -> PromptFields:
 def salt_of(stated: str, key: str) -> str:
     """Return one salt for both parameters, other than for any other two. Without a key it is the stated one."""
     return hashlib.sha256(f"{len(stated)} {stated}{key}".encode()).hexdigest() if key else stated
+
+
+def cache_salt(caller: str, stated: str, *, share_prefixes: bool) -> str:
+    """Return the salt of a request that stated this one, "" for none.
+
+    `cached_tokens` and the time to the first token reveal whether a prompt with the same prefix was sent before: so
+    each caller has a prefix cache of its own, unless the operator shares it. The salt is a digest, so that no stated
+    value equals another caller's salt; a caller's name has no NUL.
+    """
+    if share_prefixes or caller == NO_KEY:
+        return stated
+    return hashlib.sha256(f"{caller}\0{stated}".encode("utf-8", "surrogatepass")).hexdigest()

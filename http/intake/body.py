@@ -34,6 +34,8 @@ MOST_BUFFERED = 64 << 20
 JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE | re.ASCII)
 CHARSET = re.compile(r"charset\s*=\s*\"?([\w-]+)", re.IGNORECASE)
 UTF_8 = ("utf-8", "utf8", "us-ascii")
+# Statuses besides those of its parameters: see docs/guide/api.md.
+BODY_ERRORS = (400, 404, 408, 413, 415)
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.admission.fair_queue import FairQueue
-from pontil.runtime.proxy.requests.request import NO_KEY
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 
 # The name of the key whose request is handled.
 CALLER: ContextVar[str] = ContextVar("caller", default=NO_KEY)

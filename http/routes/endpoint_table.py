@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
-from pontil.http.intake.body import BodyReader, largest_body
+from pontil.http.intake.body import BODY_ERRORS, BodyReader, largest_body
 from pontil.http.intake.encoder import Encoder
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
@@ -24,9 +24,7 @@ from pontil.http.openai.responses.route import ResponsesRoutes
 from pontil.http.openai.sound.route import SoundRoutes
 from pontil.http.openai.sound.speech_request import SPEECH
 from pontil.http.openai.sound.transcription_request import TRANSCRIPTION
-from pontil.http.page.change_routes import CHANGE, CHANGED, ChangeRoutes
-from pontil.http.page.live_events import LiveEvents
-from pontil.http.page.page_files import PageRoutes
+from pontil.http.routes.left_out import RoutedRoom
 from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.request_times import RequestTimes
@@ -45,16 +43,14 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 LOG = logging.getLogger("pontil.http")
 
-# Errors of a body besides those of its parameters: see docs/guide/api.md.
-BODY = (400, 404, 408, 413, 415)
-GENERATION = (*BODY, 403, 429, 503)
+GENERATION = (*BODY_ERRORS, 403, 429, 503)
 KEPT = (400, 404, 503)
 
 Noting = Callable[[Handler], Handler]
 
 
 def endpoints(
-    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, live: LiveEvents,
+    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, page: RoutedRoom,
     embedding: Tokenizer | None = None,
 ) -> tuple[Endpoint, ...]:  # fmt: skip
     """Return all routes. `embedding` is the tokenizer of the embedding model, where there is one."""
@@ -86,9 +82,9 @@ def endpoints(
                  errors=GENERATION),
         *sound_endpoints(routes.sounds, noting),
         Endpoint("POST", "/tokenize", noting(tokens.tokenize), "Token ids of a text or a conversation.",
-                 reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY),
+                 reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY_ERRORS),
         Endpoint("POST", "/detokenize", noting(tokens.detokenize), "The text of token ids.", reply.DETOKENIZED,
-                 DETOKENIZE, errors=BODY),
+                 DETOKENIZE, errors=BODY_ERRORS),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),
         Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
@@ -102,27 +98,11 @@ def endpoints(
         *timeline_endpoints(RequestTimes(proxy)),
         Endpoint("GET", "/admin/ledger", status.ledger, "The sums of the ledger.", reply.ANY_OBJECT,
                  door=RouteAccess.ADMIN),
-        *page_endpoints(live, ChangeRoutes(proxy.changes, bodies)),
+        *page.endpoints(bodies),
     )  # fmt: skip
     asked = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
     described = OpenApiRoute(listed, config.version, model.vocab_size, asked=asked, strict=config.strict_parameters)
     return (*listed, described.own)
-
-
-def page_endpoints(live: LiveEvents, changes: ChangeRoutes) -> tuple[Endpoint, ...]:
-    """The live page, with what it shows and does."""
-    files = PageRoutes()
-    return (
-        Endpoint("GET", "/admin/ui", files.admin_page, "The live page.", reply.TEXT, content_type="text/html",
-                 door=RouteAccess.PAGE),
-        Endpoint("GET", "/admin/ui/{file}", files.admin_page_file, "A file of the live page.", reply.TEXT,
-                 errors=(404,), content_type="text/javascript", door=RouteAccess.PAGE),
-        Endpoint("GET", "/admin/events", live.admin_events, "A snapshot of the server each second.", reply.ANY_OBJECT,
-                 events=reply.ANY_OBJECT, errors=(503,), content_type="text/event-stream", door=RouteAccess.ADMIN),
-        Endpoint("POST", "/admin/workers/{worker}/{action}", changes.change_worker, "Drain, undrain or restart a "
-                 "worker, or give it another role.", CHANGED, CHANGE, errors=(*BODY, 409, 503),
-                 door=RouteAccess.ADMIN),
-    )  # fmt: skip
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:

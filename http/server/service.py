@@ -21,8 +21,8 @@ from pontil.http.intake.body import MOST_BODY
 from pontil.http.intake.caller_turns import CALLER
 from pontil.http.intake.guards import Intake
 from pontil.http.openai.responses.conversations import Conversations
-from pontil.http.page.live_events import LiveEvents
 from pontil.http.routes.endpoint_table import endpoints
+from pontil.http.routes.left_out import live_page
 from pontil.http.server.connection_limit import (
     ConnectionLimit,
     connections_within,
@@ -42,8 +42,8 @@ from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.garbage import leave_to_requests
-from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -94,10 +94,9 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.register_listener(answers.close, "after_server_stop")
     kept = Conversations.of(proxy.config)
     app.register_listener(kept.close, "after_server_stop")
-    live = LiveEvents(LiveSnapshot(proxy))
-    app.ctx.live = live
-    app.register_listener(live.close, "before_server_stop")
-    served = endpoints(proxy, intake, answers, kept, live, embedding)
+    page = app.ctx.page = live_page(proxy)
+    app.register_listener(page.close, "before_server_stop")
+    served = endpoints(proxy, intake, answers, kept, page, embedding)
     spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served:
         handler = endpoint.handler if spans is None else spans.over(endpoint)
@@ -137,9 +136,11 @@ def add_middleware(
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
-        RECEIVED.set(received_now(request, now))
-        access.admit(request)
-        CALLER.set(request.ctx.caller)
+        received = received_now(request, now)
+        RECEIVED.set(received)
+        caller = access.admit(request)
+        request.ctx.ticket = Ticket(request.ctx.request_id, caller.name, caller.allowance, received=received)
+        CALLER.set(caller.name)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
                 pass

@@ -18,11 +18,11 @@ from pontil.http.stream.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.retold_text import RetoldText
-from pontil.runtime.proxy.requests.state import release_of as recorded_release
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.requests.stream_journal import StreamJournal
-from pontil.runtime.proxy.requests.stream_record import StreamRecord
+from pontil.runtime.proxy.resume.retold_text import RetoldText
+from pontil.runtime.proxy.resume.state import release_of as recorded_release
+from pontil.runtime.proxy.resume.stream_journal import StreamJournal
+from pontil.runtime.proxy.resume.stream_record import StreamRecord
 from pontil.runtime.sampling_params import SamplingParams
 
 ASKED, CONTINUED = "pontil-resume", "last-event-id"
@@ -92,7 +92,7 @@ def check_limits(proxy: Proxy, request: Request, prompts: int = 1) -> None:
     continues a stream is counted already."""
     context = context_of(request)
     if context is None or context.claimed is None:
-        proxy.admissions.check_limits(request.ctx.caller, request.ctx.allowance, prompts)
+        proxy.admissions.check_limits(request.ctx.ticket, prompts)
 
 
 class ResumableRoutes:
@@ -120,8 +120,8 @@ class ResumableRoutes:
         if event is None:
             return await handler(request)
         context.since = read_event_id(event)
-        self.proxy.admissions.admit_replay(request.ctx.caller, request.ctx.allowance)
-        claimed = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.caller)
+        self.proxy.admissions.admit_replay(request.ctx.ticket)
+        claimed = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.ticket)
         try:
             if context.head.get("path") != request.path:
                 says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
@@ -152,8 +152,7 @@ class ResumableRoutes:
             made = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            weight = request.ctx.allowance.weight
-            return streams.take_up(claimed, partial(cut, request), weight, context.retold), made
+            return streams.take_up(claimed, partial(cut, request), request.ctx.ticket, context.retold), made
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"

@@ -29,8 +29,8 @@ class ChatBatchRoutes:
         shape = ChatBatchShape([routes.chat_shape(one) for one in ready], watch)
         routes.bodies.in_flight.let_go(request)
         admitted = [one.admitted for one in ready]
-        prefixes = await prefixes_of(admitted, request, routes.proxy)
-        stream = routes.submit(admitted, request, ready[0].snapshot, prefixes)
+        prefixes = await prefixes_of(admitted, ready[0].ticket, routes.proxy)
+        stream = routes.submit(ready[0].ticket, admitted, ready[0].snapshot, prefixes)
         try:
             return await reply_whole(stream, shape)
         finally:
@@ -39,7 +39,7 @@ class ChatBatchRoutes:
     async def ready(self, wanted: ChatBatchRequest, request: Request) -> list[ReadyChat]:
         """Check the conversations, tokenize them and fit each to the context."""
         first = wanted.chats[0]
-        snapshot = self.routes.snapshot_for(first, request)
+        ticket, snapshot = self.routes.ticket(first, request), self.routes.snapshot_for(request)
         check_together(snapshot.workers, len(wanted.chats), MESSAGES, "conversations")
         check_limits(self.routes.proxy, request, len(wanted.chats))
         sampling = first.sampling
@@ -48,7 +48,7 @@ class ChatBatchRoutes:
         ready = []
         for index, chat in enumerate(wanted.chats):
             with naming(index):
-                one = await self.routes.fitted(replace(chat, sampling=sampling), snapshot, place_of(index))
+                one = await self.routes.fitted(ticket, replace(chat, sampling=sampling), snapshot, place_of(index))
             ready.append(one)
             # Short conversations are rendered on the event loop, which has its turns in between.
             await asyncio.sleep(0)

@@ -5,8 +5,8 @@ import click
 
 from pontil.launcher.errors import OptionError
 from pontil.launcher.plan.graph_choice import graph_of
-from pontil.runtime.stages.graph.catalog import GRAPHS
-from pontil.runtime.stages.graph.mermaid import mermaid
+from pontil.runtime.foundation.entry_points import entry_point
+from pontil.runtime.foundation.staged_model import NAMES
 
 
 @click.command(short_help="Show the stages of a model of several as a diagram.")
@@ -17,6 +17,6 @@ def graph(model: str) -> None:
     found = graph_of(model)
     if found is None:
         raise OptionError(
-            f"{model} is no model of several stages: there are {', '.join(GRAPHS)}, or a directory of one."
+            f"{model} is no model of several stages: there are {', '.join(NAMES)}, or a directory of one."
         )
-    click.echo(mermaid(found.graph), nl=False)
+    click.echo(entry_point("diagram")(found), nl=False)

@@ -15,7 +15,6 @@ from pontil.launcher.child.child import child_command
 from pontil.launcher.child.fork.fork_server import ForkServer
 from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.cluster.entry import launch_on_ray
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.control.local_proxy import at_home, open_directory
@@ -42,6 +41,7 @@ from pontil.launcher.supervisor.chaos_runner import ChaosTerms
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
+from pontil.runtime.foundation.entry_points import entry_point, missing
 
 # Seconds that an ending launch waits for its output to be read.
 LAST_WORDS_WITHIN = 2.0
@@ -118,6 +118,9 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
 
     options = read()
     if options.on == "ray":
+        if (lack := missing("ray")) is not None:
+            raise OptionError(f"{lack}.")
+        launch_on_ray: Callable[[LaunchOptions, LaunchEnvironment, bool], int] = entry_point("ray")
         return launch_on_ray(options, launch_environment, dry_run)
     secret = read_key_file(Path(options.keys)) if options.keys else None
     clients = read_client_keys(options, launch_environment.variables)

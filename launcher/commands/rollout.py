@@ -3,12 +3,12 @@
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
-from pontil.launcher.control.control_client import ask, find_launch
+from pontil.launcher.commands.launch_choice import LaunchChoice, chooses_a_launch
+from pontil.launcher.control.control_client import ask
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES
@@ -24,15 +24,11 @@ def changes_a_launch(command: Callable[..., dict[str, Any]]) -> Callable[..., in
     """Wrap a command that returns a request: add the options that choose a launch, and send the request to its
     supervisor."""
 
-    @click.option("--pid", type=int, metavar="PID", help="The launch with this process id, where several run.")
-    @click.option("--port", type=int, metavar="PORT", help="The launch that serves this port.")
-    @click.option(
-        "--run-directory", type=click.Path(path_type=Path), metavar="DIR", help="The launch with this run directory."
-    )
+    @chooses_a_launch
     @functools.wraps(command)
-    def asked(pid: int | None, port: int | None, run_directory: Path | None, **given: Any) -> int:
+    def asked(choice: LaunchChoice, **given: Any) -> int:
         request = command(**given)
-        launch = find_launch(read_environment().run_base, run_directory, pid, port)
+        launch = choice.find(read_environment().run_base)
         try:
             reply = ask(launch.directory, request, click.echo)
         except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from pontil.launcher.host.devices import CPU
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
 from pontil.runtime.foundation.number_ranges import spell
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.foundation.staged_model import StagedModel
 
 TEXT, AUDIO = "text", "audio"
 
@@ -36,7 +36,7 @@ def cores_of(plan: ChildPlan) -> str:
     return f"core{'s' * (len(plan.cores) != 1)} {spell(plan.cores)}"
 
 
-def arrows(stage: str, graph: GraphModel) -> str:
+def arrows(stage: str, graph: StagedModel) -> str:
     """Return what a stage passes on, and to whom."""
     outputs = [f"-{what}-> {target}" for target, what in graph.consumers(stage)]
     if stage == graph.first:

@@ -33,6 +33,7 @@ def make_key_file(path: Path, *, force: bool = False) -> None:
                 os.fsync(written)
             # A link, unlike a rename, never replaces an existing file.
             os.replace(draft, path) if force else os.link(draft, path)
+            sync_folder(path.parent)
         finally:
             with suppress(FileNotFoundError):
                 draft.unlink()
@@ -43,6 +44,15 @@ def make_key_file(path: Path, *, force: bool = False) -> None:
         ) from None
     except OSError as error:
         raise LaunchError(f"The key file {path} cannot be written: {error.strerror}.") from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder be on the disk. Raises OSError."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def key_text(secret: str) -> str:

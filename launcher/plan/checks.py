@@ -12,7 +12,7 @@ from pontil.launcher.options.worker_roles import EMBED, LISTED_ROLES, NODE
 from pontil.launcher.plan.addresses import is_own
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, missing_package
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.foundation.staged_model import StagedModel
 
 # Workers send heartbeats twice a second, and renew a lease in thirds of it: with shorter values a busy worker would be
 # taken for a dead one.
@@ -47,7 +47,7 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError("--control is the endpoint of a proxy started here and --join of one elsewhere: give one.")
 
 
-def check_own_endpoint(options: LaunchOptions, graph: GraphModel | None) -> None:
+def check_own_endpoint(options: LaunchOptions, graph: StagedModel | None) -> None:
     """Check that workers with an endpoint of their own are of one role, and in no other system."""
     if options.http is None:
         return
@@ -64,7 +64,7 @@ def check_own_endpoint(options: LaunchOptions, graph: GraphModel | None) -> None
         )
 
 
-def check_proxies(options: LaunchOptions, graph: GraphModel | None, controls: Sequence[str]) -> None:
+def check_proxies(options: LaunchOptions, graph: StagedModel | None, controls: Sequence[str]) -> None:
     if len(controls) > 1 and graph is not None:
         raise OptionError(
             f"{options.model} has several stages, which one proxy conducts: leave out --proxies, and name one endpoint "
@@ -78,7 +78,7 @@ def check_proxies(options: LaunchOptions, graph: GraphModel | None, controls: Se
         raise OptionError(f"--join names {len(controls)} proxies, and {MOST_PROXIES} is the most.")
 
 
-def check_stages(options: LaunchOptions, graph: GraphModel | None) -> None:
+def check_stages(options: LaunchOptions, graph: StagedModel | None) -> None:
     """Check the options about stages, of which only a model of several has any."""
     given = {"--placement": options.placement, "--place": options.place, "--node": options.node}
     used = next((name for name, value in given.items() if value), "--role node" if options.role == NODE else None)
@@ -115,7 +115,7 @@ def check_tiers(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
             )
 
 
-def check_drafts(options: LaunchOptions, graph: GraphModel | None, workers: Sequence[ChildPlan]) -> None:
+def check_drafts(options: LaunchOptions, graph: StagedModel | None, workers: Sequence[ChildPlan]) -> None:
     """Check that of a model of several stages one of the workers can have the draft model: one of the stage that
     answers, if that generates."""
     if options.speculative_model is None or graph is None or not workers:

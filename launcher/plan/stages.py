@@ -12,10 +12,10 @@ from pontil.launcher.options.stage_list import PHASES, PlacedStage, read_placeme
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, NODE
 from pontil.launcher.plan.graph_choice import chosen_stage
 from pontil.launcher.plan.worker_lists import WorkerList, default_item, role_lists, roles_of
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.foundation.staged_model import ModelStage, StagedModel
 
 
-def stage_lists(options: LaunchOptions, graph: GraphModel, machine: HostDevices) -> list[WorkerList]:
+def stage_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) -> list[WorkerList]:
     """Return the workers of this launch, those of the first stage first. Raises OptionError for a placement that is
     not possible."""
     if options.role == EMBED:
@@ -30,7 +30,7 @@ def stage_lists(options: LaunchOptions, graph: GraphModel, machine: HostDevices)
     return lists
 
 
-def joined_lists(options: LaunchOptions, graph: GraphModel, machine: HostDevices) -> list[WorkerList]:
+def joined_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) -> list[WorkerList]:
     """Return the workers of the one stage that joins a proxy."""
     node = chosen_stage(options, graph)
     if (options.role == NODE) == node.generates:
@@ -47,7 +47,7 @@ def joined_lists(options: LaunchOptions, graph: GraphModel, machine: HostDevices
     return [replace(one, name=workers_name(graph, node, one.role), node=node)]
 
 
-def all_lists(options: LaunchOptions, graph: GraphModel, machine: HostDevices) -> list[WorkerList]:
+def all_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) -> list[WorkerList]:
     """Return the workers of every stage: as placed, or one on what suits the machine for each."""
     placed = placed_stages(options, graph)
     first = graph.node(graph.first)
@@ -69,14 +69,14 @@ def all_lists(options: LaunchOptions, graph: GraphModel, machine: HostDevices) -
     return lists + (role_lists(options, (EMBED,), machine) if options.embed is not None else [])
 
 
-def others(graph: GraphModel) -> Sequence[GraphNode]:
+def others(graph: StagedModel) -> Sequence[ModelStage]:
     """Return the stages but the first one, those that follow it before those that lead to it: where two workers share
     a core, it is better one that waits while the other computes."""
     place = graph.node_names.index(graph.first)
     return (*graph.nodes[place + 1 :], *graph.nodes[:place])
 
 
-def placed_stages(options: LaunchOptions, graph: GraphModel) -> dict[str, list[PlacedStage]]:
+def placed_stages(options: LaunchOptions, graph: StagedModel) -> dict[str, list[PlacedStage]]:
     """Return the entries of each placed stage: the flags' where they name it, else the file's. Either all stages are
     placed or none; the first one may have its devices by the flags of a model of one stage."""
     named = read_placement(Path(options.placement)) if options.placement else ()
@@ -97,7 +97,7 @@ def placed_stages(options: LaunchOptions, graph: GraphModel) -> dict[str, list[P
     return placed
 
 
-def check_entries(entries: Iterable[PlacedStage], graph: GraphModel, where: str) -> None:
+def check_entries(entries: Iterable[PlacedStage], graph: StagedModel, where: str) -> None:
     """Check the names in a placement, and that each is there once."""
     seen = set[str]()
     for one in entries:
@@ -116,7 +116,7 @@ def check_entries(entries: Iterable[PlacedStage], graph: GraphModel, where: str)
             raise OptionError(f"{where} places {name} whole and {split[0]} too: give one of the two.")
 
 
-def check_phase(one: PlacedStage, node: GraphNode, where: str) -> None:
+def check_phase(one: PlacedStage, node: ModelStage, where: str) -> None:
     if not node.generates:
         raise OptionError(f"{where} places {one.name}, and {node.name} has no prefill and decode: place {node.name}.")
     if one.phase not in PHASES:
@@ -128,7 +128,7 @@ def check_phase(one: PlacedStage, node: GraphNode, where: str) -> None:
         )
 
 
-def refuse_lists(options: LaunchOptions, graph: GraphModel) -> None:
+def refuse_lists(options: LaunchOptions, graph: StagedModel) -> None:
     """Refuse flags that say another thing about the first stage than its placement."""
     given = next((f"--{role}" for role in GENERATING_ROLES if getattr(options, role) is not None), None)
     given = given or ("--role mixed" if options.role == "mixed" else None)
@@ -136,7 +136,7 @@ def refuse_lists(options: LaunchOptions, graph: GraphModel) -> None:
         raise OptionError(f"{given} and the placement both say where {graph.first} runs: remove one of the two.")
 
 
-def lists_of(graph: GraphModel, node: GraphNode, entries: Sequence[PlacedStage]) -> list[WorkerList]:
+def lists_of(graph: StagedModel, node: ModelStage, entries: Sequence[PlacedStage]) -> list[WorkerList]:
     """Return the workers of a placed stage."""
     phases = {one.phase: one.items for one in entries}
     if None in phases:
@@ -150,13 +150,13 @@ def lists_of(graph: GraphModel, node: GraphNode, entries: Sequence[PlacedStage])
     return [WorkerList(workers_name(graph, node, phase), phase, phases[phase], node) for phase in PHASES]
 
 
-def workers_name(graph: GraphModel, node: GraphNode, role: str) -> str:
+def workers_name(graph: StagedModel, node: ModelStage, role: str) -> str:
     """Return the name of a stage's workers without a number. Those of the first stage have the names that a model of
     one stage gives them."""
     return role if node.name == graph.first else stem(node.name, role)
 
 
-def check_list(one: WorkerList, graph: GraphModel) -> None:
+def check_list(one: WorkerList, graph: StagedModel) -> None:
     """Check that only the first stage has workers of several devices, and that no device is there twice in one list."""
     joined = next((item for item in one.items if len(item.ranks) > 1), None)
     if joined is not None and one.node is not None and one.node.name != graph.first:

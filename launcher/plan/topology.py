@@ -30,7 +30,7 @@ from pontil.launcher.plan.workers import plan_demands, plan_workers
 from pontil.launcher.version import VERSION
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.proxy_config import ProxyOptions
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.foundation.staged_model import StagedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Topology:
     controls: tuple[str, ...]
     url: str | None
     served: str = ""
-    graph: GraphModel | None = None
+    graph: StagedModel | None = None
     shares: bool = False
 
     @property
@@ -130,7 +130,7 @@ def share_devices(workers: Sequence[ChildPlan]) -> bool:
 
 
 def plan_proxies(
-    options: LaunchOptions, machine: HostDevices, run: Path, controls: Sequence[str], graph: GraphModel | None = None
+    options: LaunchOptions, machine: HostDevices, run: Path, controls: Sequence[str], graph: StagedModel | None = None
 ) -> list[ChildPlan]:
     """Return the plan of each proxy. Several share the port and files, and each has some of its own."""
     if len(controls) == 1:
@@ -149,7 +149,7 @@ def plan_proxies(
 
 
 def plan_proxy(
-    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
+    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> ChildPlan:
     config = values_of(ProxyOptions, options) | {
         "name": "proxy",

@@ -9,7 +9,7 @@ from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.worker_roles import EMBED
-from pontil.runtime.stages.graph.catalog import GraphNode
+from pontil.runtime.foundation.staged_model import ModelStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class WorkerList:
     name: str
     role: str
     items: tuple[DeviceItem, ...]
-    node: GraphNode | None = None
+    node: ModelStage | None = None
 
     def names(self, first: int = 0) -> tuple[str, ...]:
         """Return the workers' names, numbered from `first` on."""

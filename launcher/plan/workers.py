@@ -24,7 +24,7 @@ from pontil.launcher.plan.worker_lists import WorkerList, role_lists, roles_of
 from pontil.launcher.version import VERSION
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.foundation.staged_model import StagedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class WorkerSetting:
 
     run: Path
     control: str
-    graph: GraphModel | None = None
+    graph: StagedModel | None = None
     shares: bool = False
 
 
 def plan_workers(
-    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: GraphModel | None = None
+    options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> list[ChildPlan]:
     lists = role_lists(options, roles_of(options), machine) if graph is None else stage_lists(options, graph, machine)
     items = [item for one in lists for item in one.items]
@@ -127,7 +127,7 @@ def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) ->
 
 
 def plan_demands(
-    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices, graph: GraphModel | None = None
+    options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices, graph: StagedModel | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the memory demand of the model that answers, which the child that finds the models compares with the
     available memory. Embedding models and the other stages of a model of several are smaller, and not counted."""

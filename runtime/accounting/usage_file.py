@@ -95,6 +95,8 @@ class UsageFile:
                 is_first = self.take_turn(lock)
                 patience = BUSY if self.writer.fleet is None else SHARED_BUSY
                 database = undo.enter_context(closing(connect(self.path, patience=patience)))
+                # Each connection has its own, and how SQLite was built decides where nobody asks.
+                database.execute("PRAGMA synchronous = FULL")
                 if is_first:
                     self.prepare(database, own)
                 else:
@@ -148,7 +150,6 @@ class UsageFile:
     def prepare(self, database: sqlite3.Connection, own: Iterable[str]) -> None:
         """Create the tables of a new file, and close the rows that an earlier proxy left open."""
         database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
             with database:
                 database.execute("BEGIN IMMEDIATE")

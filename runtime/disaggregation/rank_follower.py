@@ -2,47 +2,48 @@
 """The part of a follower that carries out its driver's orders about KV blocks. It decides nothing."""
 
 import queue
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.head_groups import HeadGroups
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.publisher import HostPublisher, Publisher
 from pontil.runtime.disaggregation.rank_pools import published
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Connector, PullResult
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.wire.messages import RankPlan
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class OrderedPull(Pull):
+    """This rank's part of a pull, under the driver's ticket."""
+
+    ticket: int
+
+
 class FollowerTransfers:
     """The transfers of one follower. `obey` each plan before its copies and rows; `report` after it, and whenever the
-    connector wakes the process or a second has passed while `pulling`."""
+    connector wakes the process or a second has passed."""
 
     def __init__(
-        self, storage: KVStorage, connector: Connector, grants: Grants | None = None,
+        self, storage: KVStorage, connector: JointConnector, grants: Grants | None = None,
         publisher: Publisher | None = None, records: FollowerRecords | None = None,
     ) -> None:  # fmt: skip
         self.records = records
         self.storage, self.connector, self.grants = storage, connector, grants or Grants()
         self.publisher = publisher or HostPublisher(storage)
-        # The driver's tickets by our connector's, and the other way.
-        self.tickets: dict[int, int] = {}
-        self.ours: dict[int, int] = {}
-        # By peer, the number last told of what came. One that was detached is told of as long as it has pulls.
-        self.peers: dict[str, int] = {}
-        self.leaving: set[str] = set()
-        # The peer of each open pull, by our connector's ticket.
-        self.peer_of: dict[int, str] = {}
+        # The open pulls by their tickets.
+        self.pulls: dict[int, OrderedPull] = {}
+        # By peer, the number last told of what came; the peers that were told to be lost.
+        self.received: dict[str, int] = {}
         self.lost: set[str] = set()
         # Filled by the publisher's thread, too.
         self.digests: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         self.failed_peers: dict[str, str] = {}
-
-    @property
-    def pulling(self) -> bool:
-        return bool(self.tickets)
 
     def obey(self, plan: RankPlan) -> None:
         """Carry out what a plan says of blocks. Raises TransferError for an order that cannot be read: the driver and
@@ -73,8 +74,8 @@ class FollowerTransfers:
         for order in plan.pulls:
             self.pull(order)
         for ticket in plan.cancelled:
-            if ticket in self.ours:
-                self.connector.cancel(self.ours[ticket])
+            if ticket in self.pulls:
+                self.pulls[ticket].cancel()
 
     def published(self, number: int, digests: list[int]) -> None:
         self.digests.put([number, *digests])
@@ -92,53 +93,38 @@ class FollowerTransfers:
             self.connector.attach(peer, descriptor)
         except TransferError as error:
             self.failed_peers[peer] = str(error)
-        else:
-            self.peers[peer] = 0
-            self.leaving.discard(peer)
 
     def detach(self, peer: str) -> None:
         self.connector.detach(peer)
         self.lost.discard(peer)
-        self.leaving.add(peer)
-        self.forget_leaving()
-
-    def forget_leaving(self) -> None:
-        """Forget the detached peers that have no pulls any more."""
-        for peer in self.leaving.difference(self.peer_of.values()):
-            self.peers.pop(peer, None)
-            self.leaving.discard(peer)
 
     def pull(self, order: dict[str, Any]) -> None:
         pairs = [(theirs, ours) for theirs, ours in order["pairs"]]
         shown = Grant(*order["grant"]) if "grant" in order else None
-        mine = self.connector.pull(order["peer"], pairs, order["slot"], shown)
-        self.tickets[mine], self.ours[order["ticket"]] = order["ticket"], mine
-        self.peer_of[mine] = order["peer"]
+        pull = self.pulls[order["ticket"]] = OrderedPull(
+            order["peer"], pairs, order["slot"], shown, ticket=order["ticket"]
+        )  # fmt: skip
+        self.connector.pull(pull)
 
     def report(self) -> dict[str, Any]:
         """Return the fields of a RankDone that have news since the last call; empty if there is none."""
-        ended = [self.ended(done) for done in self.connector.poll() if done.ticket in self.tickets]
-        counts = {peer: self.connector.received(peer) for peer in self.peers}
-        fresh = {peer: count for peer, count in counts.items() if count != self.peers[peer]}
+        ended = [self.ended(pull) for pull in self.connector.poll() if isinstance(pull, OrderedPull)]
+        counts = {name: peer.look() for name, peer in self.connector.peers.items()}
+        fresh = {name: count for name, count in counts.items() if count != self.received.get(name, 0)}
         lost = [peer for peer in self.connector.lost() if peer not in self.lost]
-        self.peers |= fresh
+        self.received = counts
         self.lost |= set(lost)
         digests = [self.digests.get() for _ in range(self.digests.qsize())]
         news = {
             "digests": digests, "pulls": ended, "failed_peers": self.failed_peers, "received": fresh, "lost": lost,
         }  # fmt: skip
         self.failed_peers = {}
-        self.forget_leaving()
         return {name: told for name, told in news.items() if told}
 
-    def ended(self, done: PullResult) -> dict[str, Any]:
-        """Return the report of a pull, under the driver's ticket."""
-        ticket = self.tickets.pop(done.ticket)
-        del self.ours[ticket], self.peer_of[done.ticket]
-        return {
-            "ticket": ticket, "error": done.error, "epoch": done.epoch, "bytes": done.bytes, "seconds": done.seconds,
-            "digests": done.digests,
-        }  # fmt: skip
+    def ended(self, pull: OrderedPull) -> dict[str, Any]:
+        """Return the report of a pull."""
+        del self.pulls[pull.ticket]
+        return {"ticket": pull.ticket, **asdict(pull.end)}
 
     def close(self) -> None:
         self.connector.close()

@@ -6,6 +6,10 @@ from typing import Any
 
 from pontil.runtime.transfer.grants import Grant
 
+# Seconds without an answer to a plan after which a follower may be in a long computation. One that answers sooner, if
+# only ever the plan before, says with each answer what it has received.
+COMPUTING = 1.0
+
 
 class RankOrders:
     """Everything about KV blocks that followers have to do, since the last plan. A worker of one rank has no followers,
@@ -13,6 +17,9 @@ class RankOrders:
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks, self.sent = ranks, 0
+        # The last answered plan of each follower, and the time since which it owes an answer and has given none.
+        self.answered = dict.fromkeys(self.followers, 0)
+        self.behind: dict[int, float] = {}
         # The tags of the blocks that each follower has left from an earlier process.
         self.left: list[dict[int, int]] = []
         self.fields: dict[str, Any] = {}
@@ -31,6 +38,19 @@ class RankOrders:
         self.sent += 1
         fields, self.fields = self.fields, {}
         return self.sent, fields
+
+    def heard(self, rank: int, number: int) -> None:
+        """Record a follower's answer to the plan of that number."""
+        self.answered[rank] = max(self.answered[rank], min(number, self.sent))
+        self.behind.pop(rank, None)
+
+    def computing(self, now: float) -> set[int]:
+        """Return the followers that may be in a long computation: they owe an answer, and have given none for a while.
+        If one answers none any more, collectives notice."""
+        for rank, number in self.answered.items():
+            if number < self.sent:
+                self.behind.setdefault(rank, now)
+        return {rank for rank, since in self.behind.items() if now - since >= COMPUTING}
 
     def add(self, field: str, *items: Any) -> None:
         if self.ranks > 1:

@@ -21,9 +21,8 @@ from pontil.runtime.disaggregation.states import (
     rule,
 )
 from pontil.runtime.timeline.work_times import PartTimes
-from pontil.runtime.transfer.connector import Connector, PullResult
+from pontil.runtime.transfer.connector import REUSED, Connector, Pull
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.joint_pulls import REUSED
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 # The longest time that a cancelled pull may take to end. Connectors promise far less.
@@ -32,14 +31,14 @@ DRAIN_TIMEOUT = 30.0
 LARGEST_EPOCH = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
-    """A pull in progress: pairs of blocks (theirs, ours), and the digests they must have, in the order (block, head
-    group). It began at `begun`."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class BlockPull(Pull):
+    """A pull of blocks of a transfer, and the digests that they must have, in the order (block, head group). It was
+    announced at `begun`."""
 
-    pairs: list[tuple[int, int]]
+    transfer: "ReceiveTransfer" = field(repr=False)
     digests: list[int]
-    begun: float = 0.0
+    begun: float
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +58,8 @@ class ReceiveTransfer:
     epoch: int = 0
     slot: int = 0
     announced: int = 0
-    ready: Pull | None = None
-    pending: dict[int, Pull] = field(default_factory=dict)
+    ready: BlockPull | None = None
+    pending: list[BlockPull] = field(default_factory=list)
     handoff: Handoff | None = None
     error: str | None = None
     last_progress: float = 0.0
@@ -100,7 +99,6 @@ class KVReceiver:
     ) -> None:
         self.connector, self.pools, self.deadlines = connector, pools, deadlines
         self.open: dict[str, ReceiveTransfer] = {}
-        self.by_ticket: dict[int, ReceiveTransfer] = {}
         self.acts: dict[ReceiveAction, Callable[[ReceiveTransfer], None]] = {
             ReceiveAction.START_PULL: self.start_pull,
             ReceiveAction.CANCEL_PULLS: self.cancel_pulls,
@@ -145,11 +143,12 @@ class KVReceiver:
         # The prompt advanced, so its time limit starts again.
         transfer.patience = self.deadlines.kv_transfer_timeout
         transfer.deadline = now + transfer.patience
-        if not transfer.pending:
-            transfer.last_progress, transfer.received = now, self.connector.received(transfer.peer)
         if isinstance(message, Handoff):
             transfer.handoff = message
-        transfer.ready = Pull(list(zip(message.block_ids, ours, strict=True)), message.digests, now)
+        pairs = list(zip(message.block_ids, ours, strict=True))
+        transfer.ready = BlockPull(
+            transfer.peer, pairs, transfer.slot, transfer.shown, transfer=transfer, digests=message.digests, begun=now
+        )
         self.happened(transfer, ReceiveEvent.ANNOUNCED)
 
     def contradiction(self, transfer: ReceiveTransfer, message: ChunkReady | Handoff, ours: list[int]) -> str | None:
@@ -187,8 +186,9 @@ class KVReceiver:
 
     def poll(self, now: float) -> None:
         """Handle the pulls that ended and the deadlines that passed."""
-        for done in self.connector.poll():
-            self.finish_pull(done, now)
+        for pull in self.connector.poll():
+            if isinstance(pull, BlockPull):
+                self.finish_pull(pull, now)
         for transfer in list(self.open.values()):
             self.watch(transfer, now)
             self.settle(transfer)
@@ -203,18 +203,18 @@ class KVReceiver:
         if now >= transfer.deadline:
             self.fail(transfer, f"the handoff was not complete within {transfer.patience:g} s", now)
         elif transfer.pending:
-            received = self.connector.received(transfer.peer)
+            received = transfer.pending[0].received
             if received != transfer.received:
                 transfer.received, transfer.last_progress = received, now
             elif now - transfer.last_progress > self.deadlines.kv_stall_timeout:
                 self.fail(transfer, f"no bytes came for {self.deadlines.kv_stall_timeout:g} s", now)
 
-    def finish_pull(self, done: PullResult, now: float) -> None:
-        """Handle the end of a pull. The end of an unknown pull, or of one that has ended before, is ignored."""
-        transfer = self.by_ticket.pop(done.ticket, None)
-        if transfer is None:
+    def finish_pull(self, pull: BlockPull, now: float) -> None:
+        """Handle the end of a pull. The end of one that has ended before is ignored."""
+        transfer, done = pull.transfer, pull.end
+        if pull not in transfer.pending:
             return
-        pull = transfer.pending.pop(done.ticket)
+        transfer.pending.remove(pull)
         transfer.last_progress = now
         transfer.bytes += done.bytes
         transfer.seconds += done.seconds
@@ -243,12 +243,14 @@ class KVReceiver:
             self.happened(transfer, ReceiveEvent.WHOLE)
 
     def start_pull(self, transfer: ReceiveTransfer) -> None:
-        assert transfer.ready is not None
-        if transfer.ready.pairs:
-            ticket = self.connector.pull(transfer.peer, transfer.ready.pairs, transfer.slot, transfer.shown)
-            transfer.pending[ticket] = transfer.ready
-            self.by_ticket[ticket] = transfer
+        pull = transfer.ready
+        assert pull is not None
+        if pull.pairs:
+            self.connector.pull(pull)
+            if not transfer.pending:
+                transfer.last_progress, transfer.received = pull.begun, pull.received
+            transfer.pending.append(pull)
 
     def cancel_pulls(self, transfer: ReceiveTransfer) -> None:
-        for ticket in transfer.pending:
-            self.connector.cancel(ticket)
+        for pull in transfer.pending:
+            pull.cancel()

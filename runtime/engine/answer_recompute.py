@@ -11,10 +11,11 @@ positions, and none for an answer that has no next turn. docs/decisions/006 give
 
 from collections import deque
 
-from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.compute_history import ComputeHistory
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.sampling_params import SamplingParams
 
 MOST_KEPT = 64
@@ -52,10 +53,10 @@ class AnswerRecompute:
         full = (finished.length - 1) // size
         if full > len(finished.prompt) // size:
             tokens = (finished.prompt + finished.output)[: full * size]
+            history = ComputeHistory(admissions=1, reached=len(tokens))
             self.waiting.append(
-                Sequence("", tokens, NOTHING_DRAWN, frozenset(), salt=finished.salt, draws=False, admissions=1)
+                Sequence("", tokens, NOTHING_DRAWN, frozenset(), salt=finished.salt, draws=False, history=history)
             )
-            self.waiting[-1].reached = len(tokens)
 
     def next_batch(self) -> Batch | None:
         """Return the next few positions to compute while no other work is to be done."""

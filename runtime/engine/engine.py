@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import field, replace
 
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.drafts.counts import DraftCounts
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, left_out_of
-from pontil.runtime.engine.remote_prefill import NoHandshake, RemotePrefill
-from pontil.runtime.engine.runner import Launched, Runner
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, left_out_of
+from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sampling.unknown_tokens import drawn, forget
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.remote_prefill import NoHandshake, RemotePrefill
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.value import value
 
 AT_ONCE = NoHandshake()
@@ -63,7 +63,7 @@ class StepInFlight:
         this was the first part, and not the last."""
         left_out, begun = self.launched.left_out, list[Sequence]()
         for span in self.batch.spans:
-            times = span.sequence.times
+            times = span.sequence.history.times
             if span.start < len(span.sequence.prompt) and times is not None and span.sequence not in left_out:
                 if not times.chunks.rows and span.start + span.count < len(span.sequence.prompt):
                     begun.append(span.sequence)
@@ -221,8 +221,8 @@ class Engine:
         first = sequence.received and sequence.generated == 0
         # Without memory the prompt was not computed to its end: nothing is stated of it.
         is_computed = sampled.failure != MEMORY_RAN_OUT
-        opens = is_computed and sequence.scheduled_at is not None and sequence.leads and sequence.generated == 0
-        self.prompt_computed += sequence.prompt_computed if opens else 0
+        opens = is_computed and sequence.history.scheduled_at is not None and sequence.leads and sequence.generated == 0
+        self.prompt_computed += sequence.history.prompt_computed if opens else 0
         sequence.unknown = max(0, sequence.unknown - 1)
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from pontil.gpu_ops.kv.attention import QUERY_TILE
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 
 class PromptTurns:
@@ -81,12 +81,12 @@ class TurnLevel:
                 continue
             sequence = line.popleft()
             given = counts.get(sequence, 0)
-            count = turn(sequence.computed + given, sequence.remaining - given, budget, is_first=not given)
+            count = turn(sequence.computed + given, sequence.due - given, budget, is_first=not given)
             if count:
                 counts[sequence] = given + count
                 budget -= count
                 self.take(caller, sequence, count, weight)
-                if given + count < sequence.remaining:
+                if given + count < sequence.due:
                     caller.begun.append(sequence)
                 heapreplace(turns, caller)
         return budget

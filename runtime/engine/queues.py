@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heapreplace
 from operator import attrgetter, itemgetter
 
 from pontil.runtime.engine.prefixes.cache import PrefixCache
-from pontil.runtime.engine.sequence import Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import Sequence, SequenceState
 from pontil.runtime.foundation.seat_counts import SeatCounts
 
 by_order, by_turn, by_place = attrgetter("order"), attrgetter("turn"), itemgetter(0, 1, 2, 3)

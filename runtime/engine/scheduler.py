@@ -8,17 +8,17 @@ from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
-from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.drafts.drafter import Drafter, LookupDrafter
+from pontil.runtime.engine.prefixes.block_shortage import BlockShortage
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.prefixes.tier_loads import TierLoads
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.queues import SequenceQueues
-from pontil.runtime.engine.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sampling.unknown_tokens import is_ready
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.tier_loads import TierLoads
 
 
 class Scheduler:
@@ -239,18 +239,8 @@ class Scheduler:
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
         """Run a sequence from the end of its cached prefix."""
         self.memory.adopt(sequence, hit)
-        if sequence.admissions == 0:
-            # The cached tokens count as computed before, also if they are computed again after a preemption.
-            sequence.cached = sequence.reached = hit.computed
-            sequence.scheduled_at = self.clock()
-            if sequence.times is not None:
-                sequence.times.scheduled = sequence.scheduled_at
+        if sequence.history.admit(hit.computed, len(sequence.prompt), self.clock()):
             self.prefix.count(sequence, hit.computed)
-        elif hit.computed > sequence.reached:
-            # Others computed that of the prompt while it waited, or of tokens that are known from elsewhere.
-            sequence.cached_later += max(0, min(hit.computed, len(sequence.prompt)) - sequence.reached)
-            sequence.reached = hit.computed
-        sequence.admissions += 1
         sequence.computed = hit.computed
         sequence.move(SequenceState.RUNNING)
         self.queues.run(sequence)
@@ -269,8 +259,8 @@ class Scheduler:
             self.held_up = self.held_up or sequence is not None
             return False
         self.preemptions += 1
-        if sequence.times is not None:
-            sequence.times.preempt(self.clock())
+        if sequence.history.times is not None:
+            sequence.history.times.preempt(self.clock())
         self.queues.remove(sequence)
         self.prefix.drop(sequence)
         self.memory.give_back(sequence)
@@ -295,7 +285,7 @@ class Scheduler:
         self.queues.remove(sequence)
         found = computed if known is not None else min(computed, sequence.length - 1)
         self.prefix.register(sequence, sequence.computed, found)
-        sequence.computed, sequence.reached = found, computed
+        sequence.computed, sequence.history.reached = found, computed
         sequence.move(SequenceState.RUNNING)
         self.queues.run(sequence)
         return [sequence] if known is None else self.receive(sequence, known)
@@ -322,7 +312,7 @@ class Scheduler:
             sequence.move(SequenceState.WAITING)
         made = [sequence]
         if known is not None:
-            sequence.reached = len(sequence.prompt)
+            sequence.history.reached = len(sequence.prompt)
             made = self.receive(sequence, known)
         if was_parked:
             self.queues.wait(sequence)

@@ -8,13 +8,15 @@ the metrics' thread names, and the doctor, which measures and judges each connec
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from pontil.runtime.foundation.entry_points import ENTRY_POINTS, missing
+
 # Uses the first of the others that reaches a peer.
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorRow:
-    """One connector. `target` is a module of `runtime/transfer/` and its class, `threads` are the names of its threads,
+    """One connector. `target` is a module and its class, `threads` are the names of its threads,
     and `reach` says where it can be used. Below `slow` bytes a second a handoff costs more than it should. For a
     connector that does not work here, `without` is the consequence and `mend` the remedy; a launch cannot do without
     one that is `needed`. One that is `on_gpus` moves blocks from GPU to GPU: a worker on a CPU has no use for it. One
@@ -39,23 +41,24 @@ CONNECTORS = {
     row.name: row
     for row in (
         ConnectorRow(
-            "cuda", "cuda.connector:CudaConnector", "cuda between GPUs of one host", ("over-cuda",), 10e9,
+            "cuda", "runtime.transfer.cuda.connector:CudaConnector", "cuda between GPUs of one host", ("over-cuda",),
+            10e9,
             "workers on GPUs of this host hand over through host memory, which takes longer",
             "let processes of one user share GPU memory, which containers without a common IPC namespace forbid",
             on_gpus=True,
         ),
         ConnectorRow(
-            "shm", "shm.connector:ShmConnector", "shm on one host", ("over-shm",), 1e9,
+            "shm", "runtime.transfer.shm.connector:ShmConnector", "shm on one host", ("over-shm",), 1e9,
             "workers of this host hand over through TCP, which takes longer",
             "let processes of one user open each other's memory in /proc, which hardened containers forbid",
         ),
         ConnectorRow(
-            "tcp", "tcp.connector:TcpConnector", "tcp", ("over-tcp", "tcp-guest", "tcp-server"), 0.2e9,
+            "tcp", "runtime.transfer.tcp.connector:TcpConnector", "tcp", ("over-tcp", "tcp-guest", "tcp-server"), 0.2e9,
             "workers of different hosts cannot hand over", "let processes connect over the loopback network",
             needed=True,
         ),
         ConnectorRow(
-            "nixl", "nixl.connector:NixlConnector", "nixl", ("over-nixl",), 0.2e9,
+            "nixl", ENTRY_POINTS["nixl"].target, "nixl", ("over-nixl",), 0.2e9,
             "workers with --kv-connector nixl cannot hand over",
             "see what UCX says with UCX_LOG_LEVEL=info, or take the default, --kv-connector auto",
             encrypts=False, packages=("nixl_cu12", "nixl_cu13"),
@@ -76,7 +79,9 @@ def optional() -> list[str]:
 
 
 def missing_package(row: ConnectorRow) -> str | None:
-    """Return a sentence about the package that this connector lacks here, or None where it lacks none."""
+    """Return a sentence about the room or the package that this connector lacks here, or None where it lacks none."""
+    if row.name in ENTRY_POINTS and (lack := missing(row.name)) is not None:
+        return lack
     if not row.packages or any(find_spec(name) is not None for name in row.packages):
         return None
     named = row.packages[0].replace("_", "-")

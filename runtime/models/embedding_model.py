@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kv.sequence_attention import attend_within
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.pooling import pooled, unit
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 from pontil.runtime.models.model import Model
 
 
@@ -27,14 +29,13 @@ class CausalAttention:
     """A PagedAttention of one whole sequence, which needs no pages: nothing is read again later."""
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-        sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
-    ) -> Tensor:  # fmt: skip
+        self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
+    ) -> Tensor:
         if turn is not None:
-            q, k = turn(q, k)
+            q, k = turn_heads(q, k, turn)
         values = k if v is None else v
-        made = attend_within(q, k, values, scale=scale, causal=True, window=window, sinks=sinks)
-        return made[..., :value_dim]
+        attended = attend_within(q, k, values, scale=layer.scale, causal=True, window=layer.window, sinks=layer.sinks)
+        return attended[..., : layer.value_dim]
 
 
 class DecoderEmbedding:

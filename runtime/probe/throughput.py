@@ -15,9 +15,8 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import PontilError, TransferError
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package, optional, usable
-from pontil.runtime.transfer.auto_connector import AutoConnector
-from pontil.runtime.transfer.connector import Connector, ConnectorOptions
-from pontil.runtime.transfer.connector_factory import opener
+from pontil.runtime.transfer.auto_connector import AutoConnector, opener
+from pontil.runtime.transfer.connector import Connector, ConnectorOptions, Pull
 
 # 360 KiB a block, as in a model of 135 million parameters.
 LAYOUT = KVLayout(16, 30, 3, 64, "bfloat16")
@@ -64,10 +63,10 @@ def pull(connector: Connector, wakeup: threading.Event) -> float:
     """Return bytes a second of one pull of all blocks. Raise TransferError."""
     wakeup.clear()
     begun = time.monotonic()
-    connector.pull("peer", [(block, block) for block in range(1, BLOCKS + 1)], 0)
+    connector.pull(Pull("peer", [(block, block) for block in range(1, BLOCKS + 1)], 0))
     if not wakeup.wait(PULL_TIMEOUT):
         raise TransferError(f"a pull did not end within {PULL_TIMEOUT:.0f} s")
-    (done,) = connector.poll()
+    (done,) = [pull.end for pull in connector.poll()]
     if done.error is not None:
         raise TransferError(done.error)
     return done.bytes / max(1e-9, time.monotonic() - begun)

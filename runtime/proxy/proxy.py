@@ -13,7 +13,6 @@ from typing import Any
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
-from pontil.runtime.proxy.admission.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.admission.slow_readers import SlowReaders
 from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
 from pontil.runtime.proxy.fleet.proxies import Fleet
@@ -28,10 +27,10 @@ from pontil.runtime.proxy.requests.answer_frames import AnswerFrames, MessageRou
 from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
 from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.requests.in_flight import InFlight
-from pontil.runtime.proxy.requests.request import NO_KEY
-from pontil.runtime.proxy.requests.resumable import ResumableStreams
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, joined
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
+from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import every_route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
@@ -226,21 +225,18 @@ class Proxy:
         self.context.term()
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, name: str | None = None, cache_salt: str = "",
-        priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
+        self, ticket: Ticket, prompt: list[int], params: SamplingParams
     ) -> Stream:  # fmt: skip
         """Call `submit_all` with one prompt."""
-        return self.submit_all([(prompt, params)], name, cache_salt, priority, caller, allowance)
+        return self.submit_all(ticket, [(prompt, params)])
 
     def submit_all(
-        self, asked: Sequence[tuple[list[int], SamplingParams]], name: str | None = None, cache_salt: str = "",
-        priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
+        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]],
         snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
         prefixes: Sequence[PromptPrefix] = (), remote_kv: RemoteKV | None = None,
     ) -> Stream:  # fmt: skip
-        """Admit one request per prompt, or none of them. `name` becomes part of their ids, so that they are found in
-        the workers' logs. The lowest `priority` is served first, callers of equal priority in turns. `caller` names the
-        API key. `snapshot` is the registry snapshot that earlier decisions about these requests used, if any. With an
+        """Admit one request per prompt, or none of them. `snapshot` is the registry snapshot that earlier decisions
+        about these requests used, if any. With an
         `embedding` task the answer to each prompt is a vector. `prefixes` are those of all prompts, or none, as
         `prepare` found them. With `remote_kv` there is one prompt, whose KV moves.
 
@@ -251,30 +247,30 @@ class Proxy:
         model = None if embedding is None else embedding.model
         snapshot = snapshot or self.registry.of(model).snapshot()
         admission = self.admissions.by_group[model]
-        admission.check(asked, snapshot.workers, priority, caller, allowance)
+        admission.check(ticket, asked, snapshot.workers)
         requests = []
         for place, (prompt, params) in enumerate(asked):
-            request = self.in_flight.open(name, prompt, params, cache_salt, priority, embedding)
+            request = self.in_flight.open(ticket, prompt, params, embedding)
             request.prefix, request.release = prefixes[place] if prefixes else None, snapshot.release
             request.remote_kv = remote_kv
-            admission.enter(request, caller, allowance)
+            admission.enter(request)
             self.books.admit(request)
             requests.append(request)
         admission.dispatch()
         return Stream(requests, self.in_flight.cancel, self.turn)
 
     async def submit_in_portions(
-        self, asked: Sequence[tuple[list[int], SamplingParams]], embedding: EmbeddingTask, snapshot: RegistrySnapshot,
-        name: str | None = None, priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
+        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], embedding: EmbeddingTask,
+        snapshot: RegistrySnapshot,
     ) -> Stream:  # fmt: skip
         """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
-        self.admissions.by_group[embedding.model].check(asked, snapshot.workers, priority, caller, allowance)
+        self.admissions.by_group[embedding.model].check(ticket, asked, snapshot.workers)
         with ExitStack() as broken:
             streams, answer = [], WholeAnswer(len(asked))
             broken.callback(answer.fail)
             for first in range(0, len(asked), PORTION):
                 portion = asked[first : first + PORTION]
-                stream = self.submit_all(portion, name, "", priority, caller, allowance, snapshot, embedding)
+                stream = self.submit_all(ticket, portion, snapshot, embedding)
                 stream.expect_whole(answer)
                 broken.callback(stream.cancel)
                 streams.append(stream)
@@ -294,7 +290,7 @@ class Proxy:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
         if isinstance(route, SoundRoute):
             return self.runs.try_out(prompt, params, cache_salt)
-        request = self.in_flight.open("self-test", prompt, params, cache_salt, 0)
+        request = self.in_flight.open(Ticket("self-test", cache_salt=cache_salt), prompt, params)
         request.trial = True
         request.recorder.is_hidden = True
         request.begin(route, self.clock())

@@ -1,33 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choice of a connector for each peer: shared memory where the peer's pool can be opened from here, else TCP."""
 
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
-from pontil.runtime.foundation.connectors import AUTO, usable
+from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, usable
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import ConnectorOptions, Pair, PullResult, SliceConnector
-from pontil.runtime.transfer.connector_factory import opener
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import ConnectorOptions, Pull, SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
+
+Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], SliceConnector]
+
+
+def opener(name: str) -> Opener:
+    """Return the function that opens a connector of that name: its class's `create`."""
+    module, _, found = CONNECTORS[name].target.partition(":")
+    made: Opener = getattr(import_module(f"pontil.{module}"), found).create
+    return made
 
 
 class AutoConnector:
-    """The connector. It offers every connector to peers and chooses one for each; all of them take their tickets from
-    one count."""
+    """The connector. It offers every connector to peers and chooses one for each."""
 
     def __init__(
         self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1",
         guard: TransferSecurity | None = None, deadlines: Deadlines = DEADLINES, failures: ThreadFailures | None = None,
     ) -> None:  # fmt: skip
-        options = ConnectorOptions(host, deadlines, guard, failures, count(1))
+        options = ConnectorOptions(host, deadlines, guard, failures)
         self.ways = {name: opener(name)(storage, wake, options) for name in usable(storage.staged)}
         self.chosen: dict[str, SliceConnector] = {}
-        self.pulls: dict[int, SliceConnector] = {}
 
     @classmethod
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "AutoConnector":
@@ -63,28 +68,11 @@ class AutoConnector:
     def lost(self) -> list[str]:
         return [peer for way in self.ways.values() for peer in way.lost()]
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        connector = self.chosen.get(peer, next(iter(self.ways.values())))
-        ticket = connector.pull(peer, pairs, slot, shown, heads)
-        self.pulls[ticket] = connector
-        return ticket
+    def pull(self, pull: Pull) -> None:
+        self.chosen.get(pull.peer, next(iter(self.ways.values()))).pull(pull)
 
-    def poll(self) -> list[PullResult]:
-        done = [end for way in self.ways.values() for end in way.poll()]
-        for end in done:
-            self.pulls.pop(end.ticket, None)
-        return done
-
-    def received(self, peer: str) -> int:
-        connector = self.chosen.get(peer)
-        return 0 if connector is None else connector.received(peer)
-
-    def cancel(self, ticket: int) -> None:
-        connector = self.pulls.get(ticket)
-        if connector is not None:
-            connector.cancel(ticket)
+    def poll(self) -> list[Pull]:
+        return [pull for way in self.ways.values() for pull in way.poll()]
 
     def close(self) -> None:
         for way in self.ways.values():

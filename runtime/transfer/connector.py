@@ -18,6 +18,8 @@ FOREIGN_BLOCKS = "the peer announced blocks that it does not have"
 FOREIGN_HEADS = "the peer's pool or ours does not have these heads"
 # The error of a pull that ended by an exception in the connector itself.
 FAULT = "copying failed by a fault of this worker's ({!r})"
+GONE = "the peer is gone"
+REUSED = "the peer reused the blocks before they were read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +27,67 @@ class PullResult:
     """The end of a pull. `error` is None when every byte arrived; `epoch` is the peer's cell as it was read *after* the
     data, and `digests` are of the blocks as they arrived in our pool, in the order of the pairs."""
 
-    ticket: int
     error: str | None
-    epoch: int | None
-    bytes: int
-    seconds: float
+    epoch: int | None = None
+    bytes: int = 0
+    seconds: float = 0.0
     digests: list[int] = field(default_factory=list)
+
+
+class PullReader(Protocol):
+    """The part of a connector that carries out a pull."""
+
+    @property
+    def received(self) -> int:
+        """A number that grows as long as bytes come from the pull's peer, whichever pull they are for: one that waits
+        behind another is not stalled."""
+
+    def cancel(self, pull: "Pull") -> None:
+        """End a pull that `is_cancelled`, at once and without waiting for those before it."""
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    """A pull, from the call for it to its end: copy blocks, then read epoch cell `slot` of the peer. Across a network
+    with keys, the peer requires the transfer's grant (`shown`). `heads`: only these of the model's KV heads of each
+    block, by default all of ours; the digests are then those of the slices. A connector sets `reader` when it takes the
+    pull, and `result` from any thread: the pull has ended once `poll` has returned it."""
+
+    peer: str
+    pairs: Sequence[Pair]
+    slot: int
+    shown: Grant | None = None
+    heads: range | None = None
+    is_cancelled: bool = False
+    reader: PullReader | None = field(default=None, repr=False)
+    result: PullResult | None = None
+
+    @property
+    def received(self) -> int:
+        return 0 if self.reader is None else self.reader.received
+
+    @property
+    def end(self) -> PullResult:
+        """The result of a pull that has ended."""
+        assert self.result is not None
+        return self.result
+
+    def cancel(self) -> None:
+        """Cancel the pull. It still ends with a result; one that has ended is no error."""
+        self.is_cancelled = True
+        if self.reader is not None and self.result is None:
+            self.reader.cancel(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorOptions:
     """Options of a connector besides its pool, each of which it may ignore. `host` is the address under which peers
-    reach this machine; with a `guard` only peers with the same keys are accepted across a network; `tickets` number its
-    pulls, by default its own."""
+    reach this machine; with a `guard` only peers with the same keys are accepted across a network."""
 
     host: str = "127.0.0.1"
     deadlines: Deadlines = DEADLINES
     guard: TransferSecurity | None = None
     failures: ThreadFailures | None = None
-    tickets: Iterator[int] | None = None
 
 
 class Connector(Protocol):
@@ -51,8 +95,8 @@ class Connector(Protocol):
 
     Only the puller writes, and only to its own pool, so a late or lost peer cannot corrupt it. No method blocks on a
     peer's progress or raises for what a peer did: a failure is a PullResult with an error. A pull's blocks belong to
-    the connector until `poll` has returned its PullResult, also when it was cancelled. All methods are called by the
-    engine's thread.
+    the connector until `poll` has returned the pull, also when it was cancelled. All methods, and those of Pull, are
+    called by the engine's thread.
     """
 
     def register(self) -> dict[str, Any]:
@@ -72,20 +116,11 @@ class Connector(Protocol):
     def lost(self) -> list[str]:
         """Return the attached peers whose process has ended."""
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
-        """Copy blocks, then read epoch cell `slot`; return the ticket that `poll` will name. Across a network with
-        keys, the peer requires the transfer's grant (`shown`)."""
+    def pull(self, pull: Pull) -> None:
+        """Begin a pull, which `poll` will return when it has ended."""
 
-    def poll(self) -> list[PullResult]:
-        """Return the pulls that ended since the last call, in the order they ended."""
-
-    def received(self, peer: str) -> int:
-        """Return a number that grows as long as bytes come from a peer, whichever pull they are for: a pull that waits
-        behind another one is not stalled. Unknown peers have 0."""
-
-    def cancel(self, ticket: int) -> None:
-        """Cancel a pull at once, without waiting for those before it. It still ends with a PullResult. A pull that has
-        ended is no error."""
+    def poll(self) -> list[Pull]:
+        """Return the pulls that ended since the last call, in the order they ended, each with its result."""
 
     def close(self) -> None:
         """Stop copying and detach every peer."""
@@ -93,15 +128,10 @@ class Connector(Protocol):
 
 class SliceConnector(Connector, Protocol):
     """A connector that can also read a pool with other KV heads than ours, which a worker of another number of ranks
-    has. `heads` are numbers of the model's KV heads."""
+    has."""
 
     def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
-        """Attach a pool that holds these heads, by default the same as ours."""
-
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        """Copy only these heads of each block, by default all of ours. The digests are those of the slices."""
+        """Attach a pool that holds these of the model's KV heads, by default the same as ours."""
 
 
 def runs(pairs: Sequence[Pair]) -> list[tuple[int, int, int]]:
@@ -120,6 +150,25 @@ def pieces(pairs: Sequence[Pair], most: int) -> Iterator[tuple[int, int, int]]:
     for theirs, ours, count in runs(pairs):
         for start in range(0, count, most):
             yield theirs + start, ours + start, min(most, count - start)
+
+
+class ReadablePool(Protocol):
+    """A peer's pool, with the KV heads in it."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def heads(self) -> range: ...
+
+
+def objection(pull: Pull, pool: ReadablePool | None, held: range) -> str | None:
+    """Return why this pull cannot be made, if it cannot. `held` are the heads in our pool."""
+    if pool is None:
+        return GONE
+    if not can_be_read(pull.pairs, pull.slot, pool.num_blocks):
+        return FOREIGN_BLOCKS
+    return None if is_within(pull.heads or held, pool.heads, held) else FOREIGN_HEADS
 
 
 def is_within(heads: range, *pools: range) -> bool:

@@ -2,14 +2,43 @@
 """A connector whose link can be cut for a time, for trials of what a failing network costs."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
-from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
-from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import Pull, PullResult, SliceConnector
 
 CUT = "the link is cut (chaos)"
+
+
+class ForwardingConnector:
+    """A connector that hands everything to an `inner` one: the base of those that change a part of it."""
+
+    def __init__(self, inner: SliceConnector) -> None:
+        self.inner = inner
+
+    def register(self) -> dict[str, Any]:
+        return self.inner.register()
+
+    def attach(self, peer: str, descriptor: dict[str, Any], heads: range | None = None) -> None:
+        self.inner.attach(peer, descriptor, heads)
+
+    def detach(self, peer: str) -> None:
+        self.inner.detach(peer)
+
+    def staged(self, peer: str) -> bool:
+        return self.inner.staged(peer)
+
+    def lost(self) -> list[str]:
+        return self.inner.lost()
+
+    def pull(self, pull: Pull) -> None:
+        self.inner.pull(pull)
+
+    def poll(self) -> list[Pull]:
+        return self.inner.poll()
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 class CutConnector(ForwardingConnector):
@@ -23,9 +52,9 @@ class CutConnector(ForwardingConnector):
         super().__init__(inner)
         self.wake, self.clock = wake, clock
         self.cut_until = float("-inf")
-        # Tickets of pulls that have not ended, and those of them that the cut has broken.
-        self.open: set[int] = set()
-        self.broken: set[int] = set()
+        # The pulls that have not ended, and those of them that the cut has broken.
+        self.open: list[Pull] = []
+        self.broken: set[Pull] = set()
 
     @property
     def is_cut(self) -> bool:
@@ -35,30 +64,27 @@ class CutConnector(ForwardingConnector):
         """Cut the link for so many seconds from now, or mend it with 0."""
         self.cut_until = self.clock() + seconds
         if seconds > 0:
-            for ticket in self.open - self.broken:
-                self.break_pull(ticket)
+            for pull in self.open:
+                self.break_pull(pull)
 
-    def break_pull(self, ticket: int) -> None:
-        self.broken.add(ticket)
-        self.cancel(ticket)
-        self.wake()
+    def break_pull(self, pull: Pull) -> None:
+        if pull not in self.broken:
+            self.broken.add(pull)
+            pull.cancel()
+            self.wake()
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        ticket = super().pull(peer, pairs, slot, shown, heads)
-        self.open.add(ticket)
+    def pull(self, pull: Pull) -> None:
+        super().pull(pull)
+        self.open.append(pull)
         if self.is_cut:
-            self.break_pull(ticket)
-        return ticket
+            self.break_pull(pull)
 
-    def poll(self) -> list[PullResult]:
-        """Return the ends of pulls. One that was broken failed, even if its bytes came before it was cancelled."""
-        ends = [self.failed(end) if end.ticket in self.broken else end for end in super().poll()]
-        ended = {end.ticket for end in ends}
-        self.open -= ended
-        self.broken -= ended
-        return ends
-
-    def failed(self, end: PullResult) -> PullResult:
-        return replace(end, error=CUT, epoch=None, bytes=0, digests=[])
+    def poll(self) -> list[Pull]:
+        """Return the pulls that ended. One that was broken failed, even if its bytes came before it was cancelled."""
+        ended = super().poll()
+        for pull in ended:
+            if pull in self.broken:
+                self.broken.remove(pull)
+                pull.result = PullResult(CUT)
+        self.open = [pull for pull in self.open if pull not in ended]
+        return ended

@@ -76,7 +76,7 @@ class RankPlan:
     runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
     each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `forgotten`: blocks
     whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`:
-    see runtime/disaggregation/rank_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
+    see runtime/disaggregation/joint_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
     `tiles`: rows to compute, as runtime/engine/tiles/plan_tables.py writes them. `stop`: leave after this plan.
     `recorded`: [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
     """

@@ -8,6 +8,7 @@ from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import RankLost
+from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.embed.assembly import assemble_embedder
@@ -39,10 +40,8 @@ def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -
         return EmbeddingWorker(config, assemble_embedder(config, report), report, pipe)
     if config.role == NODE:
         # Its libraries are an extra, and no other worker loads them.
-        from pontil.runtime.stages.worker.node_assembly import assemble_node
-        from pontil.runtime.stages.worker.node_worker import NodeWorker
-
-        return NodeWorker(config, *assemble_node(config, report), report, pipe)
+        node: PlainWorker = entry_point("node-worker")(config, report, pipe)
+        return node
     return Worker(config, assemble(config, report), report, pipe)
 
 

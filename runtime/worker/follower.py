@@ -17,6 +17,7 @@ from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.tiles.plan import TilePlan
@@ -27,7 +28,6 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
-from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.links.sockets import PeerClient, Poller, open_context
@@ -149,7 +149,7 @@ class Follower:
         own = self.open_connector(storage, guard)
         grants = None if guard is None else guard.grants
         publisher = publisher_for(storage, self.poller.wake, self.failures)
-        return FollowerTransfers(storage, RankedConnector(own, storage), grants, publisher, records)
+        return FollowerTransfers(storage, JointConnector(own, storage), grants, publisher, records)
 
     def turn(self, tiles: FollowedTiles, transfers: FollowerTransfers, prefault: Prefault) -> None:
         """Follow the plans that have arrived, and report what has ended."""

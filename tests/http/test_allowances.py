@@ -13,7 +13,7 @@ from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE
 
 from pontil.http.access.keyring import ADMIN, Caller, Keyring
-from pontil.runtime.proxy.admission.rate_limits import UNLIMITED, Allowance
+from pontil.runtime.proxy.requests.ticket import UNLIMITED, Allowance
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ALICE, BOB, ROOT = "sk-alice-0123456789", "sk-bob-0123456789", "adm-0123456789-adm"

@@ -15,7 +15,7 @@ from scripted_worker import eventually
 from stream_front import ASK, PATHS, TEXT, Front, Reader, ends, told, usages
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.requests import resumable
+from pontil.runtime.proxy.resume import resumable
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,9 +236,10 @@ def test_much_sound_is_sent_in_pieces(broken: ScriptedSite) -> None:
 
 def shell(made: ScriptedSite, folder: Path, page: str) -> None:
     """Run the page's lines about sound in a folder, in their order, against a site."""
-    lines = re.findall(r"^ {4}(.*curl .*)$", (ROOT / page).read_text(), re.MULTILINE)
-    assert lines and all("http://127.0.0.1:8000/" in line for line in lines)
+    lines = re.findall(r"^ {4}(.*(?:curl|scripts/ask_aloud.py) .*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert lines and all("http://127.0.0.1:8000" in line for line in lines)
     script = "\n".join(lines).replace("127.0.0.1:8000", f"127.0.0.1:{made.port}")
+    script = script.replace("python scripts/", f"{sys.executable} {ROOT}/scripts/")
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], cwd=folder, capture_output=True, text=True, timeout=DEADLINE
     )

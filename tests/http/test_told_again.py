@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE, eventually, silent
+from submitting import submit
 
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.admission.rate_limits import Allowance
-from pontil.runtime.proxy.requests.request import NO_KEY
-from pontil.runtime.proxy.requests.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.resume.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ def test_one_reader_at_a_time(keeping: ScriptedSite) -> None:
     streams = keeping.proxy.streams
 
     async def tell() -> None:
-        stream = streams.take_up(await streams.claim(name, NO_KEY), lambda: None, 1.0)
+        stream = streams.take_up(await streams.claim(name, Ticket()), lambda: None, Ticket())
         assert records.claim(name) is None, "it has a reader"
         assert stream.drain() and stream.is_over
         stream.cancel()
@@ -73,7 +73,7 @@ def test_a_reader_that_leaves_while_the_record_is_read(keeping: ScriptedSite, mo
         return claim(wanted)
 
     async def leave() -> None:
-        claiming = asyncio.ensure_future(keeping.proxy.streams.claim(name, NO_KEY))
+        claiming = asyncio.ensure_future(keeping.proxy.streams.claim(name, Ticket()))
         while not reading.is_set():
             await asyncio.sleep(0.001)
         claiming.cancel()
@@ -92,11 +92,11 @@ def test_a_record_that_cannot_be_read_is_left_to_nobody(keeping: ScriptedSite) -
     streams = keeping.proxy.streams
 
     async def tell() -> None:
-        claimed = await streams.claim(name, NO_KEY)
+        claimed = await streams.claim(name, Ticket())
         assert isinstance(claimed, StreamRecord)
         claimed.lines[0]["params"] = {"n": "many"}
         with pytest.raises(RequestError, match="cannot be read"):
-            streams.take_up(claimed, lambda: None, 1.0)
+            streams.take_up(claimed, lambda: None, Ticket())
         assert name not in records.names(), "nobody else is told that it still has a reader"
 
     within(keeping, tell())
@@ -108,11 +108,12 @@ def test_a_stream_that_goes_on_has_the_weight_of_its_key(tmp_path: Path, tokeniz
         streams = made.proxy.streams
 
         async def go_on() -> None:
-            begun = made.proxy.submit([5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(weight=3.0))
+            begun = submit(made.proxy, [5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(weight=3.0))
             name, _ = streams.begin(begun, {"body": b""}, lambda: None, lambda: True)
             before = begun.request.share
             streams.hand_over(streams.journals[name])
-            request = streams.take_up(await streams.claim(name, NO_KEY), lambda: None, 3.0).request
+            heavy = Ticket(allowance=Allowance(weight=3.0))
+            request = streams.take_up(await streams.claim(name, heavy), lambda: None, heavy).request
             assert request is not begun.request and request.share == before and before.weight == 3.0
             made.proxy.in_flight.cancel(request)
 

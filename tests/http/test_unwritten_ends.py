@@ -13,9 +13,9 @@ from stream_front import ASK, TEXT, Front, Reader, told
 
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.usage_file import UsageFile
-from pontil.runtime.proxy.requests import resumable
-from pontil.runtime.proxy.requests.resumable import ResumableStreams, Sweep
-from pontil.runtime.proxy.requests.stream_record import StreamRecord
+from pontil.runtime.proxy.resume import resumable
+from pontil.runtime.proxy.resume.resumable import ResumableStreams, Sweep
+from pontil.runtime.proxy.resume.stream_record import StreamRecord
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 PATH = "/v1/completions"

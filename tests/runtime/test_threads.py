@@ -72,7 +72,7 @@ def pulled(pools: tuple[Pool, Pool]) -> str | None:
     """Pull everything and return the pull's error, if any."""
     theirs, ours = pools
     blocks = list(range(1, 40))
-    (done,) = ours.finish(ours.connector.pull("peer", [(block, block) for block in blocks], 0))
+    (done,) = ours.finish(ours.pull("peer", [(block, block) for block in blocks], 0))
     assert done.error or ours.has(blocks, theirs, blocks)
     return done.error
 
@@ -287,11 +287,10 @@ def test_threads_can_be_events(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, ours = Pool(ShmConnector), Pool(ShmConnector)
     blocks = [1, 2]
     ours.connector.attach("peer", theirs.connector.register())
-    ticket = ours.connector.pull("peer", list(zip(blocks, blocks, strict=True)), 0)
+    pull = ours.pull("peer", list(zip(blocks, blocks, strict=True)), 0)
     assert not ours.connector.poll(), "nothing happens by itself"
     for event in events:
         event.turn()
-    (done,) = ours.connector.poll()
-    assert (done.ticket, done.error) == (ticket, None) and ours.has(blocks, theirs, blocks)
+    assert ours.connector.poll() == [pull] and pull.end.error is None and ours.has(blocks, theirs, blocks)
     for one in (theirs, ours):
         one.connector.close()

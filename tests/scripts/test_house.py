@@ -4,7 +4,17 @@
 from pathlib import Path
 
 import pytest
-from house import circles, main, report, says_little
+from house import (
+    circles,
+    classes_of,
+    long_signatures,
+    main,
+    modules_of,
+    repeated_defaults,
+    report,
+    says_little,
+    with_inherited,
+)
 
 FILES = {
     "runtime/__init__.py": "",
@@ -59,6 +69,32 @@ def test_the_figures_are_those_of_the_files(checkout: Path) -> None:
     assert "fullest rooms: runtime 2, runtime/stages 1\n" in text
     assert "with one importer 2\ncircles of files 1, the largest of 2\n  runtime.block runtime.pool\n" in text
     assert "bindings 11, of which bare participles and pronouns 1 (9.1%): told 1" in text
+
+
+def test_fields_of_parents_count_too_and_kernels_may_have_many_parameters(checkout: Path) -> None:
+    many = ", ".join("abcdefgh")
+    (checkout / "runtime/tank.py").write_text(
+        f"""import triton
+from pontil.runtime.pool import Pool
+
+class Tank(Pool):
+    depth: int = 3
+
+    def measure(self) -> None:
+        def inner({many}): pass
+        self.size, self.width = 1, 2
+
+class Basin(Tank):
+    depth: int = option(SIZES, 3, "deep")
+
+@triton.jit(do_not_specialize=["a"])
+def kernel({many}): pass
+"""
+    )
+    modules = modules_of(checkout)
+    assert with_inherited(classes_of(modules)) == {"Block": 0, "Pool": 3, "Tank": 5, "Basin": 5}
+    assert long_signatures(modules) == [(8, "runtime/tank.py Tank.measure.inner"), (8, "runtime/pool.py Pool.take")]
+    assert repeated_defaults(modules) == {"depth = 3": ["runtime/tank.py Tank", "runtime/tank.py Basin"]}
 
 
 def test_circles_are_found_whole_and_apart() -> None:

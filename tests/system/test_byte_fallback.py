@@ -28,7 +28,7 @@ GEMMA, SMOLLM2, TINY = "gemma3-270m", "smollm2-135m-instruct", "tiny"
 LONGEST = 24
 BUDGETS = range(1, LONGEST + 1)
 # The step between the budgets of a real model. The tiny one is asked at each of them in every run.
-REAL_STEP = examples(3, 1)
+REAL_STEP = examples(8, 1)
 TOPOLOGIES: dict[str, tuple[str, ...]] = {"mixed": ("--role", "mixed"), "pair": ()}
 PROMPTS = {
     "all at once": "日本𓀀語🫠 日本𓀀語🫠 日本",

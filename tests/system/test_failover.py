@@ -52,7 +52,8 @@ def test_both_decode_workers_die_one_after_the_other(spare: DisturbedSite) -> No
     spare.survives(harm, "decode:0", "decode:1")
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(0, marks=LONG), 1, pytest.param(20, marks=LONG)])
+@LONG
+@pytest.mark.parametrize("tokens", [0, 1, 20])
 def test_the_only_decode_worker_dies(pair: DisturbedSite, tokens: int) -> None:
     pair.survives(pair.kills("decode:0", tokens), "decode:0")
 

@@ -10,7 +10,7 @@ KEYS = {"alice": "sk-alice-0123456789", "bob": "sk-bob-0123456789", "admin": "ad
 PROMPT = "the glazier whispered quietly to the judge and the jury that nobody had ever seen the letter"
 
 
-# Without --long: tests/http/intake/test_cache_salt.py has the salts, tests/runtime/engine/prefixes/test_cache.py their
+# Without --long: tests/http/fields/test_cache_salt.py has the salts, tests/runtime/engine/prefixes/test_cache.py their
 # effect.
 @pytest.mark.long
 @pytest.mark.parametrize("flags", [(), ("--share-prefixes",)], ids=["own", "shared"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from answer_forms import CHAT, CLOSING, DELTA, FINISHES, OPENING, RESPONSE
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
+from hash_vectors import vector_of
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -31,6 +32,17 @@ def texts_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
                     right = right.partition(wish.stop)[0]
                 if not (text == right if one.ended == "complete" else right.startswith(text)):
                     yield f"{one.name} choice {choice} has the text {text[-40:]!r}, not {right[-40:]!r}"
+
+
+def vectors_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
+    """Each text that is embedded has its right vector, to the bit."""
+    for call in run.calls:
+        if (wish := call.wish.vectors) is None:
+            continue
+        right = [vector_of(text, wish.dimensions).tobytes() for text in wish.texts]
+        for one in call.tries:
+            if one.ended == "complete" and [vector.tobytes() for vector in one.vectors] != right:
+                yield f"{one.name} has {len(one.vectors)} vectors for {len(right)} texts, and not the right ones"
 
 
 def events_come_in_their_order(run: "SeedRun") -> Iterator[str]:

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers as a client receives them, in the forms of three routes: completions, chats and responses.
+"""Answers as a client receives them, in the forms of five routes: completions, chats (also in sound), responses,
+embeddings and texts that are read out.
 
 A chat's or a response's prompt is its conversation, which the client writes and encodes itself, without the product's
 template."""
 
+import base64
 import json
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from clients import ClientTry, ClientWish
+    from clients import ClientTry, ClientWish, SoundWish
 
-COMPLETION, CHAT, RESPONSE = "completion", "chat", "response"
-PATHS = {COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions", RESPONSE: "/v1/responses"}
+COMPLETION, CHAT, RESPONSE, EMBEDDING = "completion", "chat", "response", "embedding"
+SPOKEN, SPEECH = "spoken chat", "speech"
+PATHS = {
+    COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions", RESPONSE: "/v1/responses", EMBEDDING: "/v1/embeddings",
+    SPOKEN: "/v1/chat/completions", SPEECH: "/v1/audio/speech",
+}  # fmt: skip
 OPENING = ("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added")
 DELTA = "response.output_text.delta"
 CLOSING = ("response.output_text.done", "response.content_part.done", "response.output_item.done")
@@ -30,6 +37,10 @@ def prompt_of(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
 
 
 def body_of(wish: "ClientWish") -> bytes:
+    if wish.vectors is not None:
+        return json.dumps(wish.vectors.fields | {"priority": wish.priority}).encode()
+    if wish.form == SPEECH:
+        return json.dumps(speech_fields(wish)).encode()
     told: dict[str, Any] = {"model": "tiny", "seed": wish.seed, "ignore_eos": True, "priority": wish.priority}
     if wish.stop is not None:
         told["stop"] = [wish.stop]
@@ -38,11 +49,23 @@ def body_of(wish: "ClientWish") -> bytes:
     told |= {"max_tokens": wish.max_tokens, "n": wish.choices, "return_token_ids": True}
     if wish.stream:
         told |= {"stream": True, "stream_options": {"include_usage": True}}
-    if wish.form == CHAT:
+    if wish.sound is not None:
+        told |= {"modalities": ["text", "audio"], "audio": sound_fields(wish.sound, "format", "pcm16")}
+    if wish.form in (CHAT, SPOKEN):
         told["messages"] = [{"role": role, "content": text} for role, text in wish.messages]
     else:
         told["prompt"] = wish.prompt
     return json.dumps(told).encode()
+
+
+def sound_fields(wish: "SoundWish", form: str, plain: str) -> dict[str, Any]:
+    return {form: "wav" if wish.in_wav else plain} | ({"voice": wish.voice} if wish.voice else {})
+
+
+def speech_fields(wish: "ClientWish") -> dict[str, Any]:
+    assert wish.sound is not None
+    told = {"input": wish.messages[0][1], "stream": wish.sound.streams, "priority": wish.priority}
+    return told | sound_fields(wish.sound, "response_format", "pcm")
 
 
 def response_fields(wish: "ClientWish") -> dict[str, Any]:
@@ -68,12 +91,31 @@ def take_event(one: "ClientTry", form: str, told: dict[str, Any]) -> None:
         take_chunk(one, told)
 
 
-def take_whole(one: "ClientTry", form: str, told: dict[str, Any]) -> None:
+def take_whole(one: "ClientTry", form: str, body: bytes) -> None:
     """Take a whole answer."""
+    if form == SPEECH:
+        one.sound += body
+        one.usage = {"prompt_tokens": 0, "completion_tokens": 0}
+        return
+    told = json.loads(body)
     if form == RESPONSE:
         take_response(one, told)
+    elif form == EMBEDDING:
+        take_vectors(one, told)
     else:
         take_chunk(one, told)
+
+
+def take_vectors(one: "ClientTry", told: dict[str, Any]) -> None:
+    if [item["index"] for item in told["data"]] != list(range(len(told["data"]))):
+        one.odd.append("has its vectors in another order")
+    one.vectors = [numbers_of(item["embedding"]) for item in told["data"]]
+    one.usage = {"prompt_tokens": told["usage"]["total_tokens"], "completion_tokens": 0}
+
+
+def numbers_of(vector: list[float] | str) -> "array[float]":
+    """Return a vector as float32 numbers, of either form."""
+    return array("f", base64.b64decode(vector) if isinstance(vector, str) else vector)
 
 
 def take_chunk(one: "ClientTry", told: dict[str, Any]) -> None:
@@ -84,18 +126,22 @@ def take_chunk(one: "ClientTry", told: dict[str, Any]) -> None:
     for choice in told["choices"]:
         index = choice["index"]
         said = choice.get("message") or choice.get("delta") or {}
-        ids, text = choice.get("token_ids") or [], choice.get("text") or said.get("content") or ""
+        audio = said.get("audio") or {}
+        one.sound += base64.b64decode(audio.get("data", ""))
+        ids = choice.get("token_ids") or []
+        text = choice.get("text") or said.get("content") or audio.get("transcript") or ""
         one.ids[index] += ids
         one.texts[index] += text
         if "role" in said and "delta" in choice:
             one.events.append(f"role {index}")
-        if ids or text:
+        if ids or text or {"data", "expires_at"} & audio.keys():
             one.events.append(f"part {index}")
         if choice.get("finish_reason"):
             one.finishes[index] = choice["finish_reason"]
             one.events.append(f"end {index}")
     if told.get("usage"):
         one.usage = told["usage"]
+        one.frames = told["usage"].get("completion_tokens_details", {}).get("audio_tokens", 0)
         one.events.append("usage")
 
 

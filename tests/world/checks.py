@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from answer_checks import a_late_reader_has_all_or_nothing, events_come_in_their_order, texts_equal_the_oracle
+from answer_checks import (
+    a_late_reader_has_all_or_nothing,
+    events_come_in_their_order,
+    texts_equal_the_oracle,
+    vectors_equal_the_oracle,
+)
 from answer_forms import RESPONSE
 from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
@@ -23,11 +28,11 @@ from operators import (
     who_asked_a_leaving_proxy_has_an_answer,
 )
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
+from sounds import sounds_equal_the_oracle
 
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.proxy.fleet.siblings import UNBORN
-from pontil.runtime.proxy.requests.stream_record import StreamRecords
-from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.proxy.resume.stream_record import StreamRecords
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -90,6 +95,10 @@ def a_stream_goes_on_within_its_window(run: "SeedRun") -> Iterator[str]:
         # Nobody could continue it in time.
         return
     for _, one in tries(run):
+        lost_at = run.world.disks.lost_at
+        if lost_at is not None and one.began <= lost_at:
+            # Records outlive processes, and no power cut.
+            continue
         if one.status == 404 and one.continued and one.ended_at - one.began < run.plan.resume_window:
             yield f"{one.name} began {one.ended_at - one.began:.1f} s before"
 
@@ -100,45 +109,48 @@ def usage_equals_deliveries(run: "SeedRun") -> Iterator[str]:
         if one.ended == "complete":
             assert one.usage is not None
             said = one.usage["prompt_tokens"], one.usage["completion_tokens"]
-            if said != (len(wish.prompt), one.delivered):
-                yield f"{one.name} says {said} for {len(wish.prompt)} and {one.delivered} tokens"
+            if said != (len(wish.prompt), one.billed):
+                yield f"{one.name} says {said} for {len(wish.prompt)} and {one.billed} tokens"
 
 
 def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
-    """The log has one row, closed, of each answer, with its counts; of a try that broke off at most one, not open."""
+    """The log has one row of each answer, or one of each text that was embedded or stage that made it, closed, with its
+    counts; of a try that broke off at most as many, not open."""
     path = run.folder / "usage"
     with closing(sqlite3.connect(path)) as database:
-        rows = database.execute(
-            "SELECT name, state, prompt_tokens, completion_tokens, api_key FROM requests"
-        ).fetchall()
+        rows = database.execute("SELECT name, state, prompt_tokens, completion_tokens FROM requests").fetchall()
     counts = Counter(name for name, *_ in rows)
-    by_name = {name: row for name, *row in rows}
+    by_name: dict[str, list[tuple[str, int, int]]] = {}
+    for name, *row in rows:
+        by_name.setdefault(name, []).append(row)
     for wish, one in tries(run):
-        if counts[one.name] > 1:
+        if counts[one.name] > wish.rows:
             yield f"{one.name} is there {counts[one.name]} times"
-        row = by_name.get(one.name)
+        own = by_name.get(one.name, [])
         if one.name in run.world.disks.lost_rows:
             continue
-        if one.ended == "complete" and (row is None or row[0] != "closed"):
-            yield f"{one.name} is complete, and its row is {row}"
-        elif one.ended == "complete" and row is not None:
-            wanted = [len(wish.prompt), one.delivered]
-            if row[1:3] != wanted:
-                yield f"{one.name} is billed {row[1:3]} for {wanted}"
-        elif row is not None and row[0] == "open" and not wish.resumable:
+        states = [state for state, *_ in own]
+        if one.ended == "complete" and states != ["closed"] * wish.rows:
+            yield f"{one.name} is complete, and its rows are {own}"
+        elif one.ended == "complete":
+            billed = sum(prompt for _, prompt, _ in own), sum(completion for *_, completion in own)
+            if billed != (len(wish.prompt), one.billed):
+                yield f"{one.name} is billed {billed} for {len(wish.prompt), one.billed}"
+        elif "open" in states and not wish.resumable:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
     for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
         yield f"{name} is there, and nobody asked for it"
 
 
-def a_row_is_there_before_its_reply_ends(run: "SeedRun", name: str) -> None:
-    """Note a violation if the row of an answer is not closed on a good disk by when its client has all of it."""
+def a_row_is_there_before_its_reply_ends(run: "SeedRun", wish: ClientWish, name: str) -> None:
+    """Note a violation if the rows of an answer are not closed on a good disk by when its client has all of it."""
     if any(fault.kind in ("full", "slow disk") for fault in run.faults):
         return
     with closing(sqlite3.connect(run.folder / "usage")) as database:
-        row = database.execute("SELECT 1 FROM requests WHERE name = ? AND state = 'closed'", (name,)).fetchone()
-    if row is None:
+        closed = "SELECT count(*) FROM requests WHERE name = ? AND state = 'closed'"
+        (count,) = database.execute(closed, (name,)).fetchone()
+    if count < wish.rows:
         run.world.violate(f"a_row_is_there_before_its_reply_ends: {name} is answered, and has no closed row")
 
 
@@ -191,25 +203,10 @@ def nobody_waits_past_a_deadline(run: "SeedRun") -> Iterator[str]:
             yield f"client {call.wish.number} waited {waited:.1f} s after the last fault"
 
 
-def left_in(worker: Worker) -> dict[str, int]:
-    """Return what a worker holds for requests: nothing, once there are none."""
-    pool = worker.machine.pool
-    return {
-        "requests": len(worker.requests),
-        "sequences": len(worker.machine.engine.sequences),
-        "leases": len(worker.prefill.kv_sender.open),
-        "pulls": len(worker.decode.kv_receiver.open),
-        "draining": len(worker.decode.draining),
-        "blocks": pool.capacity - pool.available,
-    }
-
-
 def nothing_is_left_two_seconds_after_the_last_fault(run: "SeedRun") -> Iterator[str]:
     """Blocks, seats, leases, records and tickets return at once, not only after every timeout."""
-    for process in run.site.workers:
-        assert process.worker is not None
-        process.worker.machine.pool.check()
-        if left := {name: count for name, count in left_in(process.worker).items() if count}:
+    for process in run.site.all_workers:
+        if left := {name: count for name, count in process.left.items() if count}:
             yield f"{process} has {left}"
     for serving in run.site.proxies:
         proxy = serving.proxy
@@ -262,6 +259,20 @@ def memory_that_ran_out_is_said(run: "SeedRun") -> Iterator[str]:
         yield f"it says so of {site.oom_said} exits, and there were {site.oom_kills}"
 
 
+def a_page_of_metrics_has_all_proxies(run: "SeedRun") -> Iterator[str]:
+    """Each proxy shows the metrics of all that could leave their pages, whatever their clocks of the day say."""
+    if any(fault.kind in ("full", "slow disk", "stop") for fault in run.faults):
+        return
+    for process in run.site.proxies:
+        assert process.proxy is not None
+        pages = process.proxy.fleet.pages
+        with process.inside():
+            page = b"" if pages is None else pages.beside(pages.render())
+        for other in run.site.proxies:
+            if pages is not None and b'proxy="%b"' % other.name.encode() not in page:
+                yield f"{process} shows none of {other}"
+
+
 def no_thread_failed(run: "SeedRun") -> Iterator[str]:
     """No thread, task or handler of any process ended by an exception of ours."""
     yield from run.world.failures
@@ -270,6 +281,8 @@ def no_thread_failed(run: "SeedRun") -> Iterator[str]:
 CHECKS: tuple[Check, ...] = (
     tokens_equal_the_oracle,
     texts_equal_the_oracle,
+    vectors_equal_the_oracle,
+    sounds_equal_the_oracle,
     events_come_in_their_order,
     a_stream_goes_on_within_its_window,
     a_late_reader_has_all_or_nothing,
@@ -293,6 +306,7 @@ CHECKS: tuple[Check, ...] = (
     all_work_in_their_roles_again,
     who_asked_a_leaving_proxy_has_an_answer,
     hostile_requests_have_a_defined_answer,
+    a_page_of_metrics_has_all_proxies,
     no_thread_failed,
 )
 

@@ -2,12 +2,14 @@
 """Clients: each asks for one answer by HTTP until it has it, or leaves before that."""
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from answer_forms import COMPLETION, PATHS, RESPONSE, Message, body_of, take_event, take_whole
 from connection_buffers import Pace
+from connections import LATENCY
 from http_reader import HttpReader
 from request_connections import Dialer, PendingAnswer, RequestConnection
 from site_plan import SHORT_WINDOW
@@ -29,12 +31,35 @@ LATE, LATE_BY = 0.15, (-0.5, 0.0, 0.4, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
+class VectorWish:
+    """The tokens of the texts that are to be embedded, the length of their vectors (None: the model's own), and the
+    `fields` that ask for it."""
+
+    texts: tuple[tuple[int, ...], ...]
+    dimensions: int | None
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SoundWish:
+    """A wish for sound from so many stages of a graph, as a WAV file or as bare samples. A text that is read out has no
+    events of a stream, and may stream its samples themselves."""
+
+    graph: str
+    stages: int
+    voice: str | None
+    in_wav: bool
+    streams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ClientWish:
     """One request: what is asked for, with which key. `leaves` is after how many seconds the client goes away, `reads`
     and `sends` the pace of its first try. One that `breaks` its stream hangs up at some event of it, and goes on over
     another connection; one that `shares` a connection sends over that of its key, and one that `shuts` ends its own way
     after the request of its first try. The prompt of another `form` than a completion is that of `messages`; a response
-    may go on after a `previous` one, and has `turns` of its client come after it."""
+    may go on after a `previous` one, and has `turns` of its client come after it. One for `vectors` has no choices, and
+    the tokens of all of its texts as its prompt."""
 
     number: int
     key: str
@@ -56,6 +81,15 @@ class ClientWish:
     messages: tuple[Message, ...] = ()
     previous: str | None = None
     turns: tuple[str, ...] = ()
+    vectors: VectorWish | None = None
+    sound: SoundWish | None = None
+
+    @property
+    def rows(self) -> int:
+        """The rows that the usage log has of it."""
+        if self.sound is not None:
+            return self.sound.stages
+        return 1 if self.vectors is None else len(self.vectors.texts)
 
 
 @dataclass(slots=True)
@@ -88,6 +122,15 @@ class ClientTry:
     kept: bool = False
     events: list[str] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
+    vectors: "list[array[float]]" = field(default_factory=list)
+    # The bytes of its sound, and the tokens of sound as its usage says.
+    sound: bytearray = field(default_factory=bytearray)
+    frames: int = 0
+
+    @property
+    def billed(self) -> int:
+        """The tokens that came, and those of sound."""
+        return self.delivered + self.frames
 
     @property
     def delivered(self) -> int:
@@ -113,6 +156,8 @@ class ClientCall:
         self.rest = b""
         self.outcome: str | None = None
         self.began = self.ended_at = 0.0
+        # When it was first made.
+        self.asked_at = world.now()
 
     @property
     def last(self) -> ClientTry:
@@ -229,8 +274,8 @@ class ClientCall:
 
     # The parts of an AnswerTaker.
 
-    def held_up(self) -> None:
-        self.began = self.world.now()
+    def held_up(self, seconds: float) -> None:
+        self.began = self.world.now() + seconds
 
     def received(self, new: bytes) -> None:
         assert self.pending is not None
@@ -250,7 +295,7 @@ class ClientCall:
         self.last.status = reader.status
         if reader.status == 200:
             if not self.wish.stream:
-                take_whole(self.last, self.wish.form, json.loads(reader.body))
+                take_whole(self.last, self.wish.form, bytes(reader.body))
             if self.last.usage is not None and None not in self.last.finishes:
                 self.finish_try("complete")
                 self.end("done")
@@ -272,6 +317,10 @@ class ClientCall:
         elif self.last.continued and b"stream_not_found" in reader.body:
             self.finish_try("gone")
             self.ask()
+        elif b"previous_response_not_found" in reader.body and self.is_forgotten:
+            self.finish_try("gone")
+            self.wish = replace(self.wish, previous=None)
+            self.ask()
         else:
             self.world.violate(f"every_outcome_is_defined: {self.last.name} got {reader.status} {reader.body[:200]!r}")
             self.end("failed")
@@ -280,6 +329,12 @@ class ClientCall:
     def is_too_slow(self) -> bool:
         """Return whether it is so slow to send its request that this may be refused."""
         return self.wish.sends is not None and self.world.now() - self.last.began >= RECEIVED_WITHIN
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Return whether a power cut may have taken the response after which it goes on."""
+        lost_at = self.world.disks.lost_at
+        return self.wish.previous is not None and lost_at is not None and lost_at >= self.asked_at - LATENCY
 
     def wait_for_limit(self, seconds: float) -> None:
         """Ask again when the limit of its key is said to allow it."""

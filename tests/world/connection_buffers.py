@@ -32,11 +32,12 @@ class Pace:
 
 class PacedInbox:
     """The bytes that have come to a client that takes them at its own pace, and then the end, if that has come. `hear`
-    is called with each piece, `hear_end` at the end, and `hold_up` where the client makes others wait."""
+    is called with each piece, `hear_end` at the end, and `hold_up` with the seconds for which the client makes others
+    wait."""
 
     def __init__(
         self, world: SeededWorld, pace: Pace, hear: Callable[[bytes], None], hear_end: Callable[[], None],
-        hold_up: Callable[[], None],
+        hold_up: Callable[[float], None],
     ) -> None:  # fmt: skip
         self.world, self.pace, self.hear, self.hear_end, self.hold_up = world, pace, hear, hear_end, hold_up
         self.bytes = bytearray()
@@ -69,7 +70,7 @@ class PacedInbox:
         self.read += len(piece)
         self.world.after(seconds, self.take)
         if self.bytes or seconds > self.pace.pause:
-            self.world.after(seconds, self.hold_up)
+            self.hold_up(seconds)
         self.hear(piece)
 
 

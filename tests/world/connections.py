@@ -12,13 +12,13 @@ LATENCY = 80e-6
 
 
 class ConnectionUser(Protocol):
-    """The client's side of a connection. It is told where its own pace has held up the answer until now."""
+    """The client's side of a connection. It is told where its own pace holds up the answer, and for how long."""
 
     def received(self, data: bytes) -> None: ...
 
     def disconnected(self) -> None: ...
 
-    def held_up(self) -> None: ...
+    def held_up(self, seconds: float) -> None: ...
 
 
 class ClientConnection(asyncio.Transport):
@@ -62,10 +62,13 @@ class ClientConnection(asyncio.Transport):
             self.world.after(LATENCY, lambda: self.process.call(self.unread.put, None))
 
     def end(self) -> None:
-        """End with the proxy's process."""
+        """End with the proxy's process: if that vanished with its host, the client hears of it when a host is there."""
         if not self.ended:
             self.ended = True
-            self.world.after(LATENCY, self.come_end)
+            if self.process.vanished:
+                self.world.network.when_back.append((self.process, self.come_end))
+            else:
+                self.world.after(LATENCY, self.come_end)
 
     def come_end(self) -> None:
         if self.inbox is None:

@@ -34,8 +34,7 @@ def in_a_form(wish: ClientWish, chance: random.Random, tokenizer: Tokenizer) -> 
     draw = chance.random()
     if draw >= CHATS + RESPONSES:
         return wish
-    # A letter for each token, so that prompts that begin alike still do.
-    text = "".join(chr(ord("a") + token % LETTERS) for token in wish.prompt)
+    text = letters_of(wish.prompt)
     cut = len(text) // 2 if chance.random() < INSTRUCTED else 0
     messages: tuple[Message, ...] = (("system", text[:cut]),) * bool(cut) + (("user", text[cut:]),)
     wish = replace(wish, messages=messages, prompt=prompt_of(messages, tokenizer))
@@ -46,6 +45,11 @@ def in_a_form(wish: ClientWish, chance: random.Random, tokenizer: Tokenizer) -> 
         return wish
     turns = tuple(f"and {chance.randrange(1000)}" for _ in range(chance.randrange(1, MOST_TURNS + 1)))
     return replace(wish, turns=turns, max_tokens=min(wish.max_tokens, TURN_TOKENS))
+
+
+def letters_of(tokens: list[int]) -> str:
+    """Return a letter for each token, so that texts of prompts that begin alike still do."""
+    return "".join(chr(ord("a") + token % LETTERS) for token in tokens)
 
 
 def next_turn(call: ClientCall, tokenizer: Tokenizer) -> ClientWish | None:

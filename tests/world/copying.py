@@ -2,7 +2,7 @@
 """The real shared-memory connector, whose pulls take virtual time: the bytes are read at one moment and the epoch at a
 later one, with all that may happen between them. And the memory that its peers map."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,11 @@ from processes import WorldProcess
 from virtual_time import HERE
 
 from pontil.runtime.cache.storage import KVStorage, epoch_after_data
-from pontil.runtime.disaggregation.receiver import ReceiveTransfer
+from pontil.runtime.disaggregation.joint_pull import PullPart
+from pontil.runtime.disaggregation.receiver import BlockPull, ReceiveTransfer
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import Pair, PullResult
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import Pull, PullResult
 from pontil.runtime.transfer.shm import peer_pool
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob, cancelled
@@ -62,6 +62,13 @@ def identity_of(pool: PeerPool) -> str:
     return pool.host.identity
 
 
+def transfer_of(pull: Pull) -> ReceiveTransfer | None:
+    """Return the transfer of a pull. A follower does not know for which one its driver ordered it, and pulls of the
+    streams of stages have none."""
+    whole = pull.whole.pull if isinstance(pull, PullPart) else pull
+    return whole.transfer if isinstance(whole, BlockPull) else None
+
+
 def owner_of(pool: PeerPool) -> WorldProcess:
     assert isinstance(pool.host, SeenMemory)
     return pool.host.owner
@@ -80,34 +87,25 @@ class EventConnector(ShmConnector):
         self.free_at = self.stuck_until = 0.0
         # Pulls take so many times as long.
         self.slowness = 1.0
-        # By pull: the transfer for which it was started with the lives of the blocks that it writes, and what ends it.
-        self.wanted: dict[int, tuple[ReceiveTransfer | None, list[int]]] = {}
-        self.ends: dict[int, Callable[[], None]] = {}
+        # By pull: the lives of the blocks that it writes, as it was started, and what ends it.
+        self.lives: dict[Pull, list[int]] = {}
+        self.ends: dict[Pull, Callable[[], None]] = {}
 
     def register(self) -> dict[str, Any]:
         """Name the pool by its identity alone: which number its file has depends on when garbage was collected."""
         return {**super().register(), "fd": 0}
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        ticket = super().pull(peer, pairs, slot, shown, heads)
-        identity = self.storage.identity.hex()
-        self.wanted[ticket] = self.transfer, self.ghosts.lives_of(identity, [ours for _, ours in pairs])
-        return ticket
-
-    @property
-    def transfer(self) -> ReceiveTransfer | None:
-        """The transfer of a pull that is being started, where that is known."""
-        assert self.ghosts.pulling is not None
-        return self.ghosts.pulling
+    def pull(self, pull: Pull) -> None:
+        super().pull(pull)
+        self.lives[pull] = self.ghosts.lives_of(self.storage.identity.hex(), [ours for _, ours in pull.pairs])
 
     def carry_out(self, job: CopyJob[PeerPool]) -> None:
         """Start a pull: it reads the bytes at some moment before its end."""
-        world, (transfer, lives) = self.process.world, self.wanted.pop(job.ticket)
+        world, pull, pairs = self.process.world, job.pull, job.pull.pairs
+        transfer, lives = transfer_of(pull), self.lives.pop(pull)
         epoch = UNKNOWN_EPOCH if transfer is None else transfer.epoch
         begins = max(world.now(), self.free_at, self.stuck_until)
-        seconds = PULL_SECONDS + len(job.pairs) * BLOCK_SECONDS * (1 + self.chance.random())
+        seconds = PULL_SECONDS + len(pairs) * BLOCK_SECONDS * (1 + self.chance.random())
         if self.chance.random() < self.slow_share:
             seconds += self.chance.random() * SLOW_SECONDS
         seconds *= self.slowness
@@ -116,46 +114,45 @@ class EventConnector(ShmConnector):
         state: dict[str, Any] = {}
 
         def read() -> None:
-            if job.ticket not in self.ends:
+            if pull not in self.ends:
                 return
-            if owner_of(job.peer).vanished:
+            if owner_of(job.pool).vanished:
                 state["silent_until"] = world.now() + LINK_TIMEOUT
                 return
-            self.ghosts.check_written(self.storage.identity.hex(), [ours for _, ours in job.pairs], lives)
+            self.ghosts.check_written(self.storage.identity.hex(), [ours for _, ours in pairs], lives)
             state["result"] = self.copy(job)
-            identity, blocks = identity_of(job.peer), [theirs for theirs, _ in job.pairs]
+            identity, blocks = identity_of(job.pool), [theirs for theirs, _ in pairs]
             state["lives"] = self.ghosts.lives_of(identity, blocks)
-            shown = int(job.peer.epochs[job.slot])
-            self.ghosts.check_read(identity, job.slot, epoch, shown, blocks, state["lives"])
+            shown = int(job.pool.epochs[pull.slot])
+            self.ghosts.check_read(identity, pull.slot, epoch, shown, blocks, state["lives"])
 
         def end() -> None:
             silent_until = state.pop("silent_until", 0.0)
             if world.now() < silent_until and not self.must_end(job):
                 self.process.job(silent_until, end)
                 return
-            if self.ends.pop(job.ticket, None) is not None:
-                self.finish(self.result_of(job, transfer, state))
+            if self.ends.pop(pull, None) is not None:
+                self.finish(pull, self.result_of(job, transfer, state), job.pool)
 
-        self.ends[job.ticket] = end
+        self.ends[pull] = end
         self.process.job(reads, read)
         self.process.job(self.free_at, end)
 
     def result_of(self, job: CopyJob[PeerPool], transfer: ReceiveTransfer | None, state: dict[str, Any]) -> PullResult:
         """Return the end of a pull: the epoch is read now, after the data."""
         if "result" not in state or self.must_end(job):
-            return cancelled(job.ticket, self.process.world.now())
-        shown = epoch_after_data(job.peer.epochs, job.slot)
-        blocks = [theirs for theirs, _ in job.pairs]
+            return cancelled(self.process.world.now())
+        shown = epoch_after_data(job.pool.epochs, job.pull.slot)
+        blocks = [theirs for theirs, _ in job.pull.pairs]
         if transfer is not None:
-            self.ghosts.check_read(identity_of(job.peer), job.slot, transfer.epoch, shown, blocks, state["lives"])
+            self.ghosts.check_read(identity_of(job.pool), job.pull.slot, transfer.epoch, shown, blocks, state["lives"])
             if shown != transfer.epoch:
                 self.ghosts.moved.add(transfer)
         done: PullResult = replace(state["result"], epoch=shown)
         return done
 
-    def cancel(self, ticket: int) -> None:
-        super().cancel(ticket)
+    def cancel(self, pull: Pull) -> None:
         world = self.process.world
-        if (end := self.ends.get(ticket)) is not None:
+        if (end := self.ends.get(pull)) is not None:
             notices = world.now() + self.chance.uniform(*NOTICES_WITHIN)
             self.process.job(max(notices, self.stuck_until), end)

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from unsynced import UnsyncedWrites, remove_run_directory
 from virtual_time import HERE, ProcessDied, SeededWorld
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ WRITES, DIES_WITHIN = 6, 2.0
 # Share of writes to a full disk for which there is no room at all; of others a part is written.
 NO_ROOM = 0.5
 FULL = "database or disk is full"
+# The beginnings of what does not lie in the run directory: of responses so in a share of seeds, where the operator has
+# named a file for them.
+KEPT, RESPONSES, NAMED = (USAGE, KV, "memory"), "responses", 0.5
 
 
 @dataclass(slots=True)
@@ -68,6 +72,9 @@ class WorldDisks:
         self.refused: set[tuple[WorldProcess | None, str]] = set()
         # Requests whose rows waited for a bad disk when their proxy died, and are lost (docs/operate/accounting.md).
         self.lost_rows: set[str] = set()
+        # The writes that a power cut would take away, if there is one; and when the last one of the first host was.
+        self.unsynced: UnsyncedWrites | None = None
+        self.lost_at: float | None = None
 
     @property
     def usage_is_late(self) -> bool:
@@ -107,6 +114,16 @@ class WorldDisks:
             self.world.spend(1e-6)
             raise ProcessDied
 
+    def cut_power(self, host: int, host_of: Callable[[str], int]) -> None:
+        """Lose what was not synced on a host whose processes have all died."""
+        if self.unsynced is None:
+            return
+        self.unsynced.lose(lambda name: host_of(name) == host)
+        if host == 0:
+            self.lost_at = self.world.time
+            self.unsynced.lose_commits()
+            remove_run_directory(Path(self.folder), KEPT + (RESPONSES,) * (self.chance.random() < NAMED))
+
     def of_this_process(self) -> DeadlyWrite | None:
         return self.deadly.get(self.world.current) if self.deadly and self.world.current is not None else None
 
@@ -115,6 +132,7 @@ class WorldDatabase(sqlite3.Connection):
     """A database of a process of the world: its commits are writes to a disk."""
 
     disk: WorldDisk | None = None
+    path = ""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -130,6 +148,8 @@ class WorldDatabase(sqlite3.Connection):
         if written == 2:
             super().__exit__(None, None, None)
             disks.refused.discard(writer)
+            if disks.unsynced is not None:
+                disks.unsynced.committed(self, self.path)
         else:
             self.rollback()
             disks.refused.add(writer)
@@ -177,11 +197,13 @@ def stamp(file: Any) -> None:
 def written(put: Callable[..., int], file: int, data: Any, *place: int) -> int:
     """Write to a file of the world, as far as its disk and the process's life allow."""
     disks = HERE.world.disks
-    disk = disks.files.get(file) if HERE.world.current is not None else None
-    if disk is None:
+    if HERE.world.current is None or (disk := disks.files.get(file)) is None:
         return put(file, data, *place)
     must_live()
-    count = put(file, memoryview(data)[: disks.begin(disk, len(data))], *place)
+    size = disks.begin(disk, len(data))
+    if disks.unsynced is not None and disk.name == KV:
+        disks.unsynced.write(file, place[0], size, HERE.world.current.name)
+    count = put(file, memoryview(data)[:size], *place)
     stamp(file)
     disks.end()
     if count == len(data):
@@ -230,8 +252,11 @@ def set_times(file: Any, times: Any = None, **given: Any) -> None:
 def connected(address: str | Path, *given: Any, **more: Any) -> sqlite3.Connection:
     if HERE.world.current is None:
         return sqlite3.Connection(address, *given, **more)
-    made = WorldDatabase(address, *given, **more)
-    made.disk = HERE.world.disks.disk_of(unquote(os.fspath(address).removeprefix("file:").partition("?")[0]))
+    made, disks = WorldDatabase(address, *given, **more), HERE.world.disks
+    made.path = unquote(os.fspath(address).removeprefix("file:").partition("?")[0])
+    made.disk = disks.disk_of(made.path)
+    if disks.unsynced is not None:
+        disks.unsynced.opened.append((HERE.world.current, made))
     return made
 
 

@@ -2,8 +2,6 @@
 """A worker's process: the real worker with its scheduler, pool, prefix cache and handoff, over a model that hashes."""
 
 import logging
-import math
-import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +9,20 @@ import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
 from hash_model import HashRunner, StepCost, layout_of
+from hash_stages import SPEECH_IDS, HashTalker
 from kept_memory import TornRunner, recording_clock, take_over
-from network import is_readable
-from processes import FAILED, WorldProcess
+from stream_memory import connectors_of, left_in
 from virtual_time import HERE, SeededWorld
+from worker_process import WorkerProcess
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.stages.qwen3_omni.stage_loading import TALKER, THINKER, StageParts
+from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.worker.generate.worker import Worker
@@ -30,15 +30,8 @@ from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start import kv_tiers
 from pontil.runtime.worker.start.assembly import WorkerResources, equip, first_epoch_of
 
-# Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
-TURN = 50e-6
 # Seconds to read a block from a tier.
 TIER_BLOCK = 0.1e-3
-STEP, PROMPT_ROW, DECODE_ROW = 4e-3, 60e-6, 0.3e-3
-
-
-def step_seconds(prompt_rows: int, decode_rows: int) -> float:
-    return STEP + prompt_rows * PROMPT_ROW + decode_rows * DECODE_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +52,22 @@ class HashWorker(Worker):
         return EventConnector(self.machine.storage, self.poller.wake, self.failures)
 
 
-class EngineProcess(WorldProcess):
-    """The process of a worker."""
+class EngineProcess(WorkerProcess):
+    """The process of a worker that generates."""
+
+    worker: Worker | None = None
 
     def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
         super().__init__(world, name)
         self.ghosts = ghosts
-        # Steps and pulls take so many times as long, and a step of more rows finds no memory.
-        self.slowness, self.most_rows = 1.0, math.inf
-        self.worker: Worker | None = None
-        self.is_ready = False
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
         """Make the worker, as `runtime/worker/entry.py` does, and take the first turn."""
         self.report = report
         with self.inside():
-            worker = self.make(config, resources(config, model, blocks, report, self.cost), report, commands)
-            if worker.commands is not None:
-                worker.commands.obey(worker.now)
-            worker.tick(worker.now)
+            self.make(config, resources(config, model, blocks, report, self.cost), report, commands)
+            self.first_turn()
         self.notify()
-
-    def cost(self, prompt_rows: int, decode_rows: int) -> float:
-        """Return the seconds of a step. Raises MemoryError."""
-        if prompt_rows + decode_rows > self.most_rows:
-            raise MemoryError
-        return self.slowness * step_seconds(prompt_rows, decode_rows)
 
     def make(self, config: WorkerConfig, machine: WorkerResources, report: Reporter, commands: int) -> Worker:
         worker = self.worker = HashWorker(
@@ -95,51 +78,43 @@ class EngineProcess(WorldProcess):
         self.ghosts.add(machine.storage, pool, self)
         self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
         self.ghosts.watch_receiver(worker.decode.kv_receiver)
+        if isinstance(worker.stage, StageSide):
+            self.ghosts.add(worker.stage.ports.memory.storage, None, self)
         # The memory that the machine has left is none of the seed.
         worker.idle_work.prefault.possible = False
         return worker
 
     @property
-    def copier(self) -> EventConnector | None:
-        """The thread that carries out its pulls, once it has one."""
-        made = None if self.worker is None else self.worker.transport
-        return made if isinstance(made, EventConnector) else None
+    def connectors(self) -> list[EventConnector]:
+        worker = self.worker
+        if worker is None or not isinstance(worker.transport, EventConnector):
+            return []
+        return [worker.transport, *(connectors_of(worker.stage.ports) if isinstance(worker.stage, StageSide) else [])]
 
-    def hear(self) -> None:
-        """Take a turn if the supervisor has sent a command."""
-        if self.worker is not None and self.worker.commands is not None:
-            pipe = self.worker.commands.pipe
-            if not pipe.closed and is_readable(pipe.descriptor):
-                self.world.readable.add(pipe.descriptor)
-                self.notify()
+    @property
+    def next_turn(self) -> float:
+        assert self.worker is not None
+        return self.world.now() + self.worker.patience(self.worker.machine.engine.has_work)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Have SIGTERM stop a worker that serves, as `runtime/worker/entry.py` does; one that loads dies."""
-        if number != signal.SIGTERM or self.worker is None:
-            super().signal(number)
-        else:
-            self.worker.stopping = True
-            self.notify()
-
-    def turn(self) -> float | None:
+    @property
+    def left(self) -> dict[str, int]:
         worker = self.worker
         assert worker is not None
-        try:
-            worker.turn()
-        except PontilError as error:
-            self.world.note("exit", self, error)
-            self.report.failed(str(error))
-            self.acts(self.world.now(), lambda: self.kill(FAILED))
-            return None
-        if not self.is_ready and worker.link.is_registered(worker.now):
-            self.is_ready = True
-            self.report.ready(device="cpu")
-        self.world.spend(TURN)
-        if worker.stopping:
-            worker.leave()
-            self.acts(self.world.now(), lambda: self.kill(0))
-            return None
-        return self.world.now() + worker.patience(worker.machine.engine.has_work)
+        pool = worker.machine.pool
+        pool.check()
+        return {
+            "requests": len(worker.requests),
+            "sequences": len(worker.machine.engine.sequences),
+            "leases": len(worker.prefill.kv_sender.open),
+            "pulls": len(worker.decode.kv_receiver.open),
+            "draining": len(worker.decode.draining),
+            "blocks": pool.capacity - pool.available,
+            **(left_in(worker.stage.ports) if isinstance(worker.stage, StageSide) else {}),
+        }
+
+    @property
+    def has_requests(self) -> bool:
+        return self.worker is not None and bool(self.worker.requests)
 
 
 def measure_tiers_at_once() -> None:
@@ -167,8 +142,11 @@ def resources(
     if kept is not None:
         recorder = kept.recorder(storage, pool, recording_clock)
         HERE.world.note("restored", recorder.restored)
-    engine = equip(config, runs(storage, model.config.vocab_size, cost), storage, pool)
+    talker = HashTalker() if config.node == TALKER else None
+    parts = StageParts(1 if config.node == THINKER else None, talker)
+    vocab, maker = (model.config.vocab_size, None) if talker is None else (SPEECH_IDS, talker.maker)
+    engine = equip(config, runs(storage, vocab, cost, maker), storage, pool)
     return WorkerResources(
         model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
-        "float32", "hash", recorder=recorder,
+        "float32", "hash", stage=parts if config.node else None, recorder=recorder,
     )  # fmt: skip

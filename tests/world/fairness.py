@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from clients import ClientTry
-from engine_process import EngineProcess
 from greedy_tenants import IN_A_MINUTE, MOST_AT_ONCE
 from served_proxy import ProxyProcess
 from site_plan import CALLERS, LIMITED, MODEST
 from supervised_site import SupervisedSite
 from virtual_time import HERE, SeededWorld
+from worker_process import WorkerProcess
 
 from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -56,22 +56,21 @@ class IdleWorkers:
     def pairs(self) -> Iterator[tuple[str, str]]:
         for process in self.site.proxies:
             if process.stopped_at is None:
-                for request, worker in waiting_beside_idle(process, self.site.workers):
+                for request, worker in waiting_beside_idle(process, self.site.all_workers):
                     yield f"{request} in {process}", repr(worker)
 
 
-def waiting_beside_idle(process: ProxyProcess, workers: list[EngineProcess]) -> Iterator[tuple[str, EngineProcess]]:
+def waiting_beside_idle(process: ProxyProcess, workers: list[WorkerProcess]) -> Iterator[tuple[str, WorkerProcess]]:
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
-    heads = [one for group in process.proxy.admissions.by_group.values() for one in group.queue.heads()]
-    for request in heads:
-        known = process.proxy.registry.generating.serving(request.release)
+    heads = [(key, one) for key, group in process.proxy.admissions.by_group.items() for one in group.queue.heads()]
+    for key, request in heads:
+        known = process.proxy.registry.of(key).serving(request.release)
         usable = {one.hello.name for one in known if not one.leaving and one.role != "prefill"}
         for one in workers:
-            worker = one.worker
             # Behind a silent link it has done what the proxy has yet to hear of.
             is_heard = not {(process.name, one.name), (one.name, process.name)} & process.world.network.unreachable
-            if one.stopped_at is None and worker and not worker.requests and one.name in usable and is_heard:
+            if one.stopped_at is None and not one.has_requests and one.name in usable and is_heard:
                 yield request.id, one
 
 

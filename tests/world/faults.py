@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
-from engine_process import EngineProcess
 from network import WireLink
 from operators import LOOK, RESTART_PROXIES, SCALE, Operators
 from processes import WorldProcess
@@ -18,6 +16,7 @@ from ready_probes import probe
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
+from worker_process import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,10 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "full": (2, (0.3, 1.5, 4.0, 8.0)),
     "slow disk": (1, (0.5, 2.0, 5.0)),
     "clock": (2, ()),
+    "one clock": (1, ()),
     "slow": (2, (0.5, 2.0, 4.0)),
     "host": (2, (1.0, 4.0, 8.0)),
+    "power cut": (1, (1.0, 4.0, 8.0)),
     "oom": (1, ()),
     "no memory": (1, (0.3, 1.5)),
     "tear": (2, (DIES_WITHIN,)),
@@ -56,12 +57,12 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
 
 # A kind that is likely in the shape of a seed happens so many times as often.
 LIKELY = 4
-# The second host, with the workers of one role.
-HOST = "host"
+# The second host, with the workers of one role; the other one, and what befalls either.
+HOST, FIRST_HOST, POWER_CUT = "host", "first host", "power cut"
 # The factors of a slow worker's steps and pulls, and the rows of a step that still has memory.
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
-# The jumps of the clock of the day, which goes on alike for all processes.
-CLOCK, JUMPS = "clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
+# The jumps of the clock of the day: of all processes, or of one process or host alone, whose successors have it too.
+CLOCK, ONE_CLOCK, JUMPS = "clock", "one clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
 # Share of cuts, and of second kills, that wait for a message or a meeting, and seconds for which a cut does. There are
 # up to so many cuts in a row: all but the first after fewer than so many messages.
 AIMED, CUT_WITHIN, CUTS, FIRST_MESSAGES = 0.5, 1.0, 3, 4
@@ -129,8 +130,12 @@ def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
         return [CLOCK]
     if kind == "host":
         return [HOST]
+    if kind == POWER_CUT:
+        return [FIRST_HOST, *[HOST] * (plan.hosts > 1)]
     if kind == "tear":
         return plan.proxy_names
+    if kind == ONE_CLOCK:
+        return [*plan.process_names, *[HOST] * (plan.hosts > 1)]
     names = plan.worker_names + (plan.proxy_names if kind in ("kill", "kill twice", "stop", "oom") else [])
     return names + (plan.follower_names if kind in ("kill", "stop", "stick") else [])
 
@@ -179,7 +184,10 @@ class FaultMaker:
         if fault.kind == CLOCK:
             self.world.jumps += JUMPS[int(fault.draw * len(JUMPS))]
             return
-        if fault.kind == HOST:
+        if fault.kind == ONE_CLOCK:
+            self.jump_alone(fault)
+            return
+        if fault.target in (HOST, FIRST_HOST):
             self.lose_host(fault)
             return
         if fault.target in DISKS:
@@ -188,6 +196,13 @@ class FaultMaker:
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
                 self.acts[fault.kind](fault, process)
+
+    def jump_alone(self, fault: SeedFault) -> None:
+        """Have the clock of the day of a process, or of all those on the second host, jump."""
+        plan, alone = self.site.plan, self.world.jumps_of
+        far = [name for name in plan.process_names if plan.host_of(name)]
+        for name in far if fault.target == HOST else [fault.target]:
+            alone[name] = alone.get(name, 0.0) + JUMPS[int(fault.draw * len(JUMPS))]
 
     def stop(self, fault: SeedFault, process: WorldProcess) -> None:
         process.stop()
@@ -200,7 +215,7 @@ class FaultMaker:
         within = self.world.now() + KILLED_AGAIN_WITHIN
 
         def look() -> None:
-            serving = [one for one in (*self.site.workers, *self.site.proxies) if one.name == fault.target]
+            serving = [one for one in (*self.site.all_workers, *self.site.proxies) if one.name == fault.target]
             if not serving and self.world.now() < within:
                 self.goes_on(LOOK_AGAIN + SERVES_FOR + MEETS_FOR)
                 self.world.after(LOOK_AGAIN, look)
@@ -261,17 +276,22 @@ class FaultMaker:
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the pulls of a process hang, whatever it asks of them."""
-        copier = process.copier if isinstance(process, (EngineProcess, FollowerProcess)) else None
-        if copier is not None:
-            copier.stuck_until = self.world.now() + fault.seconds
+        if isinstance(process, (WorkerProcess, FollowerProcess)):
+            for connector in process.connectors:
+                connector.stuck_until = self.world.now() + fault.seconds
 
     def lose_host(self, fault: SeedFault) -> None:
-        """Have the second host die; after a while another machine has its address, and starts the same."""
-        if self.site.launches[-1].is_over:
+        """Have a host die; after a while another machine has its address, or it has power again, and starts the
+        same."""
+        number = int(fault.target == HOST)
+        if self.site.launches[number].is_over:
             return
-        self.site.lose_host(1)
+        if fault.kind == POWER_CUT:
+            self.site.cut_power(number)
+        else:
+            self.site.lose_host(number)
         self.operators.hang_up()
-        self.world.after(fault.seconds, lambda: self.site.replace_host(1))
+        self.world.after(fault.seconds, partial(self.site.replace_host, number))
 
     def harm_disk(self, fault: SeedFault) -> None:
         """Have no room on a disk, or have it be slow, for a while."""
@@ -300,23 +320,25 @@ class FaultMaker:
     def slow(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the steps and pulls of a worker take 10 to 100 times as long. The fault is over with the last of
         them."""
-        if not isinstance(process, EngineProcess):
+        if not isinstance(process, WorkerProcess):
             return
         slowness = SLOWNESS[0] * (SLOWNESS[1] / SLOWNESS[0]) ** fault.draw
 
         def set_to(value: float) -> None:
             process.slowness = value
-            if process.alive and process.worker is not None:
-                connector: Any = process.worker.transport
+            if not process.alive or process.worker is None:
+                return
+            for connector in process.connectors:
                 connector.slowness = value
-                self.goes_on(max(0.0, process.busy_until - self.world.now(), connector.free_at - self.world.now()))
+                self.goes_on(max(0.0, connector.free_at - self.world.now()))
+            self.goes_on(max(0.0, process.busy_until - self.world.now()))
 
         set_to(slowness)
         self.world.after(fault.seconds, partial(set_to, 1.0))
 
     def take_memory(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have a worker find no memory for large steps."""
-        if isinstance(process, EngineProcess) and not isinstance(process, DriverProcess):
+        if isinstance(process, WorkerProcess) and not isinstance(process, DriverProcess):
             process.most_rows = FEW_ROWS
             self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))
 
@@ -325,7 +347,7 @@ def kill_at_a_meeting(process: WorldProcess, latest: float, seconds: float) -> N
     """Kill a process so many seconds after its first connection with a worker, and at the latest time in any case."""
     world = process.world
     others = [end.process for link in world.network.links_of(process) for end in link.ends]
-    if world.now() >= latest or any(isinstance(one, EngineProcess) and one is not process for one in others):
+    if world.now() >= latest or any(isinstance(one, WorkerProcess) and one is not process for one in others):
         world.after(seconds, process.kill)
     elif process.alive:
         world.after(LOOK_FOR_MEETING, partial(kill_at_a_meeting, process, latest, seconds))

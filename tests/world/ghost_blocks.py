@@ -2,7 +2,6 @@
 """Ghost state at the seams: which life of a block its owner announced, so that the copier knows, when it reads a block,
 whether the number that guards it still tells the truth. The product knows nothing of it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,8 +84,7 @@ class WatchedSender:
 
 class GhostRecords:
     """All pools of a world by their identity, and what was announced of them: the life that a block had then, by its
-    slot and epoch. `pulling` is the transfer of the pull that is being started; `moved` are those of which a pull was
-    shown another epoch than it wanted."""
+    slot and epoch. `moved` are the transfers of which a pull was shown another epoch than it wanted."""
 
     def __init__(self, world: SeededWorld) -> None:
         self.world = world
@@ -95,7 +93,6 @@ class GhostRecords:
         self.announced: dict[tuple[str, int, int, int], int] = {}
         # By the identity of a driver's pool.
         self.guards: dict[str, FollowerGuards] = {}
-        self.pulling: ReceiveTransfer | None = None
         self.moved: set[ReceiveTransfer] = set()
 
     def add(self, storage: KVStorage, pool: GhostPool | None, process: Any) -> None:
@@ -108,21 +105,14 @@ class GhostRecords:
         sender.callbacks = WatchedSender(self, storage.identity.hex(), pool, sender.callbacks)
 
     def watch_receiver(self, receiver: KVReceiver) -> None:
-        """Note the transfer for which a KV receiver starts each pull. None may be decoded from whose blocks their owner
-        let go meanwhile."""
-        start: Callable[[ReceiveTransfer], None] = receiver.start_pull
+        """Check that no transfer is decoded from blocks which their owner let go meanwhile."""
         promote = receiver.acts[ReceiveAction.PROMOTE]
-
-        def started(transfer: ReceiveTransfer) -> None:
-            self.pulling = transfer
-            start(transfer)
 
         def promoted(transfer: ReceiveTransfer) -> None:
             if transfer in self.moved:
                 self.world.violate(f"no_wrong_block_is_read: {transfer.transfer_id} is decoded from a moved epoch")
             promote(transfer)
 
-        receiver.acts[ReceiveAction.START_PULL] = started
         receiver.acts[ReceiveAction.PROMOTE] = promoted
 
     def check_written(self, identity: str, blocks: list[int], lives: list[int]) -> None:

@@ -50,8 +50,9 @@ KINDS = (
 
 
 def tenanted(plan: SitePlan, shape: LoadShape, chance: random.Random) -> tuple[SitePlan, LoadShape]:
-    """Draw whether a seed has tenants; return its site and its shape."""
-    if chance.random() >= GREEDY_SEEDS:
+    """Draw whether a seed has tenants; return its site and its shape. A stage whose states must find room has fewer
+    seats than they ask for."""
+    if chance.random() >= GREEDY_SEEDS or plan.staged is not None:
         return plan, shape
     limits = ("requests", MOST_AT_ONCE), ("rate", IN_A_MINUTE)
     site = replace(

@@ -5,10 +5,10 @@ logprobs. The real sampler draws from them."""
 import numpy as np
 import torch
 
-from pontil.runtime.engine.batch import Span
 from pontil.runtime.engine.sampling.logprobs import logprobs_of
 from pontil.runtime.engine.sampling.sampler import Sampled, sample_rows
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.batch import Span
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.tiles.rows import unrecorded
 from pontil.runtime.sampling_params import SamplingParams
 

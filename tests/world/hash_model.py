@@ -14,20 +14,24 @@ from functools import cache
 
 import hash_logits
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from virtual_time import HERE
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
-from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import Sequence as EngineSequence
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.sequence import Sequence as EngineSequence
+from pontil.runtime.engine.sequences.streamed import FrameMaker
 
 StepCost = Callable[[int, int], float]
 MASK, HALF = (1 << 62) - 1, 31
 LOW = (1 << HALF) - 1
+# A hash as numbers of so many bits, which float32 holds.
+WIDTH, NUMBER, NUMBERS = 4, 16, (1 << 16) - 1
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
 # The heads of a pool that holds the hashes as they are.
@@ -73,6 +77,23 @@ def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: 
     return ids
 
 
+def numbers_of(value: int) -> list[int]:
+    """Return a hash as four numbers that float32 holds exactly."""
+    return [value >> NUMBER * place & NUMBERS for place in range(WIDTH)]
+
+
+def value_of(numbers: Sequence[float]) -> int:
+    return sum(int(number) << NUMBER * place for place, number in enumerate(numbers))
+
+
+def tokens_of(sequence: EngineSequence, start: int, end: int) -> Sequence[int]:
+    """Return the tokens of some positions; of a stage that another one drives, the values of its rows."""
+    if sequence.inputs is not None:
+        return [value_of(row) for row in sequence.inputs.rows(start, end - start).tolist()]
+    prompt = sequence.prompt
+    return prompt[start:end] + sequence.output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+
+
 class PrefixHashes:
     """The running hashes of one sequence: the last, and the `cells` of all positions, by block and in it by plane, as
     they lie in a pool of head 0 alone."""
@@ -84,8 +105,8 @@ class PrefixHashes:
 
     def extend(self, span: Span) -> None:
         """Add the positions before the end of a span that are new."""
-        prompt, start, end = span.sequence.prompt, self.count, max(self.count, span.start + span.count)
-        tokens = prompt[start:end] + span.sequence.output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+        start, end = self.count, max(self.count, span.start + span.count)
+        tokens = tokens_of(span.sequence, start, end) if start < end else ()
         running, cells, size = self.running, self.cells, self.size
         for position, token in zip(range(start, end), tokens, strict=True):
             block, offset = divmod(position, size)
@@ -96,6 +117,18 @@ class PrefixHashes:
             cells[place], cells[place + size] = running & LOW, running >> HALF
         self.running, self.count = running, end
 
+    def adopt(self, cells: NDArray[np.int32], count: int) -> None:
+        """Take the hashes of the first positions from a pool of head 0, where their tokens are not known: another
+        worker computed them of rows that it alone has."""
+        self.cells = array("i", cells.tobytes())
+        self.count, self.running = count, self.value_at(count - 1)
+
+    def value_at(self, position: int) -> int:
+        """Return the running hash behind a position."""
+        block, offset = divmod(position, self.size)
+        place = 2 * block * self.size + offset
+        return self.cells[place + self.size] << HALF | self.cells[place]
+
     def cells_of(self, heads: range, blocks: int) -> NDArray[np.int32]:
         """Return the cells of the first blocks as they lie in a pool of some heads."""
         cells = np.frombuffer(self.cells, np.int32, blocks * 2 * self.size)
@@ -105,14 +138,22 @@ class PrefixHashes:
         return (cells.reshape(blocks, 2, 1, self.size) ^ forms).ravel()
 
 
+def give_states(span: Span, hashes: PrefixHashes) -> None:
+    """Give a sequence that wants them the states of a span's positions: the running hash, half as the embedding."""
+    if span.sequence.states is not None:
+        positions = range(span.start, span.start + span.count)
+        states = torch.tensor([numbers_of(hashes.value_at(one)) for one in positions], dtype=torch.float32)
+        span.sequence.states.take(span.start, states[:, : WIDTH // 2], states[:, WIDTH // 2 :])
+
+
 class HashRunner:
-    """A Runner (runtime/engine/runner.py) without a model. A step of so many prompt rows and others takes `cost`
-    seconds, or has no memory."""
+    """A Runner (runtime/engine/runner/runner.py) without a model. A step of so many prompt rows and others takes `cost`
+    seconds, or has no memory. The `maker` is that of a stage whose steps make frames."""
 
     keeps_states, rows_are_alike = False, True
 
-    def __init__(self, storage: KVStorage, vocab: int, cost: StepCost) -> None:
-        self.storage, self.vocab, self.cost = storage, vocab, cost
+    def __init__(self, storage: KVStorage, vocab: int, cost: StepCost, maker: FrameMaker | None = None) -> None:
+        self.storage, self.vocab, self.cost, self.maker = storage, vocab, cost, maker
         self.size, self.heads = storage.layout.block_size, storage.layout.kv_heads
         self.cells = cells_of(storage).reshape(storage.num_blocks, -1)
         # Of each plane of the pool: its first cell in a block, that of the plane of head 0 of which it is another form,
@@ -152,7 +193,10 @@ class HashRunner:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
                 hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
+            if span.sequence.inputs is not None and hashes.count < span.start:
+                hashes.adopt(self.cells.take(span.sequence.blocks[: -(-span.start // self.size)], axis=0), span.start)
             hashes.extend(span)
+            give_states(span, hashes)
             self.write(span.sequence.blocks, hashes, span.start, span.start + span.count)
         if HERE.world.current is not None:
             HERE.world.spend(seconds)
@@ -168,12 +212,22 @@ class HashRunner:
                 running = running if is_right else mixed(running, 0x5EED)
                 for choice in span.sequence.choices:
                     token = token_after(running, seed, choice, self.vocab)
-                    sampled.append(Sampled(span.sequence, choice, [token], 1, []))
+                    sampled.append(
+                        Sampled(span.sequence, choice, [token], 1, [], frames=self.frames(span, running, token))
+                    )
         self.steps += 1
         self.rows += sum(span.count for span in spans)
         if self.steps % 64 == 0:
             self.forget()
         return sampled
+
+    def frames(self, span: Span, running: int, token: int) -> list[list[int]]:
+        """Return the frame of a sampled id, in a stage that makes such."""
+        if self.maker is None:
+            return []
+        hidden, params = torch.tensor([numbers_of(running)], dtype=torch.float32), span.sequence.params
+        assert params.seed is not None
+        return self.maker.frames([(params.seed, span.sequence.length, token, params.greedy)], hidden)
 
     def write(self, blocks: Sequence[int], hashes: PrefixHashes, start: int, end: int) -> None:
         """Write the cells of these positions into the sequence's blocks."""

@@ -16,9 +16,9 @@ from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.layout import heads_of
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch, Span, Tile
-from pontil.runtime.engine.model_runner import Followers
+from pontil.runtime.engine.runner.model_runner import Followers
 from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.rows import rows_of
 

@@ -96,8 +96,8 @@ class HostileCall:
     def received(self, new: bytes) -> None:
         return
 
-    def held_up(self) -> None:
-        self.began = self.world.now()
+    def held_up(self, seconds: float) -> None:
+        self.began = self.world.now() + seconds
 
     def disconnected(self) -> None:
         self.end("disconnected")

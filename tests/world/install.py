@@ -16,7 +16,7 @@ import zmq
 import zmq.utils.monitor
 from disks import WorldDisks, install_disks
 from network import WireNetwork, WirePoller
-from virtual_time import EPOCH, HERE, SeededWorld
+from virtual_time import HERE, SeededWorld
 from wire_sockets import WireContext, recv_monitor_message
 
 FIRST_WAKEUP = 2_000_000
@@ -73,8 +73,8 @@ def install_clock() -> None:
 
     time.monotonic = time.perf_counter = clock
     time.monotonic_ns = time.perf_counter_ns = lambda: int(HERE.world.now() * 1e9)
-    time.time = lambda: EPOCH + HERE.world.jumps + HERE.world.now()
-    time.time_ns = lambda: int((EPOCH + HERE.world.jumps + HERE.world.now()) * 1e9)
+    time.time = lambda: HERE.world.of_the_day()
+    time.time_ns = lambda: int(HERE.world.of_the_day() * 1e9)
 
 
 def install_randomness() -> None:

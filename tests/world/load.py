@@ -123,11 +123,17 @@ CROWDED = LoadShape(
 )
 
 
+# A request for sound takes as long as four others.
+STAGED_RATE = 0.25
+
+
 def shaped(plan: SitePlan, chance: random.Random) -> tuple[SitePlan, LoadShape]:
     """Draw the shape of a seed; return its site of that shape too."""
     shape = SHAPES[chance.choice(list(SHAPES))]
     if not plan.prefill + plan.decode:
         shape = chance.choice((CROWDED, shape))
+    if plan.staged is not None:
+        shape = replace(shape, rate=shape.rate * STAGED_RATE)
     site = replace(
         plan, blocks=shape.blocks, seats=shape.seats, resume_window=shape.resume_window,
         worker_start=shape.worker_start, batched_tokens=shape.batched_tokens, likely=shape.likely,

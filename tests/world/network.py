@@ -6,7 +6,7 @@ import hashlib
 import math
 import select
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,8 @@ class WireNetwork:
         self.links: list[WireLink] = []
         # Links to hosts that died, of which the other ends may have heard nothing.
         self.dead: list[WireLink] = []
+        # The ends of connections to processes that died with their hosts, of which clients hear when those are back.
+        self.when_back: list[tuple[WorldProcess, Callable[[], object]]] = []
         self.descriptors = FIRST_DESCRIPTOR
         self.jitter = JITTER
         self.queues_shorter = 1
@@ -175,14 +177,22 @@ class WireNetwork:
             socket.closed = True
         process.sockets.clear()
 
-    def reset_dead(self) -> None:
-        """Break the links to a host that died, now that another one has its address and knows none of them."""
-        dead, self.dead = self.dead, []
-        for link in dead:
+    def reset_dead(self, dead: Sequence[WorldProcess]) -> None:
+        """Break the links to the processes of a host that died, now that another one has its address and knows none of
+        them."""
+        links = [link for link in self.dead if link.ends[0].process in dead or link.ends[1].process in dead]
+        self.dead = [link for link in self.dead if link not in links]
+        for link in links:
             link.cut()
             for way in (TO_ROUTER, TO_DEALER):
                 link.mend(way)
-        self.bound = {endpoint: socket for endpoint, socket in self.bound.items() if not socket.process.vanished}
+        self.bound = {endpoint: socket for endpoint, socket in self.bound.items() if socket.process not in dead}
+        back, self.when_back = self.when_back, []
+        for process, work in back:
+            if process in dead:
+                self.world.after(LATENCY, work)
+            else:
+                self.when_back.append((process, work))
 
 
 class WirePoller:

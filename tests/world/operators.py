@@ -10,14 +10,16 @@ from site_plan import SitePlan
 from supervised_site import HostLaunch, SupervisedSite
 from virtual_time import SeededWorld
 
+from pontil.launcher.options.worker_roles import EMBED, NODE
+
 if TYPE_CHECKING:
     from faults import SeedFault
     from seed_run import SeedRun
 
 # Seconds between two looks at a change, and in which each must end.
 LOOK, ENDS_WITHIN = 0.2, 120.0
-# The role that a worker of each role is given for a while.
-OTHER_ROLE = {"prefill": "decode", "decode": "prefill", "mixed": "decode"}
+# The role that a worker of each role is given for a while; one that makes no tokens can have no other, and says so.
+OTHER_ROLE = {"prefill": "decode", "decode": "prefill", "mixed": "decode", EMBED: "decode", NODE: "decode"}
 # Changes of how many workers there are, and of all proxies one after the other.
 SCALE, RESTART_PROXIES = "scale", "restart proxies"
 # Seconds until the requests of a drained worker are moved: so many, or none.
@@ -67,10 +69,10 @@ class Operators:
             self.scale(fault, timeout)
             return
         request: dict[str, Any] = {"command": fault.kind, "names": [fault.target]}
-        role = fault.target.split(":")[0]
+        role = self.site.plan.role_of(fault.target)
         back = {"command": "undrain", "names": [fault.target]} if fault.kind == "drain" else None
         if fault.kind == "role":
-            back = request | {"role": role}
+            back = None if role in (EMBED, NODE) else request | {"role": role}
             request["role"] = OTHER_ROLE[role]
         else:
             request["drain_timeout"] = timeout
@@ -82,10 +84,9 @@ class Operators:
         """Ask for one worker more or fewer of the target's role, and later for the planned ones."""
         plan = self.site.plan
         own = sorted(name for name in plan.worker_names if plan.host_of(name) == plan.host_of(fault.target))
-        planned = Counter(name.split(":")[0] for name in own)
-        role = fault.target.split(":")[0]
-        fewer = planned[role] > 1 and fault.draw * 1000 % 1 < 0.5
-        counts = {role: planned[role] + (-1 if fewer else 1)}
+        planned, kind = Counter(map(plan.asked_as, own)), plan.asked_as(fault.target)
+        fewer = planned[kind] > 1 and fault.draw * 1000 % 1 < 0.5
+        counts = {kind: planned[kind] + (-1 if fewer else 1)}
         self.watch(self.ask({"command": SCALE, "counts": counts, "drain_timeout": timeout}, fault.target))
         back = {"command": SCALE, "counts": dict(planned), "drain_timeout": timeout}
         self.world.after(fault.seconds, lambda: self.insist(back, fault.target, own))
@@ -172,4 +173,4 @@ def who_asked_a_leaving_proxy_has_an_answer(run: "SeedRun") -> Iterator[str]:
 
 
 def planned_roles(plan: SitePlan) -> dict[str, str]:
-    return {name: name.split(":")[0] for name in plan.worker_names}
+    return {name: plan.role_of(name) for name in plan.worker_names}

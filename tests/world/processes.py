@@ -160,6 +160,8 @@ class WorldProcess(ABC):
         self.vanished = True
         self.ends, self.code = self.world.time, -signal.SIGKILL
         self.world.network.vanish(self)
+        for work in self.at_death:
+            work()
         self.leave_all()
 
     def leave_all(self) -> None:

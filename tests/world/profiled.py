@@ -12,7 +12,7 @@ from seed_run import SeedReport
 LINES = 45
 # The parts of a seed by the function that does each, with all that it calls. Those that are indented are in others.
 PARTS = {
-    ("engine_process.py", "turn"): "turns of workers",
+    ("worker_process.py", "turn"): "turns of workers",
     ("hash_model.py", "run"): "  the model's arithmetic",
     ("event_loop.py", "turn"): "turns of proxies",
     ("thread_events.py", "happen"): "threads",

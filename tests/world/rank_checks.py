@@ -33,13 +33,13 @@ def every_plan_is_carried_out_and_answered(run: "SeedRun") -> Iterator[str]:
         sent, rank = worker.driver.orders.sent, process.rank
         assert process.follower is not None and process.follower.transfers is not None
         transfers = process.follower.transfers
-        done, said = process.follower.done, worker.connector.answered[rank]
+        done, said = process.follower.done, worker.driver.orders.answered[rank]
         if not sent == done == said:
             yield f"{process} has done plan {done} of {sent} and answered plan {said}"
         left = {
-            "pulls": len(transfers.tickets), "grants": len(transfers.grants.opened),
+            "pulls": len(transfers.pulls), "grants": len(transfers.grants.opened),
             "orders": len(worker.driver.orders.fields), "publications": len(worker.pools.unanswered),
-            "joint pulls": len(worker.connector.pulls.open),
+            "joint pulls": len(worker.connector.ordered),
         }  # fmt: skip
         if left := {name: count for name, count in left.items() if count}:
             yield f"{process} and its driver have {left}"

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from copying import EventConnector
-from engine_process import EngineProcess, TinyModel, step_seconds
+from engine_process import EngineProcess, TinyModel
 from fibres import FibreProcess
 from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
 from hash_model import layout_of
@@ -20,13 +20,13 @@ from hash_ranks import DividedRunner, HashTiles
 from processes import FAILED
 from rank_meetings import MeetingCommunicator
 from virtual_time import SeededWorld
+from worker_process import step_seconds
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.roles import EXIT_CODES
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.disaggregation.receiver import ReceiveTransfer
 from pontil.runtime.errors import PontilError, RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
@@ -120,15 +120,6 @@ def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, repor
     )
 
 
-class FollowerConnector(EventConnector):
-    """The connector of a follower."""
-
-    @property
-    def transfer(self) -> ReceiveTransfer | None:
-        """None: a follower does not know for which transfer its driver ordered a pull."""
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class FollowerMachine:
     """A follower's process and what it computes with."""
@@ -161,7 +152,7 @@ class HashFollower(Follower):
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         process = self.machine.process
         self.machine.ghosts.add(storage, None, process)
-        made = process.copier = FollowerConnector(storage, self.poller.wake, self.failures)
+        made = process.copier = EventConnector(storage, self.poller.wake, self.failures)
         return made
 
 
@@ -178,6 +169,11 @@ class FollowerProcess(RankProcess):
     @property
     def storage(self) -> KVStorage | None:
         return None if self.copier is None else self.copier.storage
+
+    @property
+    def connectors(self) -> list[EventConnector]:
+        """The thread that carries out its pulls, once it has one."""
+        return [] if self.copier is None else [self.copier]
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
         def made() -> Follower:

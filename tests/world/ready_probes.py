@@ -34,7 +34,7 @@ class ReadyProbe:
     def received(self, new: bytes) -> None:
         return
 
-    def held_up(self) -> None:
+    def held_up(self, seconds: float) -> None:
         return
 
     def disconnected(self) -> None:

@@ -24,8 +24,8 @@ class AnswerTaker(Protocol):
 
     def disconnected(self) -> None: ...
 
-    def held_up(self) -> None:
-        """Note that it has not waited for the server until now, but for a client."""
+    def held_up(self, seconds: float) -> None:
+        """Note that it has not waited for the server until now, and waits for a client for so many more seconds."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class RequestConnection:
     def send_piece(self, data: bytes, pace: Pace, sent: int) -> None:
         if self.is_open and (piece := data[sent : sent + pace.piece]):
             self.made.send(piece)
-            self.held_up()
             seconds = pace.seconds_after(sent, len(piece))
+            self.held_up(seconds)
             self.world.after(seconds, lambda: self.send_piece(data, pace, sent + len(piece)))
 
     def leave(self, one: PendingAnswer) -> None:
@@ -92,7 +92,7 @@ class RequestConnection:
             data = first.reader.raw
             if not self.stays:
                 self.made.leave()
-            self.held_up()
+            self.held_up(0.0)
             first.taker.answered(first.reader)
 
     def disconnected(self) -> None:
@@ -101,9 +101,9 @@ class RequestConnection:
         for one in waiting:
             one.taker.disconnected()
 
-    def held_up(self) -> None:
+    def held_up(self, seconds: float) -> None:
         if self.waiting:
-            self.waiting[0].taker.held_up()
+            self.waiting[0].taker.held_up(seconds)
 
 
 class Dialer:

@@ -12,9 +12,10 @@ import checks
 from client_habits import with_habits
 from clients import ClientCall, ClientWish
 from conversations import next_turn, with_conversations
+from embeddings import with_embeddings
 from engine_process import TinyModel
 from fairness import IdleWorkers
-from faults import FaultMaker, SeedFault, planned, planned_changes
+from faults import POWER_CUT, FaultMaker, SeedFault, planned, planned_changes
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
@@ -23,7 +24,9 @@ from recording import SeedRecorder
 from request_connections import Dialer
 from served_proxy import ProxyProcess
 from site_plan import SHORT_WINDOW, SitePlan
+from sounds import with_sounds
 from supervised_site import SupervisedSite
+from unsynced import UnsyncedWrites
 from virtual_time import SeededWorld, TraceWriter
 from watching import SeedWatch
 
@@ -90,6 +93,8 @@ class SeedRun:
         drawn = planned(plan, world.random("faults"), seconds)
         drawn += planned_changes(plan, world.random("changes"), seconds)
         self.faults: Sequence[SeedFault] = sorted(drawn, key=lambda fault: fault.at)[:most_faults]
+        if any(fault.kind == POWER_CUT for fault in self.faults):
+            world.disks.unsynced = UnsyncedWrites(world.random("unsynced"))
 
     def wished(self, shape: LoadShape) -> list[tuple[float, ClientWish]]:
         """Return the requests, each with the seconds from the first."""
@@ -97,7 +102,12 @@ class SeedRun:
         if self.plan.tenants:
             return tenants_wishes(self.plan, draw("load"))
         wanted = with_habits(wishes(self.plan, shape, draw("load")), draw("habits"))
-        return with_conversations(wanted, draw("conversations"), self.model.tokenizer)
+        wanted = with_conversations(wanted, draw("conversations"), self.model.tokenizer)
+        if self.plan.embed > 0:
+            wanted = with_embeddings(wanted, draw("embeddings"), self.model.tokenizer)
+        if self.plan.staged is not None:
+            wanted = with_sounds(wanted, draw("sounds"), self.model.tokenizer, self.plan.staged)
+        return wanted
 
     def find_proxy(self) -> ProxyProcess | None:
         """Return the proxy that the kernel gives a new connection, if one listens."""
@@ -129,7 +139,7 @@ class SeedRun:
             self.call_of(more).begin()
         self.ended()
         if call.outcome == "done":
-            checks.a_row_is_there_before_its_reply_ends(self, call.last.name)
+            checks.a_row_is_there_before_its_reply_ends(self, call.wish, call.last.name)
 
     def run(self) -> None:
         world = self.world

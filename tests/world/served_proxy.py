@@ -26,7 +26,7 @@ from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.proxy.fleet import proxies as fleet
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.resume.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -67,7 +67,7 @@ class ProxyProcess(LoopProcess):
                 return
             self.at_death.append(lambda: self.end_log(proxy.books.log))
             proxy.bind()
-            app = build_app(proxy)
+            app = build_app(proxy, tokenizer if config.embedding_model else None)
             self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
             task = self.loop.create_task(self.serve(app))
             task.add_done_callback(self.served)

@@ -10,9 +10,11 @@ import bounded_answers
 import copying
 import engine_process
 import fairness
+import hash_stages
 import install
 import rank_meetings
 import served_proxy
+import stream_memory
 import thread_events
 import torch
 from engine_process import TinyModel
@@ -29,6 +31,8 @@ def read(folder: Path) -> TinyModel:
     torch.set_num_threads(1)
     thread_events.use_events_for_threads()
     copying.map_peers_of_the_world()
+    stream_memory.connect_streams_in_the_world()
+    hash_stages.serve_small_omni()
     rank_meetings.meet_in_the_world()
     install.show_failures()
     bounded_answers.answer_in_this_process()

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from disks import KV
+from staged_sites import STAGED_SITES, StagedSite, StageWorkers
 
 from pontil.launcher.host.devices import Placement
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
 
 # Clients by name, with their keys.
@@ -23,13 +25,25 @@ RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
 # The prefill, decode and mixed workers and proxies of a seed, and those of other seeds of a round: workers that decode
 # what they computed, and a proxy whose clients have no other one.
 USUAL = (2, 2, 0, 2)
-SITES = {9: (0, 0, 3, 2), 11: (2, 2, 0, 1), 17: (1, 1, 1, 1)}
+SITES = {
+    7: (0, 0, 2, 1), 9: (0, 0, 3, 2), 11: (2, 2, 0, 1), 12: (1, 1, 0, 2), 15: (1, 1, 0, 1), 17: (1, 1, 1, 1),
+    20: (0, 0, 2, 1), 23: (1, 2, 0, 1),
+}  # fmt: skip
+# Seeds of a round with workers that embed texts, and how many.
+EMBEDS = {12: 2, 20: 1}
+EMBEDDER = "embedder"
+# Seeds of a round whose model has several stages, and which of the sites they have, counted from 1.
+STAGES = {15: 1, 23: 2, 7: 3}
+# The most requests of such a seed: one is the work of several.
+STAGED_REQUESTS = 20
 # A resume window that is so short is waited for.
 SHORT_WINDOW = 5.0
 # Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
 SECOND_HOST, TIERS = 0.15, 0.2
 # Share of seeds whose workers' memory outlives them.
 KEPT_KV = 0.25
+# Memory of a worker for streams: for the states of a few runs.
+STREAM_MEMORY = 4 << 20
 SMALL_POOL, TIER_MEMORY, TIER_DISK = 72, 4 << 10, 1 << 20
 
 
@@ -42,6 +56,9 @@ class SitePlan:
     decode: int = -1
     mixed: int = -1
     proxies: int = -1
+    embed: int = -1
+    # The site of a model of several stages (staged_sites.py), counted from 1, and 0 for a model of one.
+    stages: int = -1
     blocks: int = 192
     seats: int = 8
     requests: int = 50
@@ -96,13 +113,42 @@ class SitePlan:
         given = self.prefill, self.decode, self.mixed, self.proxies
         site = USUAL if max(given) >= 0 else SITES.get(seed % ROUND, USUAL)
         prefill, decode, mixed, proxies = (of if of >= 0 else by for of, by in zip(given, site, strict=True))
+        embed, stages = (
+            of if of >= 0 else 0 if max(given) >= 0 else drawn.get(seed % ROUND, 0)
+            for of, drawn in ((self.embed, EMBEDS), (self.stages, STAGES))
+        )
+        # Several ranks compute a model of one stage only.
+        made = self if not stages else replace(self, requests=min(self.requests, STAGED_REQUESTS))
+        ranks = ranks if not stages else [1, 1]
         return replace(
-            self, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, prefill_ranks=ranks[0],
-            decode_ranks=ranks[1],
+            made, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, stages=stages,
+            prefill_ranks=ranks[0], decode_ranks=ranks[1],
         )  # fmt: skip
 
+    @property
+    def staged(self) -> StagedSite | None:
+        return STAGED_SITES[self.stages - 1] if self.stages > 0 else None
+
     def ranks_of(self, worker: str) -> int:
-        return (self.prefill_ranks if worker.startswith("prefill") else self.decode_ranks) or 1
+        ranks = {"prefill": self.prefill_ranks, "decode": self.decode_ranks, "mixed": self.decode_ranks}
+        return ranks.get(worker.split(":")[0]) or 1
+
+    def later(self, worker: str) -> StageWorkers | None:
+        """Return the kind of a worker of a stage behind the first."""
+        kinds = () if self.staged is None else self.staged.later
+        return next((one for one in kinds if one.stem == worker.split(":")[0]), None)
+
+    def role_of(self, worker: str) -> str:
+        later = self.later(worker)
+        return worker.split(":")[0] if later is None else later.role
+
+    def asked_as(self, worker: str) -> str:
+        """Return the words by which an operator asks for more workers of its kind."""
+        later = self.later(worker)
+        return worker.split(":")[0] if later is None else later.asked
+
+    def model_of(self, worker: str) -> str:
+        return EMBEDDER if worker.startswith(EMBED) else "tiny"
 
     @property
     def kv_heads(self) -> int:
@@ -118,15 +164,24 @@ class SitePlan:
 
     @property
     def worker_names(self) -> list[str]:
-        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed}
+        counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed, EMBED: self.embed}
+        counts |= {} if self.staged is None else {one.stem: one.count for one in self.staged.later}
         return [f"{role}:{number}" for role, count in counts.items() for number in range(count)]
+
+    @property
+    def process_names(self) -> list[str]:
+        return self.worker_names + self.proxy_names + self.follower_names
 
     def child_plans(self, folder: Path) -> list[ChildPlan]:
         controls = [f"ipc:///world/control-{number}" for number in range(self.proxies)]
         digests = [
             [name, hashlib.sha256(key.encode()).hexdigest()] for name, key in (*CALLERS.items(), MODEST, LIMITED)
         ]
-        shared = {"shared_folder": str(folder / "proxies")} if self.proxies > 1 else {}
+        shared: dict[str, Any] = {"shared_folder": str(folder / "proxies")} if self.proxies > 1 else {}
+        if self.staged is not None:
+            shared |= {"graph": self.staged.graph}
+        if self.embed > 0:
+            shared |= {"embedding_model": EMBEDDER, "served_embedding_model_name": EMBEDDER}
         proxies = [
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
@@ -138,20 +193,26 @@ class SitePlan:
             })
             for number, name in enumerate(self.proxy_names)
         ]  # fmt: skip
-        tiers: dict[str, Any] = {"kv_tier_memory": TIER_MEMORY} if self.tiers else {}
-        if self.tiers > 1:
-            tiers |= {"kv_tier_disk": str(folder / KV), "kv_tier_disk_size": TIER_DISK}
-        workers = [
-            plan_ranks(
-                name, name.split(":")[0], [Placement("cpu", (0,))] * self.ranks_of(name),
-                {
-                    "model": "tiny", "served_model_name": "tiny", "control": controls[0],
-                    "more_controls": controls[1:], "peer_endpoint": f"ipc:///world/{name}",
-                    "max_num_seqs": self.seats, "max_num_batched_tokens": self.batched_tokens, "version": VERSION,
-                    "keep_kv": bool(self.kept_kv), **tiers,
-                },
-                rank_endpoint("/world", name),
-            )
-            for name in self.worker_names
-        ]  # fmt: skip
-        return [*proxies, *workers]
+        return [*proxies, *(self.worker_plan(name, controls, folder) for name in self.worker_names)]
+
+    def worker_plan(self, name: str, controls: list[str], folder: Path) -> ChildPlan:
+        role, model = self.role_of(name), self.model_of(name)
+        config = {
+            "model": model, "served_model_name": model, "control": controls[0], "more_controls": controls[1:],
+            "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
+            "max_num_batched_tokens": self.batched_tokens, "version": VERSION, "keep_kv": False,
+        }  # fmt: skip
+        if role in GENERATING_ROLES:
+            config |= {"keep_kv": bool(self.kept_kv), **self.tier_fields(folder)}
+        if self.staged is not None and role != EMBED:
+            later = self.later(name)
+            config |= {
+                "graph": self.staged.graph, "node": self.staged.first if later is None else later.stage,
+                "stream_memory": STREAM_MEMORY,
+            }  # fmt: skip
+        places = [Placement("cpu", (0,))] * self.ranks_of(name)
+        return plan_ranks(name, role, places, config, rank_endpoint("/world", name))
+
+    def tier_fields(self, folder: Path) -> dict[str, Any]:
+        made: dict[str, Any] = {"kv_tier_memory": TIER_MEMORY} if self.tiers else {}
+        return made | ({"kv_tier_disk": str(folder / KV), "kv_tier_disk_size": TIER_DISK} if self.tiers > 1 else {})

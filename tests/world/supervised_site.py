@@ -12,11 +12,13 @@ from typing import Any
 
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
+from plain_process import PlainProcess
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from virtual_time import SeededWorld
+from worker_process import WorkerProcess
 from world_reporter import WorldReporter
 
 from pontil.launcher.child.child import Child
@@ -28,6 +30,7 @@ from pontil.launcher.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console
+from pontil.launcher.options.worker_roles import EMBED, NODE
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
@@ -35,6 +38,8 @@ from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.foundation.line_pipe import LinePipe
 
+# Roles of workers that make no tokens.
+PLAIN_ROLES = (EMBED, NODE)
 # Seconds until an event reaches the supervisor, or what it says a process.
 NOTICES_WITHIN = 1e-3
 # The machine of a launch, with cores for a few more workers than are planned, all of which have the first one.
@@ -69,6 +74,8 @@ class HostLaunch:
         )  # fmt: skip
         self.supervisor.oom = OomWatch(site.oom_counter)
         self.is_due = self.is_over = False
+        # Those that died with the host.
+        self.dead: list[WorldProcess] = []
 
     def begin(self) -> None:
         self.supervisor.monitors = True
@@ -102,7 +109,7 @@ class HostLaunch:
         self.pipes = {process: pipe for process, pipe in self.pipes.items() if process.alive}
         for process, pipe in self.pipes.items():
             process.obey(pipe)
-        for worker in self.site.workers:
+        for worker in self.site.all_workers:
             worker.hear()
 
     # The parts of a starter.
@@ -128,6 +135,9 @@ class HostLaunch:
         elif told["config"]["rank"]:
             made = follower = FollowerProcess(self.world, name, self.site.ghosts)
             begin = self.begin_follower(follower, told["config"])
+        elif told["role"] in PLAIN_ROLES:
+            made = plain = PlainProcess(self.world, name, self.site.ghosts)
+            begin = self.begin_plain(plain, told["config"], self.kept(made, given["--commands-fd"]))
         else:
             kind = DriverProcess if told["config"]["ranks"] > 1 else EngineProcess
             made = worker = kind(self.world, name, self.site.ghosts)
@@ -151,6 +161,11 @@ class HostLaunch:
         return lambda reporter: process.begin(
             worker_config(config), self.site.model, self.site.plan.blocks, reporter, commands
         )
+
+    def begin_plain(
+        self, process: PlainProcess, config: dict[str, Any], commands: int
+    ) -> Callable[[WorldReporter], None]:
+        return lambda reporter: process.begin(worker_config(config), self.site.model, reporter, commands)
 
     def begin_follower(self, process: FollowerProcess, config: dict[str, Any]) -> Callable[[WorldReporter], None]:
         return lambda reporter: process.begin(worker_config(config), self.site.model, self.site.plan.blocks, reporter)
@@ -186,13 +201,18 @@ class SupervisedSite:
         """Have a host die without a word, with all that runs there."""
         launch = self.launches[number]
         launch.is_over = True
-        for child in launch.supervisor.children:
-            if child.running is not None and isinstance(child.running.process, WorldProcess):
-                child.running.process.vanish()
+        launch.dead = [one for one in self.processes if one.alive and self.plan.host_of(one.name) == number]
+        for process in launch.dead:
+            process.vanish()
+
+    def cut_power(self, number: int) -> None:
+        """Have a host die so, and its disks lose what was not synced."""
+        self.lose_host(number)
+        self.world.disks.cut_power(number, self.plan.host_of)
 
     def replace_host(self, number: int) -> None:
-        """Have another machine begin at the address of one that died."""
-        self.world.network.reset_dead()
+        """Have a host that died begin again, or another machine at its address."""
+        self.world.network.reset_dead(self.launches[number].dead)
         self.launches[number] = HostLaunch(self, number)
         self.launches[number].begin()
 
@@ -206,7 +226,8 @@ class SupervisedSite:
         self.world.after(5 * NOTICES_WITHIN, lambda: self.count_said(child))
 
     def count_said(self, child: Child) -> None:
-        self.oom_said += bool(child.exits) and child.exits[-1].starved
+        # Nobody is left to say so if the host has died since then.
+        self.oom_said += child not in self.children or bool(child.exits) and child.exits[-1].starved
 
     # The parts that others look at.
 
@@ -225,8 +246,14 @@ class SupervisedSite:
         return [one for one in running if isinstance(one, WorldProcess)]
 
     @property
+    def all_workers(self) -> list[WorkerProcess]:
+        """Those that have loaded, of every kind."""
+        return [one for one in self.processes if isinstance(one, WorkerProcess) and one.alive and one.worker]
+
+    @property
     def workers(self) -> list[EngineProcess]:
-        return [one for one in self.processes if isinstance(one, EngineProcess) and one.alive and one.worker]
+        """Those that generate."""
+        return [one for one in self.all_workers if isinstance(one, EngineProcess)]
 
     @property
     def proxies(self) -> list[ProxyProcess]:
@@ -236,6 +263,8 @@ class SupervisedSite:
     def is_whole(self) -> bool:
         """True if every process serves, and every proxy knows every worker."""
         count = sum(not child.plan.is_proxy for child in self.children)
+        if any(launch.is_over for launch in self.launches):
+            return False
         return all(child.state is ChildState.READY for child in self.children) and all(
             process.proxy is not None and len(process.proxy.registry.workers) == count for process in self.proxies
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import past_faults
 import pytest
+from effort import examples
 from simulation import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,15 +18,25 @@ LAST_LINE = re.compile(
 )
 
 
-def test_seeds_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
-    code, said = simulated("--seeds", "1-3")
+# That the default seeds hold, of which some have workers of one kind and some have ranks, is in test_seeds.py.
+LONG = pytest.mark.long
+PAIR, RANKS = ("--prefill-ranks", "1", "--decode-ranks", "1"), ("--prefill-ranks", "2", "--decode-ranks", "2")
+
+
+@pytest.mark.parametrize(
+    ("first", "more"), [(1, ()), (2, RANKS)], ids=["one rank a worker, or several", "several ranks"]
+)
+def test_seeds_have_the_same_trace_under_another_hash_seed(first: int, more: tuple[str, ...]) -> None:
+    seeds = f"{first}-{first + examples(1, 3) - 1}"
+    code, said = simulated("--seeds", seeds, *more)
     assert code == 0, "\n".join(said)
     assert (found := LAST_LINE.fullmatch(said[-1])), said
-    code, again = simulated("--seeds", "1-3", "--jobs", "1", hash_seed=7)
+    code, again = simulated("--seeds", seeds, *more, "--jobs", "1", hash_seed=7)
     assert code == 0 and (same := LAST_LINE.fullmatch(again[-1])), again
     assert found[1] == same[1]
 
 
+@LONG
 def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
     sizes = {"prefill": 0, "decode": 0, "mixed": 2, "proxies": 1, "requests": 20, "faults": 2, "changes": 1}
     code, said = simulated("--seeds", "1", *(f"--{name}={count}" for name, count in sizes.items()))
@@ -34,23 +45,15 @@ def test_workers_of_one_kind_and_a_proxy_alone_hold() -> None:
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [("prefix-key-without-its-parent", 4), ("cancels-are-dropped", 5), ("epoch-stays-when-blocks-are-freed", 4)],
-)
+    [
+        ("prefix-key-without-its-parent", 4), pytest.param("cancels-are-dropped", 5, marks=LONG),
+        pytest.param("epoch-stays-when-blocks-are-freed", 4, marks=LONG),
+    ],
+)  # fmt: skip
 def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
-    ranks = ("--prefill-ranks", "1", "--decode-ranks", "1")
-    code, said = simulated("--seeds", str(seed), *ranks, "--changes", "0", "--past", name)
+    code, said = simulated("--seeds", str(seed), *PAIR, "--changes", "0", "--past", name)
     assert code == 1 and re.match(rf"seed {seed} step \d+: \w+: ", said[0]), said
     assert any(re.fullmatch(rf"  seed {seed}: \d of its 4 faults show it:", line) for line in said)
-
-
-def test_workers_of_several_ranks_hold_and_have_the_same_trace_under_another_hash_seed() -> None:
-    ranks = ("--prefill-ranks", "2", "--decode-ranks", "2")
-    code, said = simulated("--seeds", "2-3", *ranks)
-    assert code == 0, "\n".join(said)
-    assert (found := LAST_LINE.fullmatch(said[-1])), said
-    code, again = simulated("--seeds", "2-3", *ranks, "--jobs", "1", hash_seed=7)
-    assert code == 0 and (same := LAST_LINE.fullmatch(again[-1])), again
-    assert found[1] == same[1]
 
 
 def test_a_past_fault_of_ranks_is_found() -> None:

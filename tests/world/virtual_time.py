@@ -37,8 +37,8 @@ class ProcessDied(SystemExit):
 
 class SeededWorld:
     """All that happens from one seed. `current` is the process that runs now, if one does. `jumps` are the seconds by
-    which the clock of the day has jumped. `wakeups` are the counts
-    behind event descriptors, `wakers` the processes that read them."""
+    which the clock of the day has jumped, `jumps_of` those of processes by name whose clock has jumped alone. `wakeups`
+    are the counts behind event descriptors, `wakers` the processes that read them."""
 
     network: "WireNetwork"
     disks: "WorldDisks"
@@ -50,6 +50,7 @@ class SeededWorld:
         # By time and number: what happens then, with what it is given.
         self.heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self.jumps = 0.0
+        self.jumps_of: dict[str, float] = {}
         self.number = self.steps = self.events = 0
         self.current: WorldProcess | None = None
         self.processes: list[WorldProcess] = []
@@ -73,6 +74,11 @@ class SeededWorld:
     def now(self) -> float:
         current = self.current
         return self.time if current is None else self.time + current.ahead
+
+    def of_the_day(self) -> float:
+        """Return what the clock of the day shows to the process that runs."""
+        own = 0.0 if self.current is None or not self.jumps_of else self.jumps_of.get(self.current.name, 0.0)
+        return EPOCH + self.jumps + own + self.now()
 
     def at(self, when: float, work: Callable[..., object], *given: Any) -> None:
         """Call `work` at a time, after everything that is due by then."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from network import LINK_TIMEOUT
 from served_proxy import ProxyProcess
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
 
 def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
     """No request waits for long while no worker has anything to do, where nothing is amiss."""
-    if watch.calm < SEATED_WITHIN or any(worker.requests for worker in watch.working):
+    if watch.calm < SEATED_WITHIN or any(one.has_requests for one in watch.run.site.all_workers):
         return
     for process in watch.serving:
         assert process.proxy is not None

@@ -129,6 +129,9 @@ def compile_to(library: Path, command: list[str], runs_here: bool = True) -> Non
             raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)
         if runs_here:
             try_out(partial)
+        with partial.open("rb") as whole:
+            # A power cut may take the name away, and never the content alone.
+            os.fsync(whole.fileno())
         partial.replace(library)
     except subprocess.TimeoutExpired as error:
         raise KernelError(f"{command[0]} did not end within {COMPILE_TIMEOUT:.0f} s") from error

@@ -15,7 +15,6 @@ from pontil.http.fields.sampling import SamplingFields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
 from pontil.http.intake.body import BodyReader
-from pontil.http.intake.cache_salt import cache_salt
 from pontil.http.intake.encoder import TextLimit
 from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.served_model import ServedModel
@@ -39,6 +38,7 @@ from pontil.runtime.proxy.admission.checks import check_together, token_budget
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, RemoteKV
 from pontil.runtime.sampling_params import SamplingParams
@@ -52,14 +52,14 @@ class Admitted:
 
     prompt: list[int]
     params: SamplingParams
-    cache_salt: str
-    priority: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyChat:
-    """A chat that can be submitted. `thinking` as in ReadPrompt; `snapshot` is what all decisions on it used."""
+    """A chat that can be submitted by its `ticket`. `thinking` as in ReadPrompt; `snapshot` is what all
+    decisions on it used."""
 
+    ticket: Ticket
     wanted: ChatRequest
     thinking: bool
     admitted: Admitted
@@ -89,7 +89,7 @@ class GenerationRoutes:
         self, request: Request, wanted: CompletionRequest, form: type[CompletionShape] = CompletionShape
     ) -> HTTPResponse | None:
         """Answer a completion that has been read, in this form."""
-        snapshot = self.snapshot_for(wanted, request)
+        ticket, snapshot = self.ticket(wanted, request), self.snapshot_for(request)
         remote = remote_kv(self.proxy, wanted, request.ctx.request_id, len(wanted.prompts))
         # Checked before any grammar is compiled or prompt tokenized.
         check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.params.n)
@@ -108,10 +108,10 @@ class GenerationRoutes:
         self.bodies.in_flight.let_go(request)
         if len(admitted) > 1 and context_of(request) is not None and wanted.delivery.stream:
             raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
-        prefixes = await prefixes_of(admitted, request, self.proxy)
+        prefixes = await prefixes_of(admitted, ticket, self.proxy)
         stream, made = self.resumable.stream(
             request, wanted.delivery, admitted[0].params, shape, heading,
-            lambda: self.submit(admitted, request, snapshot, prefixes, remote),
+            lambda: self.submit(ticket, admitted, snapshot, prefixes, remote),
         )  # fmt: skip
         return await reply(request, stream, made)
 
@@ -146,11 +146,11 @@ class GenerationRoutes:
 
     async def answer_chat(self, request: Request, wanted: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
-        self.check(wanted, request)
+        ticket = self.ticket(wanted, request)
         self.sounds.check(wanted, request)
         check_limits(self.proxy, request)
         remote = remote_kv(self.proxy, wanted, request.ctx.request_id)
-        ready = await self.ready(await self.sounds.heard(wanted, request), request, "messages")
+        ready = await self.ready(ticket, await self.sounds.heard(wanted, ticket), request, "messages")
         heading = heading_of(request) or self.heading("chatcmpl", ready.snapshot)
         shape = self.chat_shape(ready, heading)
         shape.schema_watch = self.schema_watch(ready.wanted.sampling)
@@ -159,10 +159,10 @@ class GenerationRoutes:
             if context_of(request) is not None:
                 raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
             return await self.answer_spoken(request, ready, shape, wanted.audio)
-        prefixes = await prefixes_of([ready.admitted], request, self.proxy)
+        prefixes = await prefixes_of([ready.admitted], ticket, self.proxy)
         stream, made = self.resumable.stream(
             request, wanted.delivery, ready.admitted.params, shape, heading,
-            lambda: self.submit([ready.admitted], request, ready.snapshot, prefixes, remote),
+            lambda: self.submit(ticket, [ready.admitted], ready.snapshot, prefixes, remote),
         )  # fmt: skip
         return await reply(request, stream, made)
 
@@ -172,34 +172,36 @@ class GenerationRoutes:
         """Answer a chat in sound: through all stages of the model."""
         assert isinstance(shape, SpokenForm)
         admitted = ready.admitted
-        salt = salt_of(admitted, request, self.proxy)
-        stream = self.sounds.submit(admitted.prompt, admitted.params, salt, admitted.priority, wanted, request)
+        stream = self.sounds.submit(ready.ticket, admitted.prompt, admitted.params, wanted, request)
         return await reply(request, stream, shape, write=partial(shape.written, stream))
 
-    async def ready(self, wanted: ChatRequest, request: Request, prompt_name: str) -> ReadyChat:
-        """Check a chat, tokenize it and fit it to the context. Errors call its prompt by this name."""
-        snapshot = self.snapshot_for(wanted, request)
+    async def ready(self, ticket: Ticket, wanted: ChatRequest, request: Request, prompt_name: str) -> ReadyChat:
+        """Tokenize a chat and fit it to the context. Errors call its prompt by this name."""
+        snapshot = self.snapshot_for(request)
         if wanted.sampling.structure is not None:
             wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
-        return await self.fitted(wanted, snapshot, prompt_name)
+        return await self.fitted(ticket, wanted, snapshot, prompt_name)
 
-    def snapshot_for(self, wanted: CompletionRequest | ChatRequest, request: Request) -> RegistrySnapshot:
-        """Return the snapshot for the decisions about a request. Raises RequestError as `check` does."""
-        self.check(wanted, request)
+    def snapshot_for(self, request: Request) -> RegistrySnapshot:
+        """Return the snapshot for the decisions about a request."""
         return self.proxy.registry.generating.snapshot(release_of(request))
 
-    def check(self, wanted: CompletionRequest | ChatRequest, request: Request) -> None:
-        """Raise RequestError for another model, or a priority that its caller may not ask for."""
+    def ticket(self, wanted: CompletionRequest | ChatRequest, request: Request) -> Ticket:
+        """Return the ticket of a request that was read. Raises RequestError for another model, or a priority that its
+        caller may not ask for."""
         self.model.check(wanted.model)
-        wanted.handling.check_priority(request.ctx.allowance)
+        return wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
 
-    async def fitted(self, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str) -> ReadyChat:
+    async def fitted(
+        self, ticket: Ticket, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str
+    ) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
         handling = wanted.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens, prompt_name)
         wanted = await self.with_structure(wanted, prompt.thinking)
-        return ReadyChat(wanted, prompt.thinking, self.fit(prompt.ids, wanted, None, prompt_name, snapshot), snapshot)
+        admitted = self.fit(prompt.ids, wanted, None, prompt_name, snapshot)
+        return ReadyChat(ticket, wanted, prompt.thinking, admitted, snapshot)
 
     async def rendered(self, wanted: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
@@ -273,31 +275,20 @@ class GenerationRoutes:
         prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
-        return Admitted(prompt, sampling.fitted(budget), handling.cache_salt, handling.priority)
+        return Admitted(prompt, sampling.fitted(budget))
 
     def submit(
-        self, admitted: Sequence[Admitted], request: Request, snapshot: RegistrySnapshot,
+        self, ticket: Ticket, admitted: Sequence[Admitted], snapshot: RegistrySnapshot,
         prefixes: Sequence[PromptPrefix] = (), remote: RemoteKV | None = None,
     ) -> Stream:  # fmt: skip
         """Submit all of the prompts, or none. A router discards the answer to a prompt that is only to be kept, so
         that one choice of it is enough."""
-        name, caller, first = request.ctx.request_id, request.ctx.caller, admitted[0]
-        salt = salt_of(first, request, self.proxy)
         asked = [(one.prompt, one.params) for one in admitted]
         if isinstance(remote, KeepPrompt):
             asked = [(prompt, replace(params, n=1)) for prompt, params in asked]
-        allowance, priority = request.ctx.allowance, first.priority
-        return self.proxy.submit_all(
-            asked, name, salt, priority, caller, allowance, snapshot, prefixes=prefixes, remote_kv=remote
-        )  # fmt: skip
+        return self.proxy.submit_all(ticket, asked, snapshot, prefixes=prefixes, remote_kv=remote)
 
 
-async def prefixes_of(admitted: Sequence[Admitted], request: Request, proxy: Proxy) -> Sequence[PromptPrefix]:
+async def prefixes_of(admitted: Sequence[Admitted], ticket: Ticket, proxy: Proxy) -> Sequence[PromptPrefix]:
     """Return what of the prompts workers have cached, as far as is known."""
-    salt = salt_of(admitted[0], request, proxy)
-    return await proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], salt)
-
-
-def salt_of(admitted: Admitted, request: Request, proxy: Proxy) -> str:
-    """Return the salt under which a prompt's prefixes are cached."""
-    return cache_salt(request.ctx.caller, admitted.cache_salt, share_prefixes=proxy.config.share_prefixes)
+    return await proxy.dispatcher.lookup.prepare([one.prompt for one in admitted], ticket.cache_salt)

@@ -23,6 +23,7 @@ from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 
 # Numbers of an answer that are written without a thread.
@@ -50,14 +51,15 @@ class EmbeddingRoutes:
         read = partial(read_embedding, vocab_size=served.vocab_size, ignored=ignored)
         wanted = await self.bodies.read(request, read)
         self.check_model(wanted.model, served)
-        wanted.handling.check_priority(request.ctx.allowance)
+        ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
         snapshot = served.snapshot
         check_together(snapshot.workers, len(wanted.inputs), "input")
         check_dimensions(wanted.dimensions, snapshot)
         check_limits(self.proxy, request, len(wanted.inputs))
         ids = await self.input_ids(wanted, served, snapshot)
         self.bodies.in_flight.let_go(request)
-        return await self.answered(await self.submit(ids, wanted, request, served, snapshot), wanted, served)
+        task = EmbeddingTask(served.name, wanted.dimensions)
+        return await self.answered(await self.submit(ticket, ids, task, snapshot), wanted, served)
 
     def check_model(self, name: str | None, served: ServedEmbedding) -> None:
         if name == self.generating.name != served.name:
@@ -83,14 +85,9 @@ class EmbeddingRoutes:
         return ids
 
     async def submit(
-        self, ids: Sequence[list[int]], wanted: EmbeddingRequest, request: Request, served: ServedEmbedding,
-        snapshot: RegistrySnapshot,
-    ) -> Stream:  # fmt: skip
-        context = request.ctx
-        return await self.proxy.submit_in_portions(
-            [(one, NO_TOKENS) for one in ids], EmbeddingTask(served.name, wanted.dimensions), snapshot,
-            context.request_id, wanted.handling.priority, context.caller, context.allowance,
-        )  # fmt: skip
+        self, ticket: Ticket, ids: Sequence[list[int]], task: EmbeddingTask, snapshot: RegistrySnapshot
+    ) -> Stream:
+        return await self.proxy.submit_in_portions(ticket, [(one, NO_TOKENS) for one in ids], task, snapshot)
 
     async def answered(self, stream: Stream, wanted: EmbeddingRequest, served: ServedEmbedding) -> HTTPResponse:
         """Return the answer once all vectors are there. What has no reader any more is cancelled."""

@@ -32,13 +32,14 @@ class ResponsesRoutes:
 
     async def create_response(self, request: Request) -> HTTPResponse | None:
         wanted, own, ready = await self.read(request, is_limited=True)
+        ticket = ready.ticket
         if ready.wanted.delivery.stream:
             check_not_asked(request)
         shape = self.shape(wanted, ready)
-        prefixes = await prefixes_of([ready.admitted], request, self.generation.proxy)
-        stream = self.generation.submit([ready.admitted], request, ready.snapshot, prefixes)
+        prefixes = await prefixes_of([ready.admitted], ticket, self.generation.proxy)
+        stream = self.generation.submit(ticket, [ready.admitted], ready.snapshot, prefixes)
         self.generation.bodies.in_flight.let_go(request)
-        return await reply(request, stream, shape, partial(self.keep, request.ctx.caller, wanted, own, shape))
+        return await reply(request, stream, shape, partial(self.keep, ticket.caller, wanted, own, shape))
 
     async def count_input_tokens(self, request: Request) -> HTTPResponse:
         _, _, ready = await self.read(request)
@@ -47,16 +48,16 @@ class ResponsesRoutes:
     async def read(self, request: Request, is_limited: bool = False) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
         """Return the request, its own items with references resolved, and the chat that it stands for. One that is
         `is_limited` counts against the limits of its key."""
-        parts, generation = request.ctx, self.generation
+        generation = self.generation
         wanted = await generation.bodies.read(request, generation.reading(request, read_responses))
         # Before any kept response is read.
-        generation.model.check(wanted.chat.model)
+        ticket = generation.ticket(wanted.chat, request)
         if is_limited:
             check_limits(generation.proxy, request)
-        before, own = await self.kept.history(parts.caller, wanted.previous, wanted.items)
+        before, own = await self.kept.history(ticket.caller, wanted.previous, wanted.items)
         make = partial(wanted.with_history, (*before, *own))
         chat = await generation.prompts.executor.run(make, 0) if before or wanted.is_long else make()
-        return wanted, own, await generation.ready(chat, request, "input")
+        return wanted, own, await generation.ready(ticket, chat, request, "input")
 
     def shape(self, wanted: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation
@@ -81,21 +82,21 @@ class ResponsesRoutes:
     async def get_response(self, request: Request, response_id: str) -> HTTPResponse:
         if request.args.get("stream", "false").lower() not in ("false", "0"):
             raise RequestError("stream is for responses in the background, which are not supported", param="stream")
-        return raw(await self.kept.response(request.ctx.caller, response_id), content_type="application/json")
+        return raw(await self.kept.response(request.ctx.ticket.caller, response_id), content_type="application/json")
 
     async def delete_response(self, request: Request, response_id: str) -> HTTPResponse:
-        await self.kept.remove(request.ctx.caller, response_id)
+        await self.kept.remove(request.ctx.ticket.caller, response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel_response(self, request: Request, response_id: str) -> HTTPResponse:
         """Refuse: a response is complete once it is kept."""
-        await self.kept.response(request.ctx.caller, response_id)
+        await self.kept.response(request.ctx.ticket.caller, response_id)
         says = "Cannot cancel a synchronous response: close its connection while it is made"
         raise RequestError(says, param="response_id")
 
     async def list_input_items(self, request: Request, response_id: str) -> HTTPResponse:
         chosen = partial(page, *page_wanted(request))
-        body = await self.kept.input_items(request.ctx.caller, response_id, chosen)
+        body = await self.kept.input_items(request.ctx.ticket.caller, response_id, chosen)
         return raw(body, content_type="application/json")
 
 

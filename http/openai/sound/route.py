@@ -26,6 +26,7 @@ from pontil.http.stream.resumable_routes import check_limits
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.stream import RunStream
@@ -47,7 +48,7 @@ class SoundRoutes:
         ignored = self.bodies.ignored(request)
         wanted = await self.bodies.read(request, partial(read_speech, ignored=ignored))
         self.model.check(wanted.model)
-        wanted.handling.check_priority(request.ctx.allowance)
+        ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
         graph = self.speaking("input")
         if graph.audio_needs_states:
             raise RequestError(
@@ -57,10 +58,7 @@ class SoundRoutes:
         options = self.options(graph, wanted.voice, VOICE, request)
         check_limits(self.proxy, request)
         self.bodies.in_flight.let_go(request)
-        context, data = request.ctx, wanted.text.encode("utf-8", "replace")
-        stream = self.proxy.runs.speak(
-            data, options, context.request_id, wanted.handling.priority, context.caller, context.allowance
-        )
+        stream = self.proxy.runs.speak(ticket, wanted.text.encode("utf-8", "replace"), options)
         return await reply_sound(request, stream, wanted.form, graph.sample_rate, wanted.stream)
 
     async def transcriptions(self, request: Request) -> HTTPResponse:
@@ -70,7 +68,7 @@ class SoundRoutes:
         self.hearing("file")
         check_limits(self.proxy, request)
         with self.holding(len(wanted.recording.data)):
-            said = await self.recognised(wanted.recording, request, beside=False)
+            said = await self.recognised(wanted.recording, request.ctx.ticket, beside=False)
         self.bodies.in_flight.let_go(request)
         if wanted.as_text:
             return text_response(said)
@@ -117,7 +115,7 @@ class SoundRoutes:
             raise RequestError(f"{says}: choose one of them", param=place)
         return {VOICE: known[voice.lower()]}
 
-    async def heard(self, wanted: ChatRequest, request: Request) -> ChatRequest:
+    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
         """Return the chat with the text of its recordings in their places."""
         recordings = wanted.prompt.recordings
         if not recordings:
@@ -128,7 +126,7 @@ class SoundRoutes:
             )
             raise RequestError(says, param="messages")
         with self.holding(sum(len(one.data) for one in recordings)):
-            texts = {one: await self.recognised(one, request, wanted.handling.priority) for one in recordings}
+            texts = {one: await self.recognised(one, ticket) for one in recordings}
         return replace(wanted, prompt=wanted.prompt.heard(texts))
 
     @contextmanager
@@ -142,16 +140,10 @@ class SoundRoutes:
         finally:
             self.held.give_back(caller, size)
 
-    async def recognised(
-        self, recording: Recording, request: Request, priority: int = 0, beside: bool = True
-    ) -> str:  # fmt: skip
+    async def recognised(self, recording: Recording, ticket: Ticket, beside: bool = True) -> str:
         """Return the text of a recording, which is `beside` the request that it is a part of or a request by itself.
         Errors of the stage that cannot read it name its place."""
-        context = request.ctx
-        node = self.hearing(recording.place)
-        asked = self.proxy.runs.ask(
-            node, recording.data, {}, context.request_id, priority, context.caller, context.allowance, beside=beside
-        )
+        asked = self.proxy.runs.ask(ticket, self.hearing(recording.place), recording.data, beside=beside)
         try:
             return await asked
         except RequestError as error:
@@ -159,12 +151,9 @@ class SoundRoutes:
             raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, salt: str, priority: int, wanted: AudioOutput,
-        request: Request,
-    ) -> RunStream:  # fmt: skip
+        self, ticket: Ticket, prompt: list[int], params: SamplingParams, wanted: AudioOutput, request: Request
+    ) -> RunStream:
         """Submit a chat through all stages."""
-        context, graph = request.ctx, self.speaking("modalities")
+        graph = self.speaking("modalities")
         options = self.options(graph, wanted.voice, "audio.voice", request)
-        return self.proxy.runs.submit(
-            prompt, params, options, context.request_id, salt, priority, context.caller, context.allowance
-        )
+        return self.proxy.runs.submit(ticket, prompt, params, options)

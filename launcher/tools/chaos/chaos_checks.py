@@ -227,16 +227,29 @@ def fairness_checks(verdict: FairnessVerdict | None) -> Iterator[ChaosCheck]:
         yield ChaosCheck("fairness", verdict.held, verdict.describe(), verdict.problems[:SHOWN])
 
 
-def all_checks(
-    before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], exits: Sequence[ExitFacts],
-    faults: Sequence[FaultRecord], planned: int, findings: Sequence[tuple[bool, str]] | None,
-    bills: Sequence[Mapping[str, Any]] | None, verdict: FairnessVerdict | None = None,
-) -> list[ChaosCheck]:  # fmt: skip
-    """Return all checks; `verdict` is that on fairness, if another caller was greedy."""
-    seen = judged(records, faults)
-    return [
-        trial_check(faults, planned), answers_check(seen), *fairness_checks(verdict),
-        *ledger_checks(before, after, seen, bills, all(one.planned.variant != GREED for one in faults)),
-        audit_check(findings), deaths_check(exits, faults), blocks_check(before, after),
-        *resource_checks(before, after), leftover_check(before, after), faults_check(before, after),
-    ]  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class ChaosTrial:
+    """The observations of a run: the launch at rest `before` and `after` it, answers, exits, and those of the `planned`
+    faults that were reached. `findings` are those of an audit and `bills` rows of the usage log, where there is one;
+    `verdict` is that on fairness, if another caller was greedy."""
+
+    before: LaunchRest
+    after: LaunchRest
+    records: Sequence[AnswerRecord]
+    exits: Sequence[ExitFacts]
+    faults: Sequence[FaultRecord]
+    planned: int
+    findings: Sequence[tuple[bool, str]] | None = None
+    bills: Sequence[Mapping[str, Any]] | None = None
+    verdict: FairnessVerdict | None = None
+
+    @property
+    def checks(self) -> list[ChaosCheck]:
+        before, after, faults, seen = self.before, self.after, self.faults, judged(self.records, self.faults)
+        alone = all(fault.planned.variant != GREED for fault in faults)
+        return [
+            trial_check(faults, self.planned), answers_check(seen), *fairness_checks(self.verdict),
+            *ledger_checks(before, after, seen, self.bills, alone), audit_check(self.findings),
+            deaths_check(self.exits, faults), blocks_check(before, after), *resource_checks(before, after),
+            leftover_check(before, after), faults_check(before, after),
+        ]  # fmt: skip

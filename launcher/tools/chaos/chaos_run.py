@@ -19,7 +19,7 @@ from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.tools.bench.bench_run import open_session
 from pontil.launcher.tools.bench.http_client import HttpClient
 from pontil.launcher.tools.bench.stream_client import RequestFailed, RequestRefused
-from pontil.launcher.tools.chaos.chaos_checks import ChaosCheck, all_checks
+from pontil.launcher.tools.chaos.chaos_checks import ChaosCheck, ChaosTrial
 from pontil.launcher.tools.chaos.chaos_load import ChaosLoad, undisturbed
 from pontil.launcher.tools.chaos.disk_fill import small_filesystems
 from pontil.launcher.tools.chaos.disturber import Disturber
@@ -143,9 +143,9 @@ class ChaosRun:
         await disturber.collect_exits()
         exits, planned = disturber.exits, len(report.plan)
         report.fairness = None if probe is None else fairness(probe.records, disturber.records)
-        report.checks = all_checks(
+        report.checks = ChaosTrial(
             before, after, load.records, exits, disturber.records, planned, findings, bills, report.fairness
-        )
+        ).checks
         report.pauses = pause_rows(load.records, disturber.records)
         return report
 

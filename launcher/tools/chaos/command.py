@@ -5,12 +5,13 @@ import json
 import math
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.control.control_client import RunningLaunch, ask, find_launch
+from pontil.launcher.commands.launch_choice import LaunchChoice, chooses_a_launch
+from pontil.launcher.control.control_client import RunningLaunch, ask
 from pontil.launcher.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 
@@ -51,15 +52,14 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
 @click.option("--faults", callback=listed, default=",".join(ALL_FAULTS), metavar="LIST", show_default=True)
 @click.option("--streams", type=click.IntRange(1, MOST_STREAMS), default=8, show_default=True, help="Requests at once.")
 @click.option(
-    "--seed", type=click.IntRange(0), help="The plan of an earlier run again (default: another one each time)."
+    "--seed",
+    type=click.IntRange(0),
+    default=lambda: secrets.randbelow(SEEDS),
+    help="The plan of an earlier run again (default: another one each time).",
 )
 @click.option("--url", help="The server of the load (default: the launch's own).")
 @click.option("--model", metavar="NAME", help="The model to ask for (default: the first that is served).")
-@click.option("--pid", type=int, metavar="PID", help="The launch with this process id, where several run.")
-@click.option("--port", type=int, metavar="PORT", help="The launch that serves this port.")
-@click.option(
-    "--run-directory", type=click.Path(path_type=Path), metavar="DIR", help="The launch with this run directory."
-)
+@chooses_a_launch
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @key_flag(ADMIN)
 @click.option(
@@ -69,9 +69,8 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     help="File whose first key greed sends: one of another client than the load's (default: no greed).",
 )
 def chaos(
-    minutes: float, faults: tuple[str, ...], streams: int, seed: int | None, url: str | None, model: str | None,
-    pid: int | None, port: int | None, run_directory: Path | None, as_json: bool, key: Path | None,
-    greedy_key: Path | None,
+    choice: LaunchChoice, url: str | None, model: str | None, as_json: bool, key: Path | None, greedy_key: Path | None,
+    **trial: Any,
 ) -> int:  # fmt: skip
     """Disturb a running launch that was started with --allow-chaos, under a load, and say whether it held.
 
@@ -91,16 +90,13 @@ def chaos(
     greedy = {} if greedy_key is None else bearer(greedy_key, ADMIN, environment.variables)
     if greedy and greedy == shown:
         raise OptionError("--greedy-key has the key of the load: give that of another client.")
-    launch = find_launch(environment.run_base, run_directory, pid, port)
+    launch = choice.find(environment.run_base)
     check_allowed(launch)
     full = url or launch.facts.get("url")
     if not full:
         raise LaunchError("This launch has no proxy to send a load to: name its address with --url.")
     full = (full if "://" in full else f"http://{full}").rstrip("/").removesuffix("/v1")
-    settings = ChaosSettings(
-        full, model or first_model(full, shown), minutes, faults, streams,
-        secrets.randbelow(SEEDS) if seed is None else seed, shown, greedy,
-    )  # fmt: skip
+    settings = ChaosSettings(full, model or first_model(full, shown), key=shown, greedy_key=greedy, **trial)
     show = (lambda line: click.echo(line, err=True)) if as_json else click.echo
     report = asyncio.run(ChaosRun(launch, settings, show).run())
     if as_json:

@@ -12,7 +12,6 @@ from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.device.block_rounds import Round, rounds_of
 from pontil.runtime.engine.device.buckets import buckets
 from pontil.runtime.engine.device.link import Arrival, DeviceLink
@@ -20,11 +19,12 @@ from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer
 from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward
 from pontil.runtime.engine.device.tile_step import StepSections, TileStep
-from pontil.runtime.engine.memory_errors import compute_what_fits, left_out_of
-from pontil.runtime.engine.model_runner import NONE, Followers, ModelRunner
-from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
+from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.streamed import FrameMaker
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.streamed import FrameMaker
 from pontil.runtime.engine.tiles.rows import rows_of
 from pontil.runtime.models.model import Model
 

@@ -13,8 +13,9 @@ from pontil.gpu_ops.draws.logprobs import most_likely, token_logprobs
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import Place
 from pontil.runtime.engine.device.step_buffer import Array
-from pontil.runtime.engine.sampling.logprobs import Entry, TokenLogprobs, ranked
+from pontil.runtime.engine.sampling.logprobs import ranked
 from pontil.runtime.engine.sampling.sampler import Draw
+from pontil.runtime.engine.sequences.token_logprobs import Entry, TokenLogprobs
 
 DRAWN = -1
 """In the place of a token: the one that is drawn."""

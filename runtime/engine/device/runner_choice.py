@@ -13,8 +13,8 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import CudaLink, DeviceLink
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
-from pontil.runtime.engine.model_runner import NONE, Followers, ModelRunner
-from pontil.runtime.engine.streamed import FrameMaker
+from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
+from pontil.runtime.engine.sequences.streamed import FrameMaker
 from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")

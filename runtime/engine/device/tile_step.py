@@ -7,16 +7,17 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from pontil.gpu_ops.draws.sampling import DeviceDraws, draw
+from pontil.gpu_ops.draws.sampling import draw
+from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.draw_inputs import Asked, LogprobPlan, PlacedLogprobs, asked_of, draw_sections
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.device.tile_forward import TileForward, drawn_whole, padded
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
 from pontil.runtime.engine.sampling.sampler import Draw, Sampled, plan_draws
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.engine.tiles.rows import TileRows
 from pontil.runtime.models.model import Model
 

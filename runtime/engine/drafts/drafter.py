@@ -4,8 +4,8 @@
 from collections import abc
 from typing import Protocol
 
-from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 Draft = tuple[int, ...]
 

@@ -17,13 +17,13 @@ from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.drafts.model import DraftModel, Followed, twin_of
 from pontil.runtime.engine.drafts.policy import WINDOW
-from pontil.runtime.engine.drafts.target_states import TargetStates
-from pontil.runtime.engine.model_runner import ModelRunner
 from pontil.runtime.engine.prefixes.cache import PrefixHit
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.runner.model_runner import ModelRunner
+from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.draft_layer import DraftLayer
@@ -114,7 +114,8 @@ class DraftHead(DraftModel):
         twin, feed = follower.twin, self.feeds[follower.twin]
         if sequence.target_states is not None:
             feed.states = sequence.target_states
-        twin.computed = twin.reached = feed.certain = min(twin.computed, feed.certain)
+        feed.certain = min(twin.computed, feed.certain)
+        twin.count_from(feed.certain)
 
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         follower = super().start(sequence, window)

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.engine.batch import Batch, Span
-from pontil.runtime.engine.block_shortage import BlockShortage
 from pontil.runtime.engine.drafts.drafter import Draft
 from pontil.runtime.engine.drafts.policy import WINDOW
-from pontil.runtime.engine.memory_errors import left_out_of
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.prefixes.block_shortage import BlockShortage
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.sampling.guide import Guide
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.runner.memory_errors import left_out_of
+from pontil.runtime.engine.runner.model_runner import ModelRunner
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.guide import Guide
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class DraftModel:
         right = min(len(guessed), len(known)) if right is None else right
         valid = len(twin.prompt) + follower.agreed + right
         twin.output[follower.agreed :] = known
-        twin.computed = twin.reached = min(twin.computed, valid, twin.length - 1)
+        twin.count_from(min(twin.computed, valid, twin.length - 1))
         follower.agreed = len(twin.output)
 
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
@@ -199,7 +199,7 @@ class DraftModel:
             self.shortages[sequence] = BlockShortage(sequence, lacking, self.pool.returned, 1, missing)
             return None
         self.memory.adopt(twin, hit)
-        twin.computed = twin.reached = hit.computed
+        twin.count_from(hit.computed)
         twin.move(SequenceState.RUNNING)
         known = len(twin.output)
         follower = self.followers[sequence] = Followed(twin, known, len(sequence.output) - known)

@@ -6,11 +6,11 @@ from collections import abc
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.drafts.drafter import Draft
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.drafts.policy import DraftPlan, Option, SharesRight
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 # Temperatures up to which requests are of one kind: guesses are right as often.
 KINDS = (0.0, 0.5, 1.0, 1.5)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from pontil.runtime.engine.drafts.costs import LinearCost, Rate, StepCost, depth, gain
 from pontil.runtime.engine.drafts.trials import TRIES, Trials
+from pontil.runtime.engine.sequences.target_states import KEPT_STATES
 
 # In units of a plain step.
 SHARE, CAP = 0.02, 4.0
@@ -26,7 +27,7 @@ SHARE, CAP = 0.02, 4.0
 STAKE = 0.7
 # Of a text that the draft model begins to follow the last so many tokens are read, the most that are worth it and can
 # be paid: a guess depends mostly on these, and reading all would cost more than guesses save.
-WINDOW = 128
+WINDOW = KEPT_STATES
 WINDOWS = (WINDOW, 64, 32, 16)
 # The most that a text may cost that is read for a trial, in plain steps.
 TRIAL_READING = 1.0

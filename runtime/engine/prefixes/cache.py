@@ -9,8 +9,8 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key, chain, root_key
 from pontil.runtime.engine.prefixes.claims import PrefixClaims
 from pontil.runtime.engine.prefixes.key_queue import KeyQueue
-from pontil.runtime.engine.prefixes.prompt_keys import PromptKeys
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@
 from bisect import bisect_left
 
 from pontil.runtime.cache.prefix import Key, PrefixIndex
-from pontil.runtime.engine.prefixes.prompt_keys import PromptKeys
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 
 class PrefixClaims:

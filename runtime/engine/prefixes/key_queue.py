@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 
-from pontil.runtime.engine.prefixes.prompt_keys import PromptKeys
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 # Keys of a prompt that are made as soon as it comes, and those that are made before another's turn.
 AT_ONCE, PORTION = 32, 128

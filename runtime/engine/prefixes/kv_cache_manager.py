@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.prefixes.cache import PrefixHit
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 Copy = tuple[int, int]
 

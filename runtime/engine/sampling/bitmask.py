@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.runtime.engine.sampling.narrowing import Narrowing, narrows
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.narrowing import Narrowing, narrows
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 CONTRADICTION = "the grammar allows no token that allowed_token_ids and bad_token_ids leave: change one of them"
 

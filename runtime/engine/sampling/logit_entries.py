@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pontil.gpu_ops.draws.logit_edits import add_bias, allow_bits, allow_only, forbid, penalize
 from pontil.runtime.engine.sampling.bitmask import NO_MASKS, Bitmask
-from pontil.runtime.engine.sampling.state import SamplingState, edits_logits
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sampling_state import SamplingState, edits_logits
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 LogitRow = tuple[int, Sequence, SamplingState]
 CPU = torch.device("cpu")

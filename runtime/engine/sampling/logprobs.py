@@ -4,32 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.logprobs import most_likely, token_logprobs
-
-Entry = tuple[int, float, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """`entries` are (token id, logprob, rank from 1): first the token itself, then the k most likely ones or those that
-    were named, by rank, which may repeat it. Logprobs are natural and of the raw distribution, before temperature,
-    penalties and masks."""
-
-    entries: tuple[Entry, ...]
-
-    @classmethod
-    def from_wire(cls, entries: Sequence[Sequence[float]]) -> TokenLogprobs:
-        """Raises ValueError for entries that are not three numbers each."""
-        return cls(tuple((int(token), float(logprob), int(rank)) for token, logprob, rank in entries))
-
-    def to_wire(self) -> list[list[int | float]]:
-        return [list(entry) for entry in self.entries]
+from pontil.runtime.engine.sequences.token_logprobs import Entry, TokenLogprobs
 
 
 def logprobs_of(logits: Tensor, row: Tensor, token: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:

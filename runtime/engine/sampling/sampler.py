@@ -25,9 +25,10 @@ from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.sampling.bitmask import Bitmask, bitmask_of
 from pontil.runtime.engine.sampling.logit_entries import LogitEdits, edits_of
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs, logprobs_of, logprobs_of_named
+from pontil.runtime.engine.sampling.logprobs import logprobs_of, logprobs_of_named
 from pontil.runtime.engine.sampling.step_counts import Owner, StepCounts
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.value import value
 from pontil.runtime.sampling_params import SamplingParams
 

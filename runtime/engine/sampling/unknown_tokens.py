@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences whose newest tokens have been drawn, but are not known yet."""
 
-from pontil.runtime.engine.sampling.state import penalized
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sampling_state import penalized
+from pontil.runtime.engine.sequences.sequence import Sequence
 
 
 def is_ready(sequence: Sequence) -> bool:

@@ -9,7 +9,8 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kv.attention import PagedAttention
-from pontil.gpu_ops.rotary import HeadNormWeights, HeadTurn
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadNormWeights, HeadTurn
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.norm import Norm
 from pontil.runtime.models.layers.rotary import Angles
@@ -43,15 +44,15 @@ class Attention:
         parts = ((prefix + "q_proj", q_size), (prefix + "k_proj", kv_size), (prefix + "v_proj", kv_size))
         self.qkv = weights.linear(hidden, *parts, bias=config.qkv_bias, cut=by_heads(dim))
         self.o = weights.linear(q_size, (prefix + "o_proj", hidden), bias=config.output_bias, cut=by_columns)
-        self.sinks: Tensor | None = None
+        scores: Tensor | None = None
         if sinks:
-            taken = weights.take(prefix + "sinks", config.num_heads, dtype=torch.float32)
-            self.sinks = weights.part(taken, by_heads(1))
-        self.index, self.norms, self.exchange = index, norms, weights.communicator.gather_columns
+            whole = weights.take(prefix + "sinks", config.num_heads, dtype=torch.float32)
+            scores = weights.part(whole, by_heads(1))
+        self.layer = LayerAttention(index, config.query_scale, config.window(index), scores)
+        self.norms, self.exchange = norms, weights.communicator.gather_columns
         self.kernels = weights.kernels
         queries, keys = (len(weights.partition.heads(heads, 1)) for heads in (config.num_heads, config.num_kv_heads))
-        self.head_dim, self.heads = dim, (queries, keys, keys)
-        self.scale, self.window, self.interleaved = config.query_scale, config.window(index), config.interleaved
+        self.head_dim, self.heads, self.interleaved = dim, (queries, keys, keys), config.interleaved
 
     @property
     def linears(self) -> list[Product]:
@@ -62,14 +63,11 @@ class Attention:
         if self.norms is not None:
             norms = replace(norms, query=self.norms.query.weight, key=self.norms.key.weight)
         shape = HeadShape(*self.heads[:2], self.head_dim)
-        return AttentionHalf(
-            self.kernels, matrix_of(self.qkv), matrix_of(self.o), norms, rotation, shape, self.index, self.scale,
-            self.window, self.sinks,
-        )  # fmt: skip
+        return AttentionHalf(self.kernels, matrix_of(self.qkv), matrix_of(self.o), norms, rotation, shape, self.layer)
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Attend for x [rows, hidden_size] in the weights' dtype; the result has the same shape."""
         q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         turn = HeadTurn(*angles, self.interleaved, None if self.norms is None else self.norms.weights)
-        attended = attend(self.index, q, k, v, scale=self.scale, window=self.window, sinks=self.sinks, turn=turn)
+        attended = attend(self.layer, q, k, v, turn)
         return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))

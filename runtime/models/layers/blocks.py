@@ -10,15 +10,15 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import AttendingHalf, FeedingHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.runtime.models.layers.norm import Norm
 from pontil.runtime.models.layers.rotary import Angles
 
 
 class SelfAttention(Protocol):
-    """The attention of one layer. x [rows, hidden_size] in the weights' dtype. With a `window` a query sees at most
-    that many positions."""
+    """The attention of one layer. x [rows, hidden_size] in the weights' dtype."""
 
-    window: int | None
+    layer: LayerAttention
 
     @property
     def linears(self) -> Sequence[Product]: ...

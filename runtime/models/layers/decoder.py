@@ -70,7 +70,7 @@ class Decoder(ABC):
         return Norm(weights, name, self.config.hidden_size, self.config.rms_norm_eps)
 
     def fuse(self, block: Block) -> FusedBlock:
-        rotary = self.global_rotary if block.attention.window is None else self.local_rotary
+        rotary = self.global_rotary if block.attention.layer.window is None else self.local_rotary
         return FusedBlock(block, Rotation(rotary.cos, rotary.sin, self.config.interleaved))
 
     def take_embedding(self, weights: Weights) -> Tensor:

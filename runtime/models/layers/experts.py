@@ -6,15 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.elementwise import apply
-from pontil.gpu_ops.kernels.experts import ExpertChoice, ExpertHalf
+from pontil.gpu_ops.kernels.experts import ExpertHalf, SharedHalf
 from pontil.gpu_ops.kernels.layer import GatedKind, Norms
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings
 from pontil.gpu_ops.products.linear import Linear
+from pontil.gpu_ops.products.routing import choose_experts
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.layers.mlp import GatedMlp
-from pontil.runtime.models.layers.routing import choose_experts
 from pontil.runtime.models.partition import whole
 from pontil.runtime.models.weights import Weights
 
@@ -34,6 +35,10 @@ class SharedExpert:
     @property
     def linears(self) -> list[Product]:
         return self.mlp.linears if self.gate is None else [*self.mlp.linears, self.gate]
+
+    def half(self, norms: Norms) -> SharedHalf:
+        mlp = self.mlp.half(Norms(norms.epsilon, norms.before))
+        return SharedHalf(mlp, None if self.gate is None else matrix_of(self.gate))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
@@ -64,9 +69,10 @@ class Experts:
             return weight, weights.read(prefix + "gate.bias", config.count, dtype=torch.float32) if biased else None
 
         self.router = weights.product(prefix + "gate", router)
-        self.bias: Tensor | None = None
+        scored: Tensor | None = None
         if config.routing.bias:
-            self.bias = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
+            scored = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
+        self.choice = choice_of(config, scored)
         self.own, self.communicator = weights.partition.experts(config.count), weights.communicator
         self.experts: list[GatedMlp] = []
         for number in range(config.count):
@@ -98,21 +104,9 @@ class Experts:
         """The same by the kernels, with these norms of a layer: they compute the rows that an expert has together, and
         need no tiles of a fixed size."""
         assert self.kernels is not None
-        config, routing, shared = self.config, self.config.routing, self.shared
-        choice = ExpertChoice(
-            config.count, config.per_token, routing.scores == "sigmoid", config.normalize, self.bias, routing.groups,
-            routing.kept_groups, routing.group_best, routing.factor,
-        )  # fmt: skip
-        return ExpertHalf(
-            self.kernels,
-            choice,
-            matrix_of(self.router),
-            [expert.half(Norms(0.0)) for expert in self.experts],
-            self.own.start,
-            norms,
-            None if shared is None else shared.mlp.half(Norms(norms.epsilon, norms.before)),
-            None if shared is None or shared.gate is None else matrix_of(shared.gate),
-        )
+        experts = [expert.half(Norms(0.0)) for expert in self.experts]
+        shared = None if self.shared is None else self.shared.half(norms)
+        return ExpertHalf(self.kernels, self.choice, matrix_of(self.router), experts, self.own.start, norms, shared)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
@@ -122,7 +116,7 @@ class Experts:
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ratings float32 and numbers int64 of each row's experts, both [rows, per_token], highest first."""
-        return choose_experts(self.router(x.float()), self.config, self.bias)
+        return choose_experts(self.router(x.float()), self.choice)
 
     def results(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, hidden_size]."""
@@ -143,3 +137,11 @@ class Experts:
                     tile = F.pad(tile, (0, 0, 0, GENERATED_ROWS - len(part)))
                     results[part] = expert(tile)[: len(part)].float()
         return results
+
+
+def choice_of(config: ExpertConfig, bias: Tensor | None) -> ExpertChoice:
+    ways = config.routing
+    return ExpertChoice(
+        config.count, config.per_token, ways.scores == "sigmoid", config.normalize, bias, ways.groups, ways.kept_groups,
+        ways.group_best, ways.factor,
+    )  # fmt: skip

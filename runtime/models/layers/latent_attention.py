@@ -10,6 +10,7 @@ from pontil.gpu_ops.kernels.latent import HeadMatrices, LatentHalf, LatentMatric
 from pontil.gpu_ops.kernels.layer import Norms, Rotation
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.products.head_linear import HeadLinear
 from pontil.gpu_ops.rotary import apply_rotary
 from pontil.runtime.models.config import LatentConfig, ModelConfig
@@ -34,7 +35,7 @@ class LatentAttention:
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, index: int, weights: Weights) -> None:
         hidden, heads, prefix = config.hidden_size, config.num_heads, f"model.layers.{index}.self_attn."
-        self.index, self.latent, self.dtype, self.kernels = index, latent, weights.dtype, weights.kernels
+        self.latent, self.dtype, self.kernels = latent, weights.dtype, weights.kernels
         own_heads = by_heads(latent.query_dim)
         self.down: Product | None = None
         if latent.query_rank is not None:
@@ -49,7 +50,8 @@ class LatentAttention:
         self.absorb, self.expand = self.weights_of_heads(heads, prefix + "kv_b_proj", weights)
         self.o = weights.linear(heads * latent.value_dim, (prefix + "o_proj", hidden), cut=by_columns)
         self.exchange = weights.communicator.gather_columns
-        self.scale, self.window, self.interleaved = config.query_scale, config.window(index), config.interleaved
+        self.layer = LayerAttention(index, config.query_scale, config.window(index), value_dim=latent.rank)
+        self.interleaved = config.interleaved
 
     def weights_of_heads(self, heads: int, name: str, weights: Weights) -> tuple[HeadProduct, HeadProduct]:
         """The products that make a query fit the latent, and a value from it."""
@@ -76,9 +78,7 @@ class LatentAttention:
         )
         query_norm = None if self.down is None else self.query_norm.weight
         norms = replace(norms, query=query_norm, key=self.norm.weight)
-        return LatentHalf(
-            self.kernels, matrices, norms, rotation, LATENT_EPS, self.index, self.scale, self.window
-        )  # fmt: skip
+        return LatentHalf(self.kernels, matrices, norms, rotation, LATENT_EPS, self.layer)
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Attend for x [rows, hidden_size] in the weights' dtype; the result has the same shape."""
@@ -91,6 +91,6 @@ class LatentAttention:
         made, key = self.compress(x).split((latent.rank, latent.rotary_dim), dim=-1)
         key = apply_rotary(key.unsqueeze(1), *angles, self.interleaved)
         k = cat((self.norm(made.float(), self.dtype).unsqueeze(1), key), dim=-1)
-        attended = attend(self.index, q, k, None, scale=self.scale, window=self.window, value_dim=latent.rank)
+        attended = attend(self.layer, q, k, None)
         values = self.expand(attended)
         return self.exchange(self.o(self.exchange(values.reshape(len(x), -1))))

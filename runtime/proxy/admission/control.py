@@ -8,12 +8,13 @@ from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission.checks import check_capacity, check_seats, check_together
-from pontil.runtime.proxy.admission.rate_limits import Allowance, RateLimits
+from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.seat_room import SeatRooms, claimable
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
@@ -50,70 +51,71 @@ class AdmissionControl:
         self.dispatching = False
 
     def check(
-        self, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad], priority: int,
-        caller: str, allowance: Allowance, *, beside: bool = False,
+        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad],
+        *, beside: bool = False,
     ) -> None:  # fmt: skip
         """Check that these workers can admit all of these, prompts with their parameters. What is `beside` another
         request is within the limits of the caller's key as that is. Raise Unavailable, TooManyRequests or
         RequestError."""
         try:
-            self.check_all(asked, workers, priority, caller, allowance, beside)
+            self.check_all(ticket, asked, workers, beside)
         except (Unavailable, TooManyRequests) as error:
             self.metrics.refused.labels(KEY_LIMIT if isinstance(error, TooManyRequests) else OVERLOAD).inc(len(asked))
             raise
 
     def check_all(
-        self, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad], priority: int,
-        caller: str, allowance: Allowance, beside: bool,
+        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad],
+        beside: bool,
     ) -> None:  # fmt: skip
         if not workers:
             raise Unavailable("no worker is ready yet: try again in a moment")
         choices = [params.n for _, params in asked]
         check_together(workers, sum(choices))
         check_seats(workers, max(choices))
-        if not self.queue.is_measured and (not self.fair or self.by_caller[caller]):
+        if not self.queue.is_measured and (not self.fair or self.by_caller[ticket.caller]):
             check_capacity(workers, self.choices, sum(choices))
         if not beside:
             tokens = sum(tokens_of(*one) for one in asked)
-            self.limits.check(caller, allowance, len(asked), tokens, self.clock())
+            self.limits.check(ticket, len(asked), tokens, self.clock())
         try:
             prompts = [(len(prompt), params) for prompt, params in asked]
-            self.queue.check(prompts, priority, caller, allowance.weight, self.share_of(caller, allowance.weight))
+            self.queue.check(prompts, ticket, self.share_of(ticket))
         except PontilError:
-            self.limits.state(caller)
+            self.limits.state(ticket.caller)
             raise
 
-    def enter(self, request: Request, caller: str, allowance: Allowance) -> None:
+    def enter(self, request: Request) -> None:
         """Queue a request for its first attempt."""
         now = self.clock()
-        request.caller, request.share = caller, self.share_of(caller, allowance.weight)
+        request.share = self.share_of(request.ticket)
         self.workers.shares.enter(request.release)
         self.count(request, 1)
-        self.limits.enter(caller, *claim_of(request), now)
-        self.queue.push(request, allowance.weight, now)
+        self.limits.enter(request.ticket.caller, *claim_of(request), now)
+        self.queue.push(request, now)
 
-    def enter_again(self, request: Request, weight: float) -> None:
+    def enter_again(self, request: Request) -> None:
         """Count a request that another proxy had admitted. It waits in no queue."""
-        request.share = self.share_of(request.caller, weight)
+        request.share = self.share_of(request.ticket)
         self.workers.shares.enter(request.release)
         self.count(request, 1)
-        self.limits.enter_again(request.caller, *claim_of(request), self.clock())
+        self.limits.enter_again(request.ticket.caller, *claim_of(request), self.clock())
 
     def count(self, request: Request, change: int) -> None:
         """Add the choices of a request to those in flight (1), or take them off (-1)."""
         self.choices += change * request.params.n
-        self.by_caller[request.caller] += change * request.params.n
-        if not self.by_caller[request.caller]:
-            del self.by_caller[request.caller]
+        caller = request.ticket.caller
+        self.by_caller[caller] += change * request.params.n
+        if not self.by_caller[caller]:
+            del self.by_caller[caller]
 
-    def share_of(self, caller: str, weight: float) -> FairShare:
-        return FairShare.of(caller, weight) if self.fair else EVERYBODY
+    def share_of(self, ticket: Ticket) -> FairShare:
+        return FairShare.of(ticket.caller, ticket.weight) if self.fair else EVERYBODY
 
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""
         self.count(request, -1)
         self.workers.shares.leave(request.release)
-        self.limits.leave(request.caller, *claim_of(request))
+        self.limits.leave(request.ticket.caller, *claim_of(request))
         self.queue.drop(request, self.clock())
 
     def dispatch(self) -> None:

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import TooManyRequests, Unavailable
 from pontil.runtime.proxy.admission.control import AdmissionControl
-from pontil.runtime.proxy.admission.rate_limits import Allowance, RateLimits
+from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.usage_table import UsageTable
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, Metrics
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 
 
@@ -47,16 +48,16 @@ class ModelAdmissions:
     def queue_of(self, request: Request) -> RequestQueue:
         return self.of(request).queue
 
-    def check_limits(self, caller: str, allowance: Allowance, requests: int = 1) -> None:
+    def check_limits(self, ticket: Ticket, requests: int = 1) -> None:
         """Check that a key allows so many requests now, before its grammars, texts and recordings are worked on.
         Their tokens are checked at their admission. Raises TooManyRequests or RequestError."""
         with self.counting_refusals(requests):
-            self.limits.check(caller, allowance, requests, 0, self.clock(), states=False)
+            self.limits.check(ticket, requests, 0, self.clock(), states=False)
 
-    def admit_replay(self, caller: str, allowance: Allowance) -> None:
+    def admit_replay(self, ticket: Ticket) -> None:
         """Count a request for the rest of a stream. Raises TooManyRequests."""
         with self.counting_refusals(1):
-            self.limits.enter_replay(caller, allowance, self.clock())
+            self.limits.enter_replay(ticket, self.clock())
 
     @contextmanager
     def counting_refusals(self, requests: int) -> Iterator[None]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pontil.runtime.errors import RequestError, TooManyRequests
 from pontil.runtime.proxy.admission.jitter import fraction
 from pontil.runtime.proxy.admission.usage_table import StatedUsage, UsageTable
+from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
 
 MINUTE_SECONDS = 60.0
 # The Retry-After while the caller has too many requests in flight: their end is not known, and asking this often does
@@ -19,29 +20,6 @@ JITTER = 0.25
 MOST_QUIET = 1024
 # Callers whose use at other proxies is looked at in one turn of the event loop: in a millisecond.
 MOST_LOOKS = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The limits of a key, None for no limit. `weight` is its share relative to other keys (fair_queue.py). `requests`
-    and `tokens` are the most in flight at once, a request's tokens being those of its prompts and all that it may
-    generate. `rate` and `token_rate` are the most that may begin in a minute. With `priority` it may ask to be served
-    before others."""
-
-    weight: float = 1.0
-    requests: int | None = None
-    tokens: int | None = None
-    rate: float | None = None
-    token_rate: float | None = None
-    priority: bool = False
-
-    @property
-    def is_limited(self) -> bool:
-        return any(limit is not None for limit in (self.requests, self.tokens, self.rate, self.token_rate))
-
-
-# For the admin key, and for every client where no key is needed.
-UNLIMITED = Allowance(priority=True)
 
 
 @dataclass(slots=True)
@@ -117,12 +95,11 @@ class RateLimits:
         # The place among the callers from which the next look around goes on.
         self.looked = 0
 
-    def check(
-        self, caller: str, allowance: Allowance, requests: int, tokens: int, now: float, *, states: bool = True
-    ) -> None:
-        """Raise TooManyRequests for what would exceed the allowance now, RequestError for what always would. Counts
-        nothing yet. What is to enter at once is stated to other proxies before it is checked, so that no two admit the
-        last; a look at the limits before the work on a request states nothing."""
+    def check(self, ticket: Ticket, requests: int, tokens: int, now: float, *, states: bool = True) -> None:
+        """Raise TooManyRequests for what would exceed the caller's allowance now, RequestError for what always would.
+        Counts nothing yet. What is to enter at once is stated to other proxies before it is checked, so that no two
+        admit the last; a look at the limits before the work on a request states nothing."""
+        caller, allowance = ticket.caller, ticket.allowance
         for asked, limit, what in (
             (requests, allowance.requests, "requests at once"),
             (tokens, allowance.tokens, "tokens at once, prompts and max_tokens together"),
@@ -208,9 +185,10 @@ class RateLimits:
         used.tokens_total += tokens
         self.state(caller)
 
-    def enter_replay(self, caller: str, allowance: Allowance, now: float) -> None:
+    def enter_replay(self, ticket: Ticket, now: float) -> None:
         """Count a request for the rest of an answer: in the rate of requests only, since its tokens are counted. Raises
         TooManyRequests."""
+        caller, allowance = ticket.caller, ticket.allowance
         used = self.allotment(caller, now)
         used.catch_up(now, allowance)
         self.look(caller, used)

@@ -12,6 +12,7 @@ from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.admission.jitter import fraction
 from pontil.runtime.proxy.admission.service_rate import Seats, ServiceRate, WaitEstimate
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import TURN_TOKENS, tokens_before
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -81,19 +82,20 @@ class RequestQueue:
         output = FIRST_EXPECTATION if self.rate.output.value is None else self.rate.output.value
         return max(1.0, len(request.prompt) + request.params.n * min(float(request.params.max_tokens), output))
 
-    def push(self, request: Request, weight: float, now: float) -> None:
+    def push(self, request: Request, now: float) -> None:
         self.pass_time(now)
         cost = self.costs[request.id] = self.cost_of(request)
         self.count(request, cost, 1)
-        self.waiting.push(request, request.caller, weight, request.priority, cost, lane_of(request))
+        ticket = request.ticket
+        self.waiting.push(request, ticket.caller, ticket.weight, ticket.priority, cost, lane_of(request))
 
     def count(self, request: Request, cost: float, change: int) -> None:
         """Add a request to the sums (1) or remove it (-1)."""
         self.tokens += change * len(request.prompt)
         for places, amount in ((self.places, 1), (self.place_tokens, len(request.prompt))):
-            places[request.caller] += change * amount
-            if not places[request.caller]:
-                del places[request.caller]
+            places[request.ticket.caller] += change * amount
+            if not places[request.ticket.caller]:
+                del places[request.ticket.caller]
         self.choices += change * request.params.n
         # Reset the sum of an empty queue, so that rounding errors do not stay in it.
         self.cost = self.cost + change * cost if self.choices else 0.0
@@ -156,15 +158,14 @@ class RequestQueue:
     def pass_time(self, now: float) -> None:
         self.rate.pass_time(now, len(self.uncomputed))
 
-    def wait(
-        self, priority: int, caller: str, weight: float, tokens: int, share: FairShare = EVERYBODY
-    ) -> float | None:
+    def wait(self, ticket: Ticket, tokens: int, share: FairShare = EVERYBODY) -> float | None:
         """Return the seconds until the turn of a request that came now, with so many prompt tokens; None where it is
         not known. The time for its own prompt does not count."""
         known = self.rate.now_wait
         if known is None:
             return None
-        return self.wait_after(self.waiting.ahead_of(priority, caller, weight), tokens, self.known_to(share, known))
+        ahead = self.waiting.ahead_of(ticket.priority, ticket.caller, ticket.weight)
+        return self.wait_after(ahead, tokens, self.known_to(share, known))
 
     def known_to(self, share: FairShare, known: WaitEstimate) -> WaitEstimate:
         """Return the estimate for a caller: seats that others are to give back are free to it."""
@@ -178,16 +179,13 @@ class RequestQueue:
         sent = tokens_before(tokens, self.to_compute, len(self.uncomputed))
         return known.after(part * self.tokens + sent, part * self.choices)
 
-    def check(
-        self, asked: Sequence[tuple[int, SamplingParams]], priority: int, caller: str, weight: float,
-        share: FairShare = EVERYBODY,
-    ) -> None:  # fmt: skip
+    def check(self, asked: Sequence[tuple[int, SamplingParams]], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
         """Check that all of these, prompt lengths with their parameters, can be admitted together. Raise Unavailable,
         with the time after which they could be, and RequestError for what is always too much."""
         tokens = sum(prompt for prompt, _ in asked)
-        if len(self.waiting) and not self.has_place(caller, len(asked), tokens):
+        if len(self.waiting) and not self.has_place(ticket.caller, len(asked), tokens):
             raise Unavailable("too many prompts wait already: try again later", self.deadline)
-        wait, rate = self.wait(priority, caller, weight, tokens, share), self.rate.prompts.per_second
+        wait, rate = self.wait(ticket, tokens, share), self.rate.prompts.per_second
         if wait is None or rate is None:
             return
         if len(asked) > 1 and tokens / rate > self.deadline:

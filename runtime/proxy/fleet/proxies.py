@@ -13,7 +13,7 @@ from pontil.runtime.proxy.admission.usage_table import UsageTable
 from pontil.runtime.proxy.fleet.siblings import Siblings
 from pontil.runtime.proxy.fleet.timeline_exchange import TimelineExchange
 from pontil.runtime.proxy.metrics.pages import MetricsPages
-from pontil.runtime.proxy.requests.stream_record import StreamRecords
+from pontil.runtime.proxy.resume.stream_record import StreamRecords
 
 # Seconds between two looks at the others.
 LOOK = 0.5

@@ -4,9 +4,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.self_test import SelfTest
-from pontil.runtime.stages.graph.catalog import GraphModel, group_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Readiness:
     """The verdict on one proxy. `reaches` returns whether a worker takes a message now."""
 
     registry: Registry
-    graph: GraphModel | None
+    graph: StagedModel | None
     self_test: SelfTest
     reaches: Callable[[str], bool]
     is_draining: Callable[[], bool]

@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.admission.checks import context_length
 from pontil.runtime.proxy.admission.service_rate import Seats, generating
 from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers
 from pontil.runtime.proxy.fleet.process_row import ProcessRow
 from pontil.runtime.proxy.fleet.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.fleet.stage_check import wrong_stage
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
-from pontil.runtime.stages.graph.catalog import GraphModel, group_of
-from pontil.runtime.stages.runs.stage_check import wrong_stage
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
@@ -136,7 +136,7 @@ class Registry:
     """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout, or
     the stages of `graph`; `embedding_models` are the names of those that may embed texts beside them."""
 
-    def __init__(self, ttl: float, embedding_models: Collection[str] = (), graph: GraphModel | None = None) -> None:
+    def __init__(self, ttl: float, embedding_models: Collection[str] = (), graph: StagedModel | None = None) -> None:
         self.ttl, self.embedding_models, self.graph = ttl, embedding_models, graph
         self.workers: dict[str, RegisteredWorker] = {}
         # Changed with any worker that comes, goes, or takes another role.

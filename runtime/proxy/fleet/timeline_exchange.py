@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pontil.runtime.foundation.file_age import age, stamp
+
 WANTED, FOUND = ".wanted", ".timeline"
 # Ids that are asked for: those that a request can have.
 ASKABLE = re.compile(r"[A-Za-z0-9._:-]{1,512}")
@@ -84,7 +86,7 @@ class TimelineExchange:
 
 
 def is_stale(question: Path) -> bool:
-    return time.time() - question.stat().st_mtime > STALE
+    return age(question) > STALE
 
 
 def remove(question: Path) -> None:
@@ -97,4 +99,5 @@ def put(path: Path, content: bytes) -> None:
     """Write a file, which is there whole or not at all. Raises OSError."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     fresh.write_bytes(content)
+    stamp(fresh)
     fresh.replace(path)

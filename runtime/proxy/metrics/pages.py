@@ -8,10 +8,11 @@ at one sample: of those there is one for all proxies.
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from pontil.runtime.foundation.file_age import age, stamp
 
 SUFFIX = ".metrics"
 # Seconds after which a page is that of a proxy which is gone, or stands still.
@@ -40,6 +41,7 @@ class MetricsPages:
         fresh = self.folder / f"{self.name}{SUFFIX}.new"
         with suppress(OSError):
             fresh.write_bytes(page)
+            stamp(fresh)
             fresh.replace(self.folder / f"{self.name}{SUFFIX}")
 
     async def whole(self) -> bytes:
@@ -53,7 +55,7 @@ class MetricsPages:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if path.stem not in pages:
                 with suppress(OSError):
-                    if time.time() - path.stat().st_mtime <= STALE:
+                    if age(path) <= STALE:
                         pages[path.stem] = path.read_bytes()
         return merged(pages)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in flight: their state, answers, streams and records."""
+"""Requests in flight: their state, answers and streams."""

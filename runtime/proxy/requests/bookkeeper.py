@@ -175,7 +175,7 @@ class Bookkeeper:
         discarded = sum(entry.discarded.values())
         first = request.first_token
         return RequestRow(
-            request.id, self.incarnation, request.id.rpartition("-")[0], request.caller,
+            request.id, self.incarnation, request.id.rpartition("-")[0], request.ticket.caller,
             self.config.served_model_name if request.embedding is None else request.embedding.model,
             request.route_name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
             billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
@@ -220,7 +220,7 @@ def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
     times = {"queue": request.queued, "first_token": first, "scheduled_first_token": scheduled}
     shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
     return (
-        f"request {request.id} key={request.caller} finish={finish} route={request.route_name} "
+        f"request {request.id} key={request.ticket.caller} finish={finish} route={request.route_name} "
         f"attempts={request.attempt + 1} "
         f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
         f"drafts={request.accepted}/{request.drafted} {' '.join(shown)} total={now - request.arrived:.3f}"

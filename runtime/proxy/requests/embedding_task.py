@@ -27,7 +27,7 @@ def embed_message(request: "Request", task: EmbeddingTask, sender: str, deadline
     """Return the message that starts the attempt. The vector is of use for `deadline` more seconds."""
     (worker,) = request.phases
     return Embed(
-        sender, worker, request.id, request.attempt, request.prompt, task.dimensions, request.priority, deadline
+        sender, worker, request.id, request.attempt, request.prompt, task.dimensions, request.ticket.priority, deadline
     )  # fmt: skip
 
 

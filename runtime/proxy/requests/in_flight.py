@@ -16,10 +16,10 @@ from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.row import last_row, row_of
 from pontil.runtime.proxy.requests.stream import Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.dispatch import Dispatcher, ignored
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.stage_task import StageTask, is_joined
-from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines
@@ -49,28 +49,29 @@ class InFlight:
             self.timelines.on_complete(self.tracer.take)
 
     def open(
-        self, name: str | None, prompt: list[int], params: SamplingParams, salt: str, priority: int,
-        embedding: EmbeddingTask | None = None, stage: StageTask | None = None,
+        self, ticket: Ticket, prompt: list[int], params: SamplingParams, embedding: EmbeddingTask | None = None,
+        stage: StageTask | None = None,
     ) -> Request:  # fmt: skip
-        """Create a request, with `name` as a part of its id. One for an `embedding` makes a vector and no tokens."""
-        request_id = f"{name or ''}-{secrets.token_hex(8)}".removeprefix("-")
-        request = self.add(request_id, prompt, params, salt, priority, stage, RECEIVED.get())
+        """Create a request. One for an `embedding` makes a vector and no tokens."""
+        request_id = f"{ticket.name or ''}-{secrets.token_hex(8)}".removeprefix("-")
+        request = self.add(request_id, ticket, prompt, params, stage)
         request.embedding = embedding
         return request
 
     def add(
-        self, request_id: str, prompt: list[int], params: SamplingParams, salt: str = "", priority: int = 0,
-        stage: StageTask | None = None, received: ReceivedRequest | None = None,
+        self, request_id: str, ticket: Ticket, prompt: list[int], params: SamplingParams,
+        stage: StageTask | None = None,
     ) -> Request:  # fmt: skip
-        """Create a request with this id, as a part of an HTTP request if one was `received`."""
+        """Create a request with this id."""
         request = self.requests[request_id] = Request.start(
-            request_id, prompt, params, self.tokenizer, self.clock(), salt, self.books.ledger, priority, stage
+            request_id, prompt, params, self.tokenizer, self.clock(), ticket, self.books.ledger, stage
         )
-        self.record(request, received)
+        self.record(request)
         return request
 
-    def record(self, request: Request, received: ReceivedRequest | None) -> None:
+    def record(self, request: Request) -> None:
         """Begin to record where a request's time goes."""
+        received = request.ticket.received
         request.recorder.admit(self.clock(), received, partial(row_of, request, self.model))
         self.timelines.admit(request.id, request.recorder)
         if self.tracer is not None:
@@ -131,12 +132,12 @@ class InFlight:
         self.keep_timeline(request, "handed_over", request.usage)
         self.admissions.dispatch()
 
-    def take_over(self, request: Request, weight: float) -> None:
+    def take_over(self, request: Request) -> None:
         """Go on with a request that another proxy had begun, as after the death of a worker. Its entry is in the ledger
-        already; its caller has this weight."""
+        already."""
         self.requests[request.id] = request
-        self.record(request, RECEIVED.get())
-        self.admissions.of(request).enter_again(request, weight)
+        self.record(request)
+        self.admissions.of(request).enter_again(request)
         self.books.take_over(request)
         self.dispatcher.enlist(request)
 

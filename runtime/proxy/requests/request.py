@@ -23,6 +23,7 @@ from pontil.runtime.proxy.requests.choice_text import MAX_TOKEN_ID, BrokenAnswer
 from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.requests.logprob_check import fit
 from pontil.runtime.proxy.requests.stream import Finished, Mailbox
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import DisaggregatedRoute, Route, Team
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.proxy.routing.remote_kv import RemoteKV
@@ -35,10 +36,10 @@ from pontil.runtime.wire.messages import Cancel, Logprobs, Submit, Tokens
 LONGEST_REASON = 300
 # Attempts that may end through no fault of their workers before each of them counts as a fault, too.
 MOST_EXCUSED = 64
-# The caller of a request where no API key is needed.
-NO_KEY = "-"
 # Route name of a request that was never dispatched.
 NO_ROUTE = "-"
+# That of a request that no client sent.
+NO_TICKET = Ticket()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,9 @@ class Request:
     `arrived`, `last_frame`, `waits_since` and `first_token` are in seconds of the proxy's clock; `queued` is the
     seconds that it waited in its worker's queue, if known. The usage log is complete for a request that has ended once
     its `receipt` is done. `heard` holds the pairs of phase and choice for which a frame has arrived, `reasons` the
-    finish reason of each choice. `drafted` counts draft tokens, `accepted` those that were right. Prompts with another
-    `cache_salt` share no cached prefix; a lower `priority` is admitted first. `caller` names the API key, whose
-    `share` workers keep to. A `trial` is
-    a self-test request of the proxy: no client gets its answer, and nobody is billed.
+    finish reason of each choice. `drafted` counts draft tokens, `accepted` those that were right. Workers keep to the
+    `share` of its caller. A `trial` is a self-test request of the proxy: no client gets its answer, and
+    nobody is billed.
 
     Attempts serve a request one after another. Before the first and between two of them `phases` is empty. `broken` are
     the teams that failed it; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
@@ -91,6 +91,7 @@ class Request:
     """
 
     id: str
+    ticket: Ticket
     prompt: list[int]
     params: SamplingParams
     account: Account
@@ -109,9 +110,6 @@ class Request:
     heard: set[tuple[str, int]] = field(default_factory=set)
     reasons: dict[int, str] = field(default_factory=dict)
     prompt_logprobs: Logprobs = field(default_factory=list)
-    cache_salt: str = ""
-    priority: int = 0
-    caller: str = NO_KEY
     share: FairShare = EVERYBODY
     mailbox: Mailbox = field(default_factory=Mailbox)
     prompt_worker: str | None = None
@@ -146,9 +144,8 @@ class Request:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         now: float,
-        cache_salt: str = "",
+        ticket: Ticket = NO_TICKET,
         ledger: Ledger | None = None,
-        priority: int = 0,
         stage: StageTask | None = None,
     ) -> "Request":
         """Create a request that waits for its first attempt, and open its entry in the ledger, if there is one.
@@ -163,9 +160,8 @@ class Request:
         entry = (Ledger() if ledger is None else ledger).open(name, billed, params.n)
         entry.rows_apart = spoken
         return cls(
-            name, prompt, params, account, entry, answers, now, now, now, now, cache_salt=cache_salt,
-            priority=priority, mailbox=mailbox, stage=stage,
-        )  # fmt: skip
+            name, ticket, prompt, params, account, entry, answers, now, now, now, now, mailbox=mailbox, stage=stage
+        )
 
     def begin(self, route: Route, now: float) -> None:
         """Begin the next attempt, on these workers, after the tokens that were delivered. The first attempt's deadline
@@ -362,8 +358,8 @@ class Request:
         assert self.route is not None, "begin the attempt first"
         common: dict[str, Any] = {
             "sender": sender, "request_id": self.id, "attempt": self.attempt, "prompt": self.prompt,
-            "sampling": self.params.to_wire(), "cache_salt": self.cache_salt,
-            "priority": self.priority, "deadline": deadline,
+            "sampling": self.params.to_wire(), "cache_salt": self.ticket.cache_salt,
+            "priority": self.ticket.priority, "deadline": deadline,
             "traceparent": None if self.trace is None else self.trace.traceparent,
             "caller": self.share.caller, "weight": self.share.weight,
         }  # fmt: skip

@@ -27,7 +27,7 @@ def made_row(request: Request, model: str, state: str, finish: str | None, usage
     since_epoch = recorder.admitted_at if received is None else received.since_epoch
     return TimelineRow(
         request.id, since_epoch, model if request.embedding is None else request.embedding.model,
-        NO_PATH if received is None else received.route, request.caller, state, finish, usage.prompt_tokens,
+        NO_PATH if received is None else received.route, request.ticket.caller, state, finish, usage.prompt_tokens,
         usage.cached_tokens, usage.completion_tokens, request.attempt + 1,
         None if first is None else max(0.0, first - recorder.since), max(0.0, now - recorder.since),
         () if request.route is None else tuple(worker.name for worker in request.route.workers),

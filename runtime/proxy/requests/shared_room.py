@@ -3,7 +3,7 @@
 
 from collections import Counter
 
-from pontil.runtime.proxy.requests.request import NO_KEY
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 
 
 class SharedRoom:

@@ -216,7 +216,7 @@ class Stream:
 
     def expect_whole(self, answer: WholeAnswer) -> None:
         """Make the requests that run parts of this answer, unless they are parts of one."""
-        for request in self.requests:
+        for request in self.billed:
             if request.mailbox.end is None and request.mailbox.whole is None:
                 request.mailbox.whole = answer
 

@@ -54,7 +54,7 @@ class PrefixLookup:
         if size is None or not plain or not request.prompt:
             return None
         if request.prefix is None or request.prefix.block_size != size:
-            request.prefix = PromptPrefix(request.prompt, request.cache_salt, size)
+            request.prefix = PromptPrefix(request.prompt, request.ticket.cache_salt, size)
         return request.prefix
 
     def block_size(self, group: WorkerGroup) -> int | None:

@@ -243,8 +243,3 @@ def graph_of_architectures(architectures: object) -> GraphModel | None:
     """Return the model that a config.json's `architectures` names, if it is one of these."""
     listed = architectures if isinstance(architectures, list) else []
     return next((one for one in GRAPHS.values() if one.architecture in listed), None)
-
-
-def group_of(graph: GraphModel | None, node: str | None) -> str | None:
-    """Return the key of the workers of a stage: None for the first one, and for a model without stages."""
-    return None if graph is None or node is None or node == graph.first else f"node:{node}"

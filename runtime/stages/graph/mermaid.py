@@ -3,9 +3,15 @@
 
 from itertools import count
 
+from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.graph import Graph
 from pontil.runtime.stages.graph.walk import Loop, Node, Sequential, WalkPart
+
+
+def diagram(model: GraphModel) -> str:
+    """Return the graph of a model as Mermaid."""
+    return mermaid(model.graph)
 
 
 def mermaid(graph: Graph) -> str:

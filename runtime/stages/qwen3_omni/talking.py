@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pontil.runtime.engine.streamed import FrameMaker
+from pontil.runtime.engine.sequences.streamed import FrameMaker
 
 
 class RowBuilder(Protocol):

@@ -17,6 +17,7 @@ from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Finished
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphNode
@@ -80,11 +81,10 @@ class Conductor:
         budget = self.budget(task, len(prompt)) if node.generates else 0
         budget = min(budget, TRIAL_TOKENS) if first.trial else budget
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
-        request = self.in_flight.add(
-            f"{run.id}.{node.name}", prompt, params, first.cache_salt, first.priority, task, first.recorder.received
-        )
-        request.caller, request.trial = first.caller, first.trial
+        request = self.in_flight.add(f"{run.id}.{node.name}", first.ticket, prompt, params, task)
+        request.trial = first.trial
         request.recorder.is_hidden = first.trial
+        request.mailbox.whole = first.mailbox.whole
         run.requests[node.name] = request
         if not request.trial:
             self.books.admit(request)
@@ -152,8 +152,8 @@ class Conductor:
         )  # fmt: skip
         params = replace(request.params, max_tokens=0, min_tokens=0, logprobs=None, prompt_logprobs=None)
         again = self.in_flight.add(
-            f"{run.id}.{stage}.{number}", request.prompt + answer[:-1], params, request.cache_salt, request.priority,
-            task,
+            f"{run.id}.{stage}.{number}", replace(request.ticket, caller=NO_KEY, received=None),
+            request.prompt + answer[:-1], params, task,
         )  # fmt: skip
         again.trial = True
         run.replays[stage] = again

@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pontil.runtime.errors import GraphError, PontilError, RequestError, Unavailable
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
-from pontil.runtime.proxy.admission.rate_limits import UNLIMITED, Allowance
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.in_flight import InFlight
-from pontil.runtime.proxy.requests.request import NO_KEY, Request
+from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import MessageTurn
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.wakeup import Wakeup
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel, graph_named, group_of
+from pontil.runtime.stages.graph.catalog import GraphModel, graph_named
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import Run, later_stages
 from pontil.runtime.stages.runs.stage_task import StageTask
@@ -38,10 +39,8 @@ class RunEntry:
         self.books, self.conductor, self.turn, self.is_draining = books, conductor, turn, is_draining
 
     def submit(
-        self, prompt: list[int], params: SamplingParams, options: Mapping[str, Any] = NO_OPTIONS,
-        name: str | None = None, cache_salt: str = "", priority: int = 0, caller: str = NO_KEY,
-        allowance: Allowance = UNLIMITED,
-    ) -> RunStream:  # fmt: skip
+        self, ticket: Ticket, prompt: list[int], params: SamplingParams, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> RunStream:
         """Admit a request through all stages from the first on. `options` are the client's for the later ones, such as
         a voice; the rest is as in `Proxy.submit_all`."""
         graph = self.the_graph
@@ -51,27 +50,24 @@ class RunEntry:
         for node in later:
             self.check_there(graph, node.name)
         task = StageTask(graph, graph.node(graph.first))
-        request = self.admit(task, prompt, params, name, cache_salt, priority, caller, allowance)
-        return self.begin(Run(graph, request, task, later, options, self.registry.workers), task, caller, allowance)
+        request = self.admit(ticket, task, prompt, params)
+        return self.begin(Run(graph, request, task, later, options, self.registry.workers), task)
 
-    def speak(
-        self, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, name: str | None = None, priority: int = 0,
-        caller: str = NO_KEY, allowance: Allowance = UNLIMITED,
-    ) -> RunStream:  # fmt: skip
+    def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS) -> RunStream:
         """Admit a request to the stage that makes audio, for the audio of a text in UTF-8. Its stream has no text.
         Raises RequestError for a model whose audio needs more than a text."""
         graph = self.the_graph
         if graph.audio is None or graph.audio_needs_states:
             raise RequestError(f"{graph.name} makes no audio of a text alone: ask for it with a chat", param="model")
         task = StageTask(graph, graph.node(graph.audio), data=data, options=options)
-        request = self.admit(task, [], NO_TOKENS, name, "", priority, caller, allowance)
-        return self.begin(Run(graph, request, task, (), options, self.registry.workers), task, caller, allowance)
+        request = self.admit(ticket, task, [], NO_TOKENS)
+        return self.begin(Run(graph, request, task, (), options, self.registry.workers), task)
 
     def try_out(self, prompt: list[int], params: SamplingParams, cache_salt: str) -> RunStream:
         """Begin a self-test through all stages: at once, and billed to no caller."""
         graph = self.the_graph
         task = StageTask(graph, graph.node(graph.first))
-        request = self.in_flight.open("self-test", prompt, params, cache_salt, 0, stage=task)
+        request = self.in_flight.open(Ticket("self-test", cache_salt=cache_salt), prompt, params, stage=task)
         request.trial = True
         request.recorder.is_hidden = True
         task.run = run = Run(graph, request, task, later_stages(graph), NO_OPTIONS, self.registry.workers)
@@ -80,18 +76,17 @@ class RunEntry:
         return RunStream(run, self.conductor.cancel, self.turn)
 
     async def ask(
-        self, node: str, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, name: str | None = None,
-        priority: int = 0, caller: str = NO_KEY, allowance: Allowance = UNLIMITED, *, beside: bool = False,
-    ) -> str:  # fmt: skip
+        self, ticket: Ticket, node: str, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, *, beside: bool = False
+    ) -> str:
         """Have a node compute these bytes, and return the text that it makes of them. No tokens are billed. It is one
         request of its key, unless it is `beside` another. A caller that is cancelled cancels the work."""
         graph = self.the_graph
         task = StageTask(graph, graph.node(node), data=data, options=options, beside=beside)
-        request = self.admit(task, [], NO_TOKENS, name, "", priority, caller, allowance)
+        request = self.admit(ticket, task, [], NO_TOKENS)
         wakeup = Wakeup()
         request.mailbox.listener = wakeup.wake
         try:
-            self.enter(request, caller, allowance)
+            self.enter(request)
             while request.mailbox.end is None:
                 await wakeup.wait()
         finally:
@@ -111,29 +106,24 @@ class RunEntry:
         if not self.registry.of(group_of(graph, node)).available:
             raise Unavailable(f"no worker of the stage {node} is ready yet: try again in a moment")
 
-    def admit(
-        self, task: StageTask, prompt: list[int], params: SamplingParams, name: str | None, cache_salt: str,
-        priority: int, caller: str, allowance: Allowance,
-    ) -> Request:  # fmt: skip
+    def admit(self, ticket: Ticket, task: StageTask, prompt: list[int], params: SamplingParams) -> Request:
         """Check that a request can be admitted, and create it."""
         if self.is_draining():
             raise Unavailable("the server is shutting down: try again in a moment")
         self.check_there(task.graph, task.node.name)
         workers = self.registry.of(task.group).loads
-        self.admissions.by_group[task.group].check(
-            [(prompt, params)], workers, priority, caller, allowance, beside=task.beside
-        )  # fmt: skip
-        return self.in_flight.open(name, prompt, params, cache_salt, priority, stage=task)
+        self.admissions.by_group[task.group].check(ticket, [(prompt, params)], workers, beside=task.beside)
+        return self.in_flight.open(ticket, prompt, params, stage=task)
 
-    def begin(self, run: Run, task: StageTask, caller: str, allowance: Allowance) -> RunStream:
+    def begin(self, run: Run, task: StageTask) -> RunStream:
         task.run = run
         self.conductor.begin(run)
-        self.enter(run.first, caller, allowance)
+        self.enter(run.first)
         return RunStream(run, self.conductor.cancel, self.turn)
 
-    def enter(self, request: Request, caller: str, allowance: Allowance) -> None:
+    def enter(self, request: Request) -> None:
         admission = self.admissions.of(request)
-        admission.enter(request, caller, allowance)
+        admission.enter(request)
         self.books.admit(request)
         admission.dispatch()
 

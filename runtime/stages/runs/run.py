@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, group_of
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.stage_progress import StageProgress
 from pontil.runtime.stages.runs.stage_task import StageTask, inputs_of, outputs_of, streams
@@ -82,6 +83,11 @@ class Run:
     @property
     def open(self) -> list[Request]:
         return [request for request in self.everything if request.mailbox.end is None]
+
+    @property
+    def unfinished(self) -> int:
+        """The number of stages that have not ended, those included that were not opened yet."""
+        return 1 + len(self.later) - sum(request.mailbox.end is not None for request in self.requests.values())
 
     @property
     def is_complete(self) -> bool:

@@ -3,9 +3,10 @@
 
 from dataclasses import dataclass
 
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
-from pontil.runtime.stages.graph.catalog import GraphModel, group_of
+from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.run import later_stages
 
 

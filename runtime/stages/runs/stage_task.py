@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.requests.choice_text import MAX_TOKEN_ID, BrokenAnswer
 from pontil.runtime.proxy.requests.stream import Finished
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name, group_of
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
 from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.wire.messages import NodeOutput, NodeTask, Submit, Tokens
 
@@ -120,7 +121,7 @@ def stage_messages(
         return [
             NodeTask(
                 sender, worker, request.id, request.attempt, task.node.name, task.data, dict(task.options), part,
-                task.outputs, request.priority, deadline,
+                task.outputs, request.ticket.priority, deadline,
             )
         ]  # fmt: skip
     assert run is not None, "an engine stage serves a run"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.stream import ChoiceEvent, Finished, MessageTurn, Stream, no_listener, wake_at_end
+from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
 from pontil.runtime.proxy.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class RunStream(Stream):
         """Wait for the end of the run and return the events of its text; `drain_audio` has the audio. Raises the error
         of a stage that failed."""
         wakeup = Wakeup()
+        self.expect_whole(WholeAnswer(self.run.unfinished))
         self.run.audio.listener = partial(wake_at_end, self.run.audio, wakeup)
         while self.end is None:
             await wakeup.wait()

@@ -11,7 +11,7 @@ from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.stages.streams.item_form import array_of, grant_of, size_of
 from pontil.runtime.stages.streams.stream_memory import StreamMemory
-from pontil.runtime.transfer.connector import Connector, PullResult
+from pontil.runtime.transfer.connector import Connector, Pull
 from pontil.runtime.wire.messages import StreamItem
 
 # The longest time that a cancelled pull may take to end. Connectors promise far less.
@@ -27,15 +27,15 @@ class ItemTaker(Protocol):
     def spoiled(self, item: StreamItem, reason: str) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class ItemPull:
-    """A pull in progress. Without a `taker` it was given up, and has to end by `drained_by`."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class ItemPull(Pull):
+    """A pull of an item. Without a `taker` it was given up, and has to end by `drained_by`."""
 
     item: StreamItem
     blocks: list[int]
     taker: ItemTaker | None
-    received: int
     last_progress: float
+    seen: int = 0
     drained_by: float = 0.0
 
 
@@ -46,7 +46,7 @@ class ItemPuller:
     connector: Connector
     memory: StreamMemory
     deadlines: Deadlines = DEADLINES
-    open: dict[int, ItemPull] = field(default_factory=dict)
+    open: list[ItemPull] = field(default_factory=list)
     items: int = 0
     bytes: int = 0
 
@@ -56,22 +56,27 @@ class ItemPuller:
         if blocks is None:
             return False
         pairs = list(zip(item.block_ids, blocks, strict=True))
-        ticket = self.connector.pull(item.sender, pairs, item.slot, grant_of(item, taker.secret))
-        self.open[ticket] = ItemPull(item, blocks, taker, self.connector.received(item.sender), now)
+        pull = ItemPull(
+            item.sender, pairs, item.slot, grant_of(item, taker.secret), item=item, blocks=blocks, taker=taker,
+            last_progress=now,
+        )  # fmt: skip
+        self.connector.pull(pull)
+        pull.seen = pull.received
+        self.open.append(pull)
         return True
 
     def poll(self, now: float) -> None:
         """Handle the pulls that ended, and those that stall."""
-        for done in self.connector.poll():
-            pull = self.open.pop(done.ticket, None)
-            if pull is not None:
-                self.end(pull, done)
-        for ticket, pull in list(self.open.items()):
-            self.watch(ticket, pull, now)
+        for pull in self.connector.poll():
+            if isinstance(pull, ItemPull) and pull in self.open:
+                self.open.remove(pull)
+                self.end(pull)
+        for pull in list(self.open):
+            self.watch(pull, now)
 
-    def end(self, pull: ItemPull, done: PullResult) -> None:
+    def end(self, pull: ItemPull) -> None:
         """Hand over an item that is as it was sent, and free its blocks."""
-        item, taker = pull.item, pull.taker
+        item, taker, done = pull.item, pull.taker, pull.end
         data = self.memory.read(pull.blocks, size_of(item)) if taker is not None and done.error is None else None
         self.memory.give_back(pull.blocks)
         if taker is None:
@@ -84,7 +89,7 @@ class ItemPuller:
             self.items, self.bytes = self.items + 1, self.bytes + len(data)
             taker.pulled(item, array_of(item, data))
 
-    def watch(self, ticket: int, pull: ItemPull, now: float) -> None:
+    def watch(self, pull: ItemPull, now: float) -> None:
         """Give up a pull without progress. Raises TransferError, which ends this process, for one that does not end:
         its blocks would be unsafe for ever."""
         if pull.taker is None:
@@ -94,20 +99,20 @@ class ItemPuller:
                     " memory that is being written to; see whether the network or the peer's host is stuck"
                 )
             return
-        received = self.connector.received(pull.item.sender)
-        if received != pull.received:
-            pull.received, pull.last_progress = received, now
+        received = pull.received
+        if received != pull.seen:
+            pull.seen, pull.last_progress = received, now
         elif now - pull.last_progress > self.deadlines.kv_stall_timeout:
             taker = pull.taker
-            self.give_up(ticket, pull, now)
+            self.give_up(pull, now)
             taker.spoiled(pull.item, f"no bytes came for {self.deadlines.kv_stall_timeout:g} s")
 
-    def give_up(self, ticket: int, pull: ItemPull, now: float) -> None:
+    def give_up(self, pull: ItemPull, now: float) -> None:
         pull.taker, pull.drained_by = None, now + DRAIN_TIMEOUT
-        self.connector.cancel(ticket)
+        pull.cancel()
 
     def cancel(self, taker: ItemTaker, now: float, peer: str | None = None) -> None:
         """Give up all pulls for a taker, or those from one peer. It does not hear of them again."""
-        for ticket, pull in self.open.items():
-            if pull.taker is taker and peer in (None, pull.item.sender):
-                self.give_up(ticket, pull, now)
+        for pull in self.open:
+            if pull.taker is taker and peer in (None, pull.peer):
+                self.give_up(pull, now)

@@ -1,65 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage of a worker, as its configuration names it, or none."""
+"""The ways into this room for a worker: its stage, or the whole worker of one without tokens."""
 
-from collections.abc import Callable, Container, Iterable
-
+from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.engine import Output
+from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import GRAPHS
+from pontil.runtime.stages.qwen3_omni.stage_loading import StageParts
+from pontil.runtime.stages.worker.node_assembly import assemble_node
+from pontil.runtime.stages.worker.node_worker import NodeWorker
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
-from pontil.runtime.wire.messages import Message, Submit
+from pontil.runtime.worker.generate.stage import StageSetting, WorkerStage
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
-from pontil.runtime.worker.process.worker_request import WorkerRequest, make_request
 from pontil.runtime.worker.start.assembly import WorkerResources
 
 
-class NoStage:
-    """The stage of a worker whose model has only one: it does nothing."""
-
-    is_idle = True
-    seats = None
-
-    def __init__(self, machine: WorkerResources) -> None:
-        self.machine = machine
-
-    def make_request(self, submit: Submit) -> WorkerRequest:
-        return make_request(submit, self.machine)
-
-    def begin(self, request: WorkerRequest, now: float) -> bool:
-        return True
-
-    def take(self, message: Message, now: float) -> bool:
-        return False
-
-    def after(self, outputs: Iterable[Output], now: float) -> None:
-        return
-
-    def keep_only(self, keys: Container[str], now: float) -> None:
-        return
-
-    def tick(self, now: float) -> list[tuple[str, str]]:
-        return []
-
-    def orphan(self) -> None:
-        return
-
-    def counters(self) -> dict[str, int]:
-        return {}
-
-    def gauges(self) -> dict[str, int] | None:
-        return None
-
-    def end(self) -> None:
-        return
+def open_stage(machine: WorkerResources, link: ProxyLinks, setting: StageSetting) -> WorkerStage:
+    """Open the streams of a generating worker's stage."""
+    graph, node, parts = setting.config.graph, setting.config.node, machine.stage
+    assert graph is not None and node is not None and isinstance(parts, StageParts)
+    ports = StreamPorts(
+        setting.config, setting.incarnation, setting.context, setting.poller, setting.peers_in, setting.keys,
+        setting.failures,
+    )  # fmt: skip
+    model = GRAPHS[graph]
+    return StageSide(setting.incarnation, model, model.node(node), machine, parts, ports, link)
 
 
-def open_stage(
-    config: WorkerConfig, incarnation: str, machine: WorkerResources, link: ProxyLinks,
-    open_ports: Callable[[], StreamPorts],
-) -> StageSide | NoStage:  # fmt: skip
-    """Open the streams of a worker's stage, where its model has several."""
-    if config.graph is None or config.node is None:
-        return NoStage(machine)
-    model = GRAPHS[config.graph]
-    return StageSide(incarnation, model, model.node(config.node), machine, open_ports(), link)
+def open_node(config: WorkerConfig, report: Reporter, pipe: CommandPipe | None) -> NodeWorker:
+    """Make a worker without tokens."""
+    return NodeWorker(config, *assemble_node(config, report), report, pipe)

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
+from pontil.runtime.stages.qwen3_omni.stage_loading import StageParts
 from pontil.runtime.stages.qwen3_omni.talking import RowBuilder, TalkerStage
 from pontil.runtime.stages.streams.edge_writer import EdgeWriter
 from pontil.runtime.stages.streams.frame_stream import FrameStream
@@ -61,11 +62,11 @@ class StageSide:
     """The requests of runs on this worker, by their keys."""
 
     def __init__(
-        self, incarnation: str, model: GraphModel, node: GraphNode, machine: WorkerResources, ports: StreamPorts,
-        link: ProxyLinks,
+        self, incarnation: str, model: GraphModel, node: GraphNode, machine: WorkerResources, parts: StageParts,
+        ports: StreamPorts, link: ProxyLinks,
     ) -> None:  # fmt: skip
         self.incarnation, self.model, self.node = incarnation, model, node
-        self.machine, self.ports, self.link = machine, ports, link
+        self.machine, self.parts, self.ports, self.link = machine, parts, ports, link
         self.open: dict[str, StageRequest] = {}
         # Of requests that were made and not begun.
         self.prepared: dict[str, tuple[GraphPart, Callable[[], RowBuilder] | None]] = {}
@@ -83,9 +84,9 @@ class StageSide:
         part = self.checked_part(submit.graph)
         self.check_answer(submit, part)
         make_rows: Callable[[], RowBuilder] | None = None
-        if self.machine.talker is not None:
-            make_rows = partial(self.machine.talker.rows, submit.prompt, part.options)
-            submit = self.spoken(submit, self.machine.talker, make_rows().prompt_rows)
+        if self.parts.talker is not None:
+            make_rows = partial(self.parts.talker.rows, submit.prompt, part.options)
+            submit = self.spoken(submit, self.parts.talker, make_rows().prompt_rows)
         request = make_request(submit, self.machine)
         self.prepared[request.key] = part, make_rows
         return request
@@ -98,10 +99,10 @@ class StageSide:
             targets = {self.model.connection(edge).target for edge in part.inputs}
         except (MalformedFrame, GraphError) as error:
             raise RequestError(str(error)) from None
-        is_driven = self.machine.talker is not None
+        is_driven = self.parts.talker is not None
         if not (sources | targets) <= {self.node.name} or len(part.inputs) != is_driven:
             raise RequestError(f"the part of the run is not one of the stage {self.node.name}")
-        if self.machine.state_layers is None and any(is_of_states(edge) for edge in part.outputs):
+        if self.parts.state_layers is None and any(is_of_states(edge) for edge in part.outputs):
             raise RequestError("this model has no states that another stage could read")
         return part
 
@@ -109,7 +110,7 @@ class StageSide:
         """Raise RequestError where the ids to be streamed once more cannot be an answer of this stage."""
         ids = part.answer or tuple(submit.delivered[0] if submit.delivered else ())
         known = all(token < self.machine.config.vocab_size for token in ids) and submit.sampling.get("n", 1) == 1
-        framed = self.machine.talker is None or tuple([frame[0] for frame in submit.frames if frame]) == ids
+        framed = self.parts.talker is None or tuple([frame[0] for frame in submit.frames if frame]) == ids
         if not known or not framed or (part.positions or 0) > len(submit.prompt):
             raise RequestError("the answer to go on from is not one of this stage")
         if part.answer and not part.outputs:
@@ -158,7 +159,7 @@ class StageSide:
         )
         writer = EdgeWriter(self.model, edge, stream)
         if of_states:
-            layers = self.machine.state_layers
+            layers = self.parts.state_layers
             assert layers is not None, "a model without states feeds no stage"
             stage.states = sequence.states = StateStream(writer, prompt, layers)
             return
@@ -211,7 +212,7 @@ class StageSide:
     @property
     def seats(self) -> int | None:
         """The number of runs whose items can all be kept here; None: without limit."""
-        longest, layers = self.machine.config.max_model_len, self.machine.state_layers
+        longest, layers = self.machine.config.max_model_len, self.parts.state_layers
         if layers is None or not self.model.graph.outgoing(self.node.name):
             return None
         return max(1, self.ports.seats_for(2 * 4 * self.machine.config.hidden_size, longest))
@@ -279,9 +280,9 @@ class StageSide:
         """Close all sockets: the worker stops."""
         self.ports.close_all()
 
-    def orphan(self) -> None:
-        """Let go of everything: the proxy is gone."""
-        self.open.clear()
+    def orphan(self, now: float) -> None:
+        """Let go of everything, inputs too: the proxy is gone."""
+        self.keep_only((), now)
         self.ports.release_all()
 
     def tick(self, now: float) -> list[tuple[str, str]]:

@@ -64,16 +64,16 @@ class StreamRows:
         self.known.clear()
         self.unused.clear()
 
-    def is_ready(self, start: int, last: int) -> bool:
+    def ready(self, start: int, stop: int) -> int:
         if start < self.base:
             self.restart()
         try:
-            while self.fault is None and self.base + len(self.known) <= last:
+            while self.fault is None and self.base + len(self.known) < stop:
                 if not (self.make_row() or self.take_chunk()):
-                    return False
+                    break
         except StreamFault as error:
             self.fault = str(error)
-        return self.fault is None
+        return 0 if self.fault is not None else max(0, min(stop, self.base + len(self.known)) - start)
 
     def make_row(self) -> bool:
         """Make the next row, or rows of the prompt, of the states that are here."""

@@ -57,7 +57,7 @@ class CudaConnector(CopyingConnector[PeerGpuPool]):
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "CudaConnector":
         if storage.memory is None:
             raise TransferError("the connector cuda needs workers on GPUs")
-        return cls(storage, wake, options.tickets, options.failures)
+        return cls(storage, wake, options.failures)
 
     @property
     def memory(self) -> DeviceMemory:
@@ -76,17 +76,17 @@ class CudaConnector(CopyingConnector[PeerGpuPool]):
     def copy(self, job: CopyJob[PeerGpuPool]) -> PullResult:
         """Copy the blocks of one pull. The thread waits for the GPU, which needs no interpreter lock."""
         begun, digests = time.monotonic(), list[int]()
-        heads = job.heads or self.storage.layout.kv_heads
-        source = self.storage.heads_of_pool(job.peer.own, job.peer.heads, heads)
+        heads, pairs = job.pull.heads or self.storage.layout.kv_heads, job.pull.pairs
+        source = self.storage.heads_of_pool(job.pool.own, job.pool.heads, heads)
         target = self.storage.heads_in(self.storage.own, heads)
         with self.memory.after(job.mark):
-            for start in range(0, len(job.pairs), AT_ONCE):
+            for start in range(0, len(pairs), AT_ONCE):
                 if self.must_end(job):
-                    return cancelled(job.ticket, begun)
-                theirs, ours = torch.tensor(job.pairs[start : start + AT_ONCE]).T.to(self.storage.device)
+                    return cancelled(begun)
+                theirs, ours = torch.tensor(pairs[start : start + AT_ONCE]).T.to(self.storage.device)
                 target[ours] = source[theirs].view(len(ours), *target.shape[1:])
                 digests += self.storage.own_digests(ours.tolist(), heads)
-                self.copied += len(ours)
-        epoch = epoch_after_data(job.peer.epochs, job.slot)
-        moved = len(job.pairs) * self.storage.slice_bytes(heads)
-        return PullResult(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
+                self.received += len(ours)
+        epoch = epoch_after_data(job.pool.epochs, job.pull.slot)
+        moved = len(pairs) * self.storage.slice_bytes(heads)
+        return PullResult(None, epoch, moved, time.monotonic() - begun, digests)

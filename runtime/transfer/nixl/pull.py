@@ -17,7 +17,7 @@ import numpy as np
 
 from pontil.runtime.cache.storage import KVStorage, fence
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Pair, PullResult
+from pontil.runtime.transfer.connector import Pair, Pull, PullResult
 from pontil.runtime.transfer.nixl.address import CELL_BYTES, NixlAddress, PoolMemory, rows_of
 from pontil.runtime.transfer.nixl.agent import NixlAgent, PeerDisconnected
 
@@ -70,14 +70,13 @@ class NixlPool:
 
 
 @dataclass(slots=True, eq=False)
-class NixlPull:
-    """A pull of these `heads` of blocks, from the pool at `address`. `reads` are in progress, oldest first: a handle
-    and the blocks that it fills, none for the read of the cell. `has_lost_peer`: the peer can be reached no more."""
+class NixlReads:
+    """The reads of a pull of these `heads` of blocks, from the pool at `address`. `reads` are in progress, oldest
+    first: a handle and the blocks that it fills, none for the read of the cell. `has_lost_peer`: the peer can be
+    reached no more."""
 
-    ticket: int
+    pull: Pull
     address: NixlAddress
-    pairs: Sequence[Pair]
-    slot: int
     heads: range
     mark: Any
     pool: NixlPool
@@ -91,12 +90,18 @@ class NixlPull:
     has_lost_peer: bool = False
 
     @property
+    def has_failed(self) -> bool:
+        return self.error is not None or self.pull.is_cancelled
+
+    @property
     def over(self) -> bool:
         """True once the result is known and nothing is written any more."""
         return not self.reads and (self.error is not None or self.epoch is not None)
 
     def step(self) -> int:
         """Take what has arrived and begin what can be begun; return how many reads ended or began."""
+        if self.pull.is_cancelled:
+            self.fail(TransferError("cancelled"))
         ended = self.collect()
         if self.error is not None or self.epoch is not None:
             return ended
@@ -141,16 +146,16 @@ class NixlPull:
     def post(self) -> int:
         """Begin reads of the next blocks, or of the cell once all blocks are here."""
         begun, most = 0, max(1, READ_BYTES // self.pool.storage.slice_bytes(self.heads))
-        while self.posted < len(self.pairs) and len(self.reads) < AT_ONCE:
+        while self.posted < len(self.pull.pairs) and len(self.reads) < AT_ONCE:
             if self.posted == 0:
                 self.pool.wait_for(self.mark)
-            pairs = self.pairs[self.posted : self.posted + most]
+            pairs = self.pull.pairs[self.posted : self.posted + most]
             self.reads.append((self.pool.read_blocks(self.address, pairs, self.heads), [ours for _, ours in pairs]))
             self.posted, begun = self.posted + len(pairs), begun + 1
         if not self.reads and self.pool.free:
             self.cell = self.pool.free.pop()
             try:
-                self.reads.append((self.pool.read_cell(self.address, self.slot, self.cell), []))
+                self.reads.append((self.pool.read_cell(self.address, self.pull.slot, self.cell), []))
             except TransferError:
                 self.pool.free.append(self.cell)
                 self.cell = None
@@ -161,6 +166,6 @@ class NixlPull:
     def result(self) -> PullResult:
         seconds = time.monotonic() - self.begun
         if self.error is not None:
-            return PullResult(self.ticket, self.error, None, 0, seconds)
-        moved = len(self.pairs) * self.pool.storage.slice_bytes(self.heads)
-        return PullResult(self.ticket, None, self.epoch, moved, seconds, self.digests)
+            return PullResult(self.error, seconds=seconds)
+        moved = len(self.pull.pairs) * self.pool.storage.slice_bytes(self.heads)
+        return PullResult(None, self.epoch, moved, seconds, self.digests)

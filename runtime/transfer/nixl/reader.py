@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import ThreadFailures, TurnThread
-from pontil.runtime.transfer.connector import FAULT, PullResult
+from pontil.runtime.transfer.connector import FAULT, Pull, PullResult
 from pontil.runtime.transfer.nixl.address import NixlAddress
-from pontil.runtime.transfer.nixl.pull import NixlPool, NixlPull
+from pontil.runtime.transfer.nixl.pull import NixlPool, NixlReads
 
 JOIN_TIMEOUT = 5.0
 # Seconds between two looks at reads in progress: doubled while nothing happens.
@@ -23,11 +23,12 @@ CLOSING = "this worker is closing"
 
 @dataclass(slots=True, eq=False)
 class NixlPeer:
-    """A peer, by its address. All but the address is changed by the reader's thread alone. `asked` is the handle of a
-    read that only shows whether the peer is there; `error` says why it cannot be read at all."""
+    """A peer, by its address. All but the address is changed by the reader's thread alone, which `wake` wakes. `asked`
+    is the handle of a read that only shows whether the peer is there; `error` says why it cannot be read at all."""
 
     address: NixlAddress
-    pulls: list[NixlPull] = field(default_factory=list)
+    wake: Callable[[], None]
+    pulls: list[NixlReads] = field(default_factory=list)
     received: int = 0
     asked: int | None = None
     used_at: float = 0.0
@@ -39,19 +40,23 @@ class NixlPeer:
     def has_reads(self) -> bool:
         return bool(self.pulls) or self.asked is not None
 
+    def cancel(self, pull: Pull) -> None:
+        """Have the thread look at its pulls: one that was cancelled begins nothing more."""
+        self.wake()
+
 
 class NixlReader:
     """The thread and all that belongs to it. The engine's thread gives it commands; `finish` is called once for each
     pull. `users` counts the peers of each agent that the library knows."""
 
     def __init__(
-        self, pool: NixlPool, finish: Callable[[PullResult], None], failures: ThreadFailures | None = None
+        self, pool: NixlPool, finish: Callable[[Pull, PullResult], None], failures: ThreadFailures | None = None
     ) -> None:
         self.pool, self.agent, self.finish = pool, pool.agent, finish
         self.commands: deque[Callable[[], None]] = deque()
         self.known: list[NixlPeer] = []
         self.users: dict[str, int] = {}
-        self.current: NixlPull | None = None
+        self.current: NixlReads | None = None
         self.quiet = 0
         self.thread = TurnThread(self.turn, "over-nixl", failures, self.mend)
         self.thread.start()
@@ -107,38 +112,33 @@ class NixlReader:
             del self.users[name]
             self.agent.remove(name)
 
-    def begin(self, peer: NixlPeer, pull: NixlPull) -> None:
+    def begin(self, peer: NixlPeer, reads: NixlReads) -> None:
         if self.thread.closing.is_set() or peer.error is not None:
-            self.finish(PullResult(pull.ticket, peer.error or CLOSING, None, 0, 0.0))
+            self.finish(reads.pull, PullResult(peer.error or CLOSING))
         else:
-            peer.pulls.append(pull)
-
-    def drop(self, ticket: int) -> None:
-        """Cancel a pull: it begins nothing more."""
-        for pull in [pull for peer in self.known for pull in peer.pulls if pull.ticket == ticket]:
-            pull.error = pull.error or "cancelled"
+            peer.pulls.append(reads)
 
     def end_all(self) -> None:
-        for pull in [pull for peer in self.known for pull in peer.pulls]:
-            pull.error = pull.error or CLOSING
+        for reads in [reads for peer in self.known for reads in peer.pulls]:
+            reads.error = reads.error or CLOSING
 
     def step(self, peer: NixlPeer) -> int:
         """Go on with a peer's first pull, and with those that failed until they have ended. Return how many reads ended
         or began."""
         moved, is_first = self.look(peer), True
-        for pull in list(peer.pulls):
-            if pull.error is None and not is_first:
+        for reads in list(peer.pulls):
+            if not (reads.has_failed or is_first):
                 continue
-            is_first &= pull.error is not None
-            self.current, before = pull, len(pull.digests)
-            moved += pull.step()
+            is_first &= reads.has_failed
+            self.current, before = reads, len(reads.digests)
+            moved += reads.step()
             self.current = None
-            peer.received += len(pull.digests) - before + (pull.epoch is not None)
-            peer.lost |= pull.has_lost_peer
-            if pull.over:
-                peer.pulls.remove(pull)
+            peer.received += len(reads.digests) - before + (reads.epoch is not None)
+            peer.lost |= reads.has_lost_peer
+            if reads.over:
+                peer.pulls.remove(reads)
                 peer.used_at, moved = time.monotonic(), moved + 1
-                self.finish(pull.result())
+                self.finish(reads.pull, reads.result())
         self.unload(peer)
         return moved
 
@@ -164,6 +164,6 @@ class NixlReader:
 
     def mend(self, error: BaseException) -> None:
         """Fail the current pull after an exception in the thread."""
-        pull, self.current = self.current, None
-        if pull is not None:
-            pull.fail(TransferError(FAULT.format(error)))
+        reads, self.current = self.current, None
+        if reads is not None:
+            reads.fail(TransferError(FAULT.format(error)))

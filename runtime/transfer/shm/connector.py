@@ -25,7 +25,7 @@ class ShmConnector(CopyingConnector[PeerPool]):
 
     @classmethod
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "ShmConnector":
-        return cls(storage, wake, options.tickets, options.failures)
+        return cls(storage, wake, options.failures)
 
     def register(self) -> dict[str, Any]:
         return {"kind": "shm", **describe(self.storage)}
@@ -40,18 +40,18 @@ class ShmConnector(CopyingConnector[PeerPool]):
         """Copy the blocks of one pull. numpy releases the GIL while it copies and while it computes digests."""
         begun, digests = time.monotonic(), list[int]()
         held = self.storage.layout.kv_heads
-        heads = job.heads or held
-        source, target = job.peer.blocks, self.storage.bytes
-        if not job.peer.heads == heads == held:
-            source = self.storage.slices(source, job.peer.heads, heads)
+        heads, pairs = job.pull.heads or held, job.pull.pairs
+        source, target = job.pool.blocks, self.storage.bytes
+        if not job.pool.heads == heads == held:
+            source = self.storage.slices(source, job.pool.heads, heads)
             target = self.storage.slices(target, held, heads)
         size = self.storage.slice_bytes(heads)
-        for theirs, ours, length in pieces(job.pairs, max(1, PIECE_BYTES // size)):
+        for theirs, ours, length in pieces(pairs, max(1, PIECE_BYTES // size)):
             if self.must_end(job):
-                return cancelled(job.ticket, begun)
+                return cancelled(begun)
             target[ours : ours + length] = source[theirs : theirs + length]
             digests += self.storage.digests(range(ours, ours + length), heads)
-            self.copied += length
-        epoch = epoch_after_data(job.peer.epochs, job.slot)
-        self.storage.land([ours for _, ours in job.pairs], heads, job.mark)
-        return PullResult(job.ticket, None, epoch, len(job.pairs) * size, time.monotonic() - begun, digests)
+            self.received += length
+        epoch = epoch_after_data(job.pool.epochs, job.pull.slot)
+        self.storage.land([ours for _, ours in pairs], heads, job.mark)
+        return PullResult(None, epoch, len(pairs) * size, time.monotonic() - begun, digests)

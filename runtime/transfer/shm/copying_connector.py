@@ -5,23 +5,18 @@ engine's step never waits."""
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, Generic, TypeVar
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.threads import JobThread, ThreadFailures
 from pontil.runtime.transfer.connector import (
     FAULT,
-    FOREIGN_BLOCKS,
-    FOREIGN_HEADS,
-    Pair,
+    Pull,
     PullResult,
-    can_be_read,
-    is_within,
+    objection,
 )
-from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.shm.peer_pool import PeerPool
 
 AnyPool = TypeVar("AnyPool", bound=PeerPool)
@@ -29,35 +24,27 @@ AnyPool = TypeVar("AnyPool", bound=PeerPool)
 
 @dataclass(frozen=True, slots=True)
 class CopyJob(Generic[AnyPool]):
-    """One pull. `mark` is the moment on our device after which its blocks may be written."""
+    """A pull that can be copied. `mark` is the moment on our device after which its blocks may be written."""
 
-    ticket: int
-    peer: AnyPool
-    pairs: tuple[Pair, ...]
-    slot: int
-    heads: range | None = None
+    pull: Pull
+    pool: AnyPool
     mark: Any = None
 
 
 class CopyingConnector(ABC, Generic[AnyPool]):
     """A connector that opens peers' memory. `wake` is called, from the copying thread, whenever `poll` has something
-    new. `tickets` are the numbers of its pulls, by default its own."""
+    new. `received` are the blocks from all peers, since one thread serves them all."""
 
     thread_name: str
 
-    def __init__(
-        self, storage: KVStorage, wake: Callable[[], None], tickets: Iterator[int] | None = None,
-        failures: ThreadFailures | None = None,
-    ) -> None:  # fmt: skip
-        self.storage, self.wake, self.tickets = storage, wake, tickets or count(1)
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures | None = None) -> None:
+        self.storage, self.wake = storage, wake
         self.peers: dict[str, AnyPool] = {}
-        # The pulls whose end `poll` has not returned, with the pool that each reads; those of them to end at once.
-        self.reading: dict[int, AnyPool | None] = {}
-        self.cancelled: set[int] = set()
         # Pools of detached peers that a pull may still read.
         self.leaving: list[AnyPool] = []
-        self.done: queue.SimpleQueue[PullResult] = queue.SimpleQueue()
-        self.copied = 0
+        # The pulls that ended, each with the pool that it no longer reads.
+        self.done: queue.SimpleQueue[tuple[Pull, AnyPool | None]] = queue.SimpleQueue()
+        self.received = 0
         self.jobs: JobThread[CopyJob[AnyPool]] = JobThread(self.carry_out, self.thread_name, failures, self.mend)
         self.jobs.start()
 
@@ -82,68 +69,60 @@ class CopyingConnector(ABC, Generic[AnyPool]):
     def close_left(self) -> None:
         """Close the pools of detached peers from which nothing is copied any more: a copy would read what is mapped
         there next, or crash."""
-        used = {id(pool) for pool in self.reading.values()}
-        for pool in [pool for pool in self.leaving if id(pool) not in used]:
+        for pool in [pool for pool in self.leaving if not pool.readers]:
             self.leaving.remove(pool)
             pool.close()
 
     def lost(self) -> list[str]:
         return [peer for peer, pool in self.peers.items() if pool.ended]
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        ticket = next(self.tickets)
-        pool = self.reading[ticket] = self.peers.get(peer)
-        if pool is None:
-            self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
-        elif not can_be_read(pairs, slot, pool.num_blocks):
-            self.finish(PullResult(ticket, FOREIGN_BLOCKS, None, 0, 0.0))
-        elif not is_within(heads or self.storage.layout.kv_heads, pool.heads, self.storage.layout.kv_heads):
-            self.finish(PullResult(ticket, FOREIGN_HEADS, None, 0, 0.0))
+    def pull(self, pull: Pull) -> None:
+        pull.reader, pool = self, self.peers.get(pull.peer)
+        error = objection(pull, pool, self.storage.layout.kv_heads)
+        if pool is None or error is not None:
+            self.finish(pull, PullResult(error))
         else:
-            self.jobs.put(CopyJob(ticket, pool, tuple(pairs), slot, heads, self.storage.mark()))
-        return ticket
+            pool.readers += 1
+            self.jobs.put(CopyJob(pull, pool, self.storage.mark()))
 
-    def poll(self) -> list[PullResult]:
-        done = []
+    def poll(self) -> list[Pull]:
+        ended = []
         while not self.done.empty():
-            done.append(self.done.get())
-            self.cancelled.discard(done[-1].ticket)
-            self.reading.pop(done[-1].ticket, None)
+            pull, pool = self.done.get()
+            ended.append(pull)
+            if pool is not None:
+                pool.readers -= 1
         if self.leaving:
             self.close_left()
-        return done
+        return ended
 
-    def received(self, peer: str) -> int:
-        """Return the blocks received from all peers, since one thread serves them all."""
-        return self.copied
-
-    def cancel(self, ticket: int) -> None:
-        if ticket in self.reading:
-            self.cancelled.add(ticket)
+    def cancel(self, pull: Pull) -> None:
+        """Do nothing: the thread looks at each pull between two pieces."""
 
     def must_end(self, job: CopyJob[AnyPool]) -> bool:
-        return job.ticket in self.cancelled or self.jobs.closing.is_set()
+        return job.pull.is_cancelled or self.jobs.closing.is_set()
 
     def close(self) -> None:
-        if self.jobs.close():
-            self.reading.clear()
+        is_still = self.jobs.close()
         for peer in list(self.peers):
             self.detach(peer)
+        for pool in self.leaving if is_still else ():
+            pool.readers = 0
         self.close_left()
 
     def carry_out(self, job: CopyJob[AnyPool]) -> None:
-        self.finish(self.copy(job))
+        self.finish(job.pull, self.copy(job), job.pool)
 
     def mend(self, job: CopyJob[AnyPool], error: BaseException) -> None:
         """End a pull with an error after an exception in the copying thread."""
-        self.finish(PullResult(job.ticket, FAULT.format(error), None, 0, 0.0))
+        self.finish(job.pull, PullResult(FAULT.format(error)), job.pool)
 
-    def finish(self, done: PullResult) -> None:
-        self.done.put(done)
+    def finish(self, pull: Pull, result: PullResult, pool: AnyPool | None = None) -> None:
+        """End a pull, of which `pool` is the one that it has read."""
+        pull.result = result
+        self.done.put((pull, pool))
         self.wake()
 
 
-def cancelled(ticket: int, begun: float) -> PullResult:
-    return PullResult(ticket, "cancelled", None, 0, time.monotonic() - begun)
+def cancelled(begun: float) -> PullResult:
+    return PullResult("cancelled", seconds=time.monotonic() - begun)

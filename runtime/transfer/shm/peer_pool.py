@@ -68,10 +68,10 @@ def map_file(opened: int, size: int, identity: bytes) -> mmap.mmap:
 
 
 class PeerPool:
-    """A peer's pool with these KV heads."""
+    """A peer's pool with these KV heads, which `readers` pulls may read."""
 
     def __init__(self, descriptor: dict[str, Any], kind: str, block_bytes: int, heads: range) -> None:
-        descriptor = part(descriptor, kind)
+        descriptor, self.readers = part(descriptor, kind), 0
         self.num_blocks, self.heads = num_blocks(descriptor, block_bytes), heads
         self.host = open_memory(descriptor, HEADER_BYTES + self.num_blocks * block_bytes)
         mapped = self.host.mapped

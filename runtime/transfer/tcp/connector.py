@@ -11,9 +11,8 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,10 @@ from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 from pontil.runtime.transfer.connector import (
     FAULT,
-    FOREIGN_BLOCKS,
-    FOREIGN_HEADS,
     ConnectorOptions,
-    Pair,
+    Pull,
     PullResult,
-    can_be_read,
-    is_within,
+    objection,
     runs,
 )
 from pontil.runtime.transfer.grants import Grant
@@ -47,13 +43,11 @@ TRIALS = (0.1, 0.5, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class TcpPull:
-    """A pull: runs of blocks (first block of theirs, first of ours, count), the cell to read, the grant to show, the
-    KV heads if they are not all that both pools have, and the moment on our device after which its blocks may be
-    written."""
+    """A pull as runs of blocks (first block of theirs, first of ours, count), the grant to show, the KV heads if they
+    are not all that both pools have, and the moment on our device after which its blocks may be written."""
 
-    ticket: int
+    pull: Pull
     runs: list[tuple[int, int, int]]
-    slot: int
     shown: Grant | None = None
     heads: range | None = None
     mark: Any = None
@@ -64,7 +58,7 @@ class PeerStream:
     the stream's thread, which calls `finish` once for each pull."""
 
     def __init__(
-        self, address: TcpAddress, storage: KVStorage, finish: Callable[[PullResult], None], deadlines: Deadlines,
+        self, address: TcpAddress, storage: KVStorage, finish: Callable[[Pull, PullResult], None], deadlines: Deadlines,
         seed: bytes | None = None, failures: ThreadFailures | None = None,
     ) -> None:  # fmt: skip
         self.address, self.storage = address, storage
@@ -72,7 +66,6 @@ class PeerStream:
         self.finish, self.deadlines = finish, deadlines
         self.jobs: deque[TcpPull] = deque()
         self.lock = threading.Lock()  # held to take a job out of the queue
-        self.cancelled: set[int] = set()
         self.leaving, self.closing = threading.Event(), threading.Event()
         self.wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # The rest belongs to the stream's thread. An exchange without a current job is a trial.
@@ -86,17 +79,20 @@ class PeerStream:
         self.jobs.append(job)
         self.ring()
 
-    def cancel(self, ticket: int) -> None:
+    @property
+    def received(self) -> int:
+        return self.channel.received
+
+    def cancel(self, pull: Pull) -> None:
         """Cancel a pull: a queued one ends at once, the current one as soon as its thread notices."""
         with self.lock:
-            waiting = next((job for job in self.jobs if job.ticket == ticket), None)
+            waiting = next((job for job in self.jobs if job.pull is pull), None)
             if waiting is not None:
                 self.jobs.remove(waiting)
         if waiting is not None:
-            self.finish(PullResult(ticket, "cancelled", None, 0, 0.0))
-            return
-        self.cancelled.add(ticket)
-        self.ring()
+            self.finish(pull, PullResult("cancelled"))
+        else:
+            self.ring()
 
     def leave(self) -> None:
         """End after the jobs queued so far."""
@@ -123,7 +119,7 @@ class PeerStream:
         self.try_out()
         while (job := self.next_job()) is not None:
             self.current = job
-            self.finish(self.pull(job))
+            self.finish(job.pull, self.pull(job))
             self.current = None
         self.channel.close()
 
@@ -132,7 +128,7 @@ class PeerStream:
         job, self.current = self.current, None
         self.channel.close()
         if job is not None:
-            self.finish(PullResult(job.ticket, FAULT.format(error), None, 0, 0.0))
+            self.finish(job.pull, PullResult(FAULT.format(error)))
 
     def next_job(self) -> TcpPull | None:
         """Wait for a job and watch the connection. Return None once there will be no more."""
@@ -169,23 +165,23 @@ class PeerStream:
             epoch, digests = self.exchange_again(job)
         except TransferError as error:
             self.channel.close()
-            return PullResult(job.ticket, str(error), None, 0, time.monotonic() - begun)
+            return PullResult(str(error), seconds=time.monotonic() - begun)
         self.may_try = True
         taken = [block for _, ours, length in job.runs for block in range(ours, ours + length)]
         self.storage.land(taken, job.heads, job.mark)
         moved = self.size_of(job.heads) * sum(length for _, _, length in job.runs)
-        return PullResult(job.ticket, None, epoch, moved, time.monotonic() - begun, digests)
+        return PullResult(None, epoch, moved, time.monotonic() - begun, digests)
 
     def exchange_again(self, job: TcpPull) -> tuple[int, list[int]]:
         """Make an exchange, repeated on a new connection if the existing one has broken."""
         had_one = self.channel.socket is not None
         try:
-            return self.exchange(job.runs, job.slot, job.shown, job.heads)
+            return self.exchange(job.runs, job.pull.slot, job.shown, job.heads)
         except BrokenStream:
             if not had_one:
                 raise
             self.channel.close()
-            return self.exchange(job.runs, job.slot, job.shown, job.heads)
+            return self.exchange(job.runs, job.pull.slot, job.shown, job.heads)
 
     def exchange(
         self, wanted: list[tuple[int, int, int]], slot: int, shown: Grant | None = None, heads: range | None = None
@@ -239,7 +235,7 @@ class PeerStream:
             raise TransferError("this worker is closing")
         if self.current is None and (self.jobs or self.leaving.is_set()):
             raise TransferError("a trial gives way")
-        if self.current is not None and self.current.ticket in self.cancelled:
+        if self.current is not None and self.current.pull.is_cancelled:
             raise TransferError("cancelled")
         if time.monotonic() >= until:
             raise TransferError("the peer is too slow")
@@ -258,29 +254,25 @@ class PeerStream:
 
 
 class TcpConnector:
-    """The TCP connector. `wake` is called, from a stream's thread, whenever `poll` has something new; `tickets` are the
-    numbers of its pulls, by default its own; `host` is the address under which peers reach this machine. With a `guard`
-    it speaks only to peers with the same keys."""
+    """The TCP connector. `wake` is called, from a stream's thread, whenever `poll` has something new; `host` is the
+    address under which peers reach this machine. With a `guard` it speaks only to peers with the same keys."""
 
     def __init__(
         self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1",
-        tickets: Iterator[int] | None = None, deadlines: Deadlines = DEADLINES, guard: TransferSecurity | None = None,
-        failures: ThreadFailures | None = None,
+        deadlines: Deadlines = DEADLINES, guard: TransferSecurity | None = None, failures: ThreadFailures | None = None,
     ) -> None:  # fmt: skip
-        self.storage, self.wake, self.deadlines, self.tickets = storage, wake, deadlines, tickets or count(1)
+        self.storage, self.wake, self.deadlines = storage, wake, deadlines
         self.seed = None if guard is None else guard.seed
         self.failures = failures
         self.server = TcpServer(storage, host, guard=guard, stall=deadlines.kv_stall_timeout, failures=failures)
         self.streams: dict[str, PeerStream] = {}
         # The streams of detached peers, whose pulls go on.
-        self.ending: list[tuple[str, PeerStream]] = []
-        self.pulls: dict[int, PeerStream] = {}
-        self.done: queue.SimpleQueue[PullResult] = queue.SimpleQueue()
+        self.ending: list[PeerStream] = []
+        self.done: queue.SimpleQueue[Pull] = queue.SimpleQueue()
 
     @classmethod
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "TcpConnector":
-        host, deadlines = options.host, options.deadlines
-        return cls(storage, wake, host, options.tickets, deadlines, options.guard, options.failures)
+        return cls(storage, wake, options.host, options.deadlines, options.guard, options.failures)
 
     def register(self) -> dict[str, Any]:
         return self.server.descriptor()
@@ -297,59 +289,41 @@ class TcpConnector:
         stream = self.streams.pop(peer, None)
         if stream is not None:
             stream.leave()
-            self.ending.append((peer, stream))
+            self.ending.append(stream)
 
     def lost(self) -> list[str]:
         return [peer for peer, stream in self.streams.items() if stream.channel.refused]
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        ticket, held = next(self.tickets), self.storage.layout.kv_heads
-        heads, stream = heads or held, self.streams.get(peer)
-        if stream is None:
-            self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
-        elif not can_be_read(pairs, slot, stream.address.num_blocks):
-            self.finish(PullResult(ticket, FOREIGN_BLOCKS, None, 0, 0.0))
-        elif not is_within(heads, stream.address.heads, held):
-            self.finish(PullResult(ticket, FOREIGN_HEADS, None, 0, 0.0))
+    def pull(self, pull: Pull) -> None:
+        held, stream = self.storage.layout.kv_heads, self.streams.get(pull.peer)
+        error = objection(pull, None if stream is None else stream.address, held)
+        if stream is None or error is not None:
+            self.finish(pull, PullResult(error))
         else:
-            self.pulls[ticket] = stream
+            pull.reader, heads = stream, pull.heads or held
             named = None if stream.address.heads == heads == held else heads
-            stream.give(TcpPull(ticket, runs(pairs), slot, shown if self.seed else None, named, self.storage.mark()))
-        return ticket
+            stream.give(TcpPull(pull, runs(pull.pairs), pull.shown if self.seed else None, named, self.storage.mark()))
 
     def staged(self, peer: str) -> bool:
         return True
 
-    def poll(self) -> list[PullResult]:
-        done = []
+    def poll(self) -> list[Pull]:
+        ended = []
         while not self.done.empty():
-            done.append(self.done.get())
-            stream = self.pulls.pop(done[-1].ticket, None)
-            if stream is not None:
-                stream.cancelled.discard(done[-1].ticket)
-        self.ending = [one for one in self.ending if not one[1].join(0.0)]
-        return done
-
-    def received(self, peer: str) -> int:
-        stream = self.streams.get(peer) or next((one for name, one in self.ending if name == peer), None)
-        return 0 if stream is None else stream.channel.received
-
-    def cancel(self, ticket: int) -> None:
-        stream = self.pulls.get(ticket)
-        if stream is not None:
-            stream.cancel(ticket)
+            ended.append(self.done.get())
+        self.ending = [stream for stream in self.ending if not stream.join(0.0)]
+        return ended
 
     def close(self) -> None:
         for peer in list(self.streams):
             self.detach(peer)
-        for _, stream in self.ending:
+        for stream in self.ending:
             stream.close()
         deadline = time.monotonic() + JOIN_TIMEOUT
-        self.ending = [one for one in self.ending if not one[1].join(max(0.0, deadline - time.monotonic()))]
+        self.ending = [stream for stream in self.ending if not stream.join(max(0.0, deadline - time.monotonic()))]
         self.server.close()
 
-    def finish(self, done: PullResult) -> None:
-        self.done.put(done)
+    def finish(self, pull: Pull, result: PullResult) -> None:
+        pull.result = result
+        self.done.put(pull)
         self.wake()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello, Message

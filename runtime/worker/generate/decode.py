@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
-from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.errors import TransferError
 from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.outbox import PATIENCE
@@ -82,7 +82,7 @@ class DecodeSide:
     incarnation: str
     name: str
     machine: WorkerResources
-    connector: RankConnector
+    connector: JointConnector
     pools: RankPools
     kv_fingerprint: str
     context: Context
@@ -245,7 +245,7 @@ class DecodeSide:
         request, handoff = self.parked.pop(transfer.transfer_id).request, transfer.handoff
         sequence = request.sequence
         assert handoff is not None
-        sequence.cached, sequence.admissions = handoff.cached_tokens, 1
+        sequence.history.admitted_elsewhere(handoff.cached_tokens)
         request.pulled = PullOutcome(transfer.bytes, transfer.seconds)
         self.going_on.append((request, len(handoff.choices)))
         resume_rows(sequence, handoff)
@@ -274,7 +274,7 @@ class DecodeSide:
                 transfer.error,
                 extra=about(request.submit),
             )
-            request.sequence.cached, request.sequence.admissions = transfer.handoff.cached_tokens, 1
+            request.sequence.history.admitted_elsewhere(transfer.handoff.cached_tokens)
             self.going_on.append((request, len(transfer.handoff.choices)))
             resume_rows(request.sequence, transfer.handoff)
             self.machine.engine.compute_here(request.sequence, known_of(transfer.handoff, request))

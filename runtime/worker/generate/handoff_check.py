@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
-from pontil.runtime.engine.sequence import Known
-from pontil.runtime.engine.streamed import RowInputs
+from pontil.runtime.engine.sequences.sequence import Known
+from pontil.runtime.engine.sequences.streamed import RowInputs
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.wire.messages import Handoff
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 

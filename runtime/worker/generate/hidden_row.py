@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.wire.messages import Handoff
 
 logger = logging.getLogger("pontil.worker")

@@ -4,13 +4,12 @@
 from dataclasses import dataclass
 
 from pontil.runtime.engine.prefixes.cache import PrefixCache
-from pontil.runtime.stages.worker.open_stage import NoStage
-from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.links.sockets import BaseSocket
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 from pontil.runtime.worker.generate.prefill import PrefillSide
+from pontil.runtime.worker.generate.stage import WorkerStage
 from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.counters import WorkerCounters
@@ -29,7 +28,7 @@ class LoadGauge:
     engine_counters: WorkerCounters
     failures: ThreadFailures
     sockets: tuple[BaseSocket, ...]
-    stage: StageSide | NoStage
+    stage: WorkerStage
     links: ProxyLinks
     requests: RequestTable
 

@@ -4,8 +4,8 @@
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.engine.engine import Engine, Output
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.wire.messages import Tokens
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
@@ -43,7 +43,7 @@ class OutputProcessor:
             return None
         link = self.link.of(request.proxy)
         if link is not None:
-            link.told.tell(output.count, output.sequence.prompt_computed if output.opens else 0)
+            link.told.tell(output.count, output.sequence.history.prompt_computed if output.opens else 0)
         request.times.token(now)
         if output.finish is not None:
             self.requests.shares.choice_ended(request)

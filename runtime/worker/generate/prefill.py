@@ -16,7 +16,7 @@ from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTr
 from pontil.runtime.disaggregation.states import SendEvent, SendState
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.links.outbox import PATIENCE, Outbox

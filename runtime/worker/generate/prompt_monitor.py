@@ -4,7 +4,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 # Seconds from one check to the next.
@@ -47,5 +47,5 @@ def is_late(request: WorkerRequest, now: float) -> bool:
     """Return whether the request has waited, for its turn or for room, past its deadline. A prompt that is being
     computed is never late here: its progress is reported, and the proxy knows whether the client still waits."""
     sequence, deadline = request.sequence, request.submit.deadline
-    waits = sequence.state is SequenceState.WAITING and not sequence.admissions and not request.submit.delivered
+    waits = sequence.state is SequenceState.WAITING and not sequence.history.admissions and not request.submit.delivered
     return waits and deadline is not None and now >= request.arrived + deadline

@@ -4,23 +4,19 @@
 import logging
 import secrets
 import time
-from functools import partial
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.publisher import publisher_for
-from pontil.runtime.disaggregation.rank_connector import RankConnector
 from pontil.runtime.disaggregation.rank_pools import RankPools
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import RequestError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.stages.worker.open_stage import open_stage
-from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.cut_connector import CutConnector
-from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.links.sockets import PeerServer, Poller, WorkerSocket, open_context
@@ -32,6 +28,7 @@ from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.generate.prompt_monitor import PromptMonitor, is_late
+from pontil.runtime.worker.generate.stage import StageSetting, open_stage
 from pontil.runtime.worker.links.connectors import open_connector
 from pontil.runtime.worker.links.proxy_link import BEAT, HeartbeatLoad, ProxyLink, make_hello
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
@@ -86,8 +83,7 @@ class Worker:
         self.driver.watch(self.poller)
         self.tiers = open_tiers(config, machine, self.poller.wake, self.failures)
         self.transport = self.open_connector()
-        own = RankedConnector(self.transport, machine.storage)
-        self.connector = RankConnector(own, machine.storage, self.driver.orders, self.driver.pools)
+        self.connector = JointConnector(self.transport, machine.storage, self.driver.orders, self.driver.pools)
         grants = None if self.guard is None else self.guard.grants
         self.publisher = publisher_for(machine.storage, self.poller.wake, self.failures)
         self.pools = RankPools(machine.storage, self.driver.orders, grants, self.publisher)
@@ -104,10 +100,10 @@ class Worker:
         self.decode = DecodeSide(
             self.incarnation, config.name, machine, self.connector, self.pools, kv, self.context, self.poller, limits
         )
-        ports = partial(
-            StreamPorts, config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
+        setting = StageSetting(
+            config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
         )
-        self.stage = open_stage(config, self.incarnation, machine, self.link, ports)
+        self.stage = open_stage(machine, self.link, setting)
         self.link.limit_seats(self.stage.seats)
         self.grammars = GrammarManager(machine.grammars, self.poller.wake, self.failures)
         self.gauge = LoadGauge(
@@ -321,7 +317,7 @@ class Worker:
         logger.warning("the proxy is gone: %d requests are cancelled; waiting for the next", len(orphans))
         for request in orphans:
             self.cancel(request)
-        self.stage.orphan()
+        self.stage.orphan(self.now)
 
     def tick(self, now: float) -> None:
         if absence := self.link.look(now):

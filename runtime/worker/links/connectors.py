@@ -8,9 +8,8 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.foundation.connectors import AUTO, NAMES
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.auto_connector import AutoConnector
+from pontil.runtime.transfer.auto_connector import AutoConnector, opener
 from pontil.runtime.transfer.connector import ConnectorOptions, SliceConnector
-from pontil.runtime.transfer.connector_factory import opener
 from pontil.runtime.transfer.security import TransferSecurity
 
 

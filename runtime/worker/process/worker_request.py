@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.value import value
@@ -53,7 +53,7 @@ class WorkerRequest:
     times: WorkTimes = field(default_factory=WorkTimes)
 
     def __post_init__(self) -> None:
-        self.sequence.times = self.times
+        self.sequence.history.times = self.times
 
     @property
     def key(self) -> str:
@@ -78,14 +78,14 @@ class WorkerRequest:
     def queue_seconds(self) -> float | None:
         """Return the seconds that it waited to be scheduled here, including the wait for a decode worker with room;
         None if its prompt was not computed here."""
-        scheduled = self.sequence.scheduled_at
+        scheduled = self.sequence.history.scheduled_at
         return None if scheduled is None else scheduled - self.arrived
 
     @property
     def cached(self) -> int:
         """Return the prompt tokens that the first attempt found cached: those of a later one may have been computed by
         the first."""
-        return self.sequence.cached if self.first_cached is None else self.first_cached
+        return self.sequence.history.cached if self.first_cached is None else self.first_cached
 
     @property
     def known(self) -> list[Known] | None:
@@ -106,7 +106,7 @@ class FirstAdmissions:
     def remember(self, request: WorkerRequest) -> None:
         """Remember an attempt that has ended here. One that was never admitted passes on what an earlier attempt
         stated, if any."""
-        if request.sequence.admissions or request.first_cached is not None:
+        if request.sequence.history.admissions or request.first_cached is not None:
             self.cached[request.request_id] = request.cached
             while len(self.cached) > REMEMBERED:
                 del self.cached[next(iter(self.cached))]
@@ -198,14 +198,14 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         stop_match=sequence.stop_match,
         generated_tokens=sequence.generated if counted else None,
         prompt_tokens=len(sequence.prompt),
-        cached_tokens=sequence.cached + sequence.cached_later,
+        cached_tokens=sequence.history.cached + sequence.history.cached_later,
         logprobs=[entry.to_wire() for entry in output.logprobs] or None,
         prompt_logprobs=(
             [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
         ),
-        first_cached_tokens=request.cached if sequence.cached_later else request.first_cached,
+        first_cached_tokens=request.cached if sequence.history.cached_later else request.first_cached,
         queue_seconds=request.queue_seconds if output.opens else None,
-        computed_tokens=sequence.prompt_computed if output.opens else None,
+        computed_tokens=sequence.history.prompt_computed if output.opens else None,
         draft_tokens=output.drafted or None,
         accepted_draft_tokens=output.accepted if output.drafted else None,
         pulled_bytes=pulled.bytes,

@@ -15,21 +15,20 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.runner import Runner
+from pontil.runtime.engine.runner.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.qwen3_omni.stage_loading import load_stage, state_layers
-from pontil.runtime.stages.qwen3_omni.talking import TalkerStage
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start.draft_loading import load_draft, make_drafter
 from pontil.runtime.worker.start.loading import load, memory_errors
+from pontil.runtime.worker.start.stage_model import StageModel, load_stage
 
 logger = logging.getLogger("pontil.worker")
 
@@ -38,11 +37,11 @@ CPU_INTERLEAVED_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """Everything a worker computes with. `config` is the model's, with the context length this worker can hold.
-    `dtype` is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may
-    round differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend.
-    In a model of several stages, `state_layers` is the layer after which others read its states, and `talker` makes the
-    rows of a stage that speaks. `recorder` records the blocks of a pool that outlives this process, if it does."""
+    """Everything a worker computes with. `config` is the model's, with the context length this worker can hold. `dtype`
+    is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may round
+    differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend. `stage` has
+    the parts beside the decoder in a model of several stages. `recorder` records the blocks of a pool that outlives
+    this process, if it does."""
 
     config: ModelConfig
     fingerprint: str
@@ -56,8 +55,7 @@ class WorkerResources:
     dtype: str
     kernels: str
     lent_cores: LentCores | None = None
-    state_layers: int | None = None
-    talker: TalkerStage | None = None
+    stage: StageModel | None = None
     recorder: BlockRecorder | None = None
 
     @property
@@ -98,8 +96,8 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     if recorder is not None and recorder.restored:
         logger.info("%d blocks of KV are left from the process before", recorder.restored)
     report.progress("warming up")
-    talker = load_stage(config, loaded.model)
-    maker = None if talker is None else talker.maker
+    stage = load_stage(config, loaded.model)
+    maker = None if stage is None else stage.maker
     runner = make_runner(config, loaded.model, storage, model_config.max_model_len, driver, maker)
     engine = equip(config, runner, storage, pool)
     warm_up(engine)
@@ -112,7 +110,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
-        loaded.kernels, loaded.lent_cores, state_layers(config), talker, recorder,
+        loaded.kernels, loaded.lent_cores, stage, recorder,
     )  # fmt: skip
 
 

@@ -14,9 +14,9 @@ from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import AdaptivePolicy
-from pontil.runtime.engine.drafts.target_states import TargetStates
-from pontil.runtime.engine.model_runner import ModelRunner
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.runner.model_runner import ModelRunner
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint

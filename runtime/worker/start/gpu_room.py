@@ -18,9 +18,9 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.link import CudaLink, DeviceLink
 from pontil.runtime.engine.device.runner_choice import estimate_recordings, make_runner
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import NONE, ModelRunner
+from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams

@@ -18,7 +18,7 @@ from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
 from pontil.runtime.probe.host_memory import gibibytes
 from pontil.runtime.sampling_params import SamplingParams

@@ -19,7 +19,7 @@ from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.memory_errors import is_out_of_memory
+from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
@@ -33,10 +33,10 @@ from pontil.runtime.models.partition import check_division
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.stages.qwen3_omni.stage_loading import stage_checkpoint
 from pontil.runtime.wire.compatibility import ON_GPU
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.stage_model import stage_checkpoint
 from pontil.runtime.worker.start.weights_progress import told
 
 logger = logging.getLogger("pontil.worker")

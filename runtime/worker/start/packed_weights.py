@@ -2,20 +2,14 @@
 """Packed weights that all processes of a host share: the first that needs them writes a file, which all map."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
-import os
-import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-import pontil
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PackedFileError, PrivateShelf, Shelf, WritingShelf
+from pontil.gpu_ops.kernels.weights.shelf import PrivateShelf, Shelf, WritingShelf
 from pontil.runtime.reporting import Reporter
 
 logger = logging.getLogger("pontil.worker")

@@ -15,6 +15,7 @@ from pontil.gpu_ops.draws.nucleus import DOUBT
 from pontil.gpu_ops.draws.sampling import UNIT, Shaping, lowest_by_min_p, probabilities, sample
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.parameters.draws import DrawnRows
 
 DRAWS = 40
 MOST = 1.0 - 2.0**-53
@@ -38,10 +39,9 @@ def drawn_with(library: KernelLibrary, logits: Tensor, shaping: Shaping, numbers
     """The ids that the kernels draw with `numbers` from every row, [rows, numbers], and the rows that are certain."""
     finite, highest, masses = probabilities(logits, shaping)
     rows, count = len(logits), len(numbers)
-    ids, certain = draw_rows(
-        library, finite, masses, lowest_by_min_p(highest, shaping), shaping.top_p, torch.ones(rows, dtype=torch.bool),
-        torch.arange(rows).repeat_interleave(count), numbers.repeat(rows), DOUBT,
-    )  # fmt: skip
+    floors, tried = lowest_by_min_p(highest, shaping), torch.ones(rows, dtype=torch.bool)
+    drawn = DrawnRows(finite, masses, floors, shaping.top_p, tried, DOUBT)
+    ids, certain = draw_rows(library, drawn, torch.arange(rows).repeat_interleave(count), numbers.repeat(rows))
     return ids.view(rows, count), certain
 
 

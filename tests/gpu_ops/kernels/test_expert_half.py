@@ -8,9 +8,9 @@ import pytest
 import torch
 from layer_cases import ExpertCase, random
 
-from pontil.gpu_ops.kernels.experts import ExpertChoice
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.matrix import pack_matrix
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
 CASES = {

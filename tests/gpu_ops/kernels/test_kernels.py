@@ -25,6 +25,7 @@ from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import decode, row_cells
 from pontil.gpu_ops.norm import rms_norm
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -100,22 +101,29 @@ class Case:
     def x(self) -> Tensor:
         return self.random(7, self.length, self.hidden)
 
+    @property
+    def layer(self) -> LayerAttention:
+        return LayerAttention(1, self.shape.head_dim**-0.5, self.window)
+
     def expected(self) -> tuple[Tensor, Tensor]:
         """The expected x after each half."""
         x = self.x
-        scale = self.shape.head_dim**-0.5
-        attended = attention_half(
-            x, self.qkv, self.norms, self.angles, self.shape, scale, self.window, self.cells or self.dtype
-        )
+        cells = self.cells or self.dtype
+        attended = attention_half(x, self.qkv, self.norms, self.angles, self.shape, self.layer, cells)
         return attended, mlp_half(x, self.mlp, self.norms, self.gelu)
 
     def computed(self, library: KernelLibrary, cuts: Sequence[int]) -> tuple[Tensor, Tensor]:
         qkv, bias, out = self.qkv
         gate, up, down = self.mlp
         attention = AttentionHalf(
-            library, pack_matrix(qkv, bias), pack_matrix(out), self.norms, Rotation(*self.angles), self.shape, 1,
-            self.shape.head_dim**-0.5, self.window,
-        )  # fmt: skip
+            library,
+            pack_matrix(qkv, bias),
+            pack_matrix(out),
+            self.norms,
+            Rotation(*self.angles),
+            self.shape,
+            self.layer,
+        )
         mlp = MlpHalf(library, pack_matrix(alternate(gate, up)), pack_matrix(down), self.norms, GatedKind(self.gelu))
         count = -(-self.length // self.block_size)
         blocks = (torch.randperm(count + 3, generator=torch.Generator().manual_seed(8)) + 1)[:count].tolist()
@@ -218,8 +226,9 @@ def test_sequences_in_one_tile_know_nothing_of_each_other(library: KernelLibrary
     """Prompts and single positions of several sequences in one tile, as a step has them."""
     case = Case(torch.bfloat16, HeadShape(6, 2, 64), 96, 64, 140, 50, 16, (140,), False, True, False, False)
     qkv, bias, out = case.qkv
+    layer = LayerAttention(0, 0.1, case.window)
     half = AttentionHalf(
-        library, pack_matrix(qkv), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 0.1, case.window
+        library, pack_matrix(qkv), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, layer
     )
     starts, counts = (0, 139, 64, 3), (90, 1, 30, 1)
     pool = torch.randn(60, 1, 2, 2, 16, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -241,9 +250,8 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
 ) -> None:
     case = Case(dtype, HeadShape(6, 2, 48), 64, 32, 40, 9, 16, (40,), False, True, bias, False)
     qkv, out_bias, out = case.qkv
-    half = AttentionHalf(
-        library, pack_matrix(qkv, out_bias), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 1, 0.2, 9
-    )
+    matrices, layer = (pack_matrix(qkv, out_bias), pack_matrix(out)), LayerAttention(1, 0.2, 9)
+    half = AttentionHalf(library, *matrices, case.norms, Rotation(*case.angles), case.shape, layer)
     pools = torch.zeros(2, 8, LAYERS, 2, 2, 16, 48, dtype=dtype)
     spans = [TileSpan(3, 20, [2, 1]), TileSpan(17, 4, [5, 4])]
     x, rows = case.x[:24], [0, 18, 19, 20, 22]
@@ -257,7 +265,13 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
     narrow = Case(dtype, HeadShape(1, 1, 16), 64, 32, 4, None, 16, (4,), False, False, False, False)
     qkv, _, out = narrow.qkv
     half = AttentionHalf(
-        library, pack_matrix(qkv), pack_matrix(out), narrow.norms, Rotation(*narrow.angles), narrow.shape, 0, 1.0, None
+        library,
+        pack_matrix(qkv),
+        pack_matrix(out),
+        narrow.norms,
+        Rotation(*narrow.angles),
+        narrow.shape,
+        LayerAttention(0, 1.0),
     )
     pool = torch.zeros(2, 1, 2, 1, 16, 16, dtype=dtype)
     assert not half.store(narrow.x, KernelTile(pool, [TileSpan(0, 4, [1])], dtype))
@@ -271,7 +285,13 @@ def test_unused_slots_can_be_zeroed_and_nothing_is_lost(
     case = Case(dtype, HeadShape(4, 2, 32), 32, 32, 40, None, block_size, (40,), False, False, False, False)
     qkv, _, out = case.qkv
     half = AttentionHalf(
-        library, pack_matrix(qkv), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 0.2, None
+        library,
+        pack_matrix(qkv),
+        pack_matrix(out),
+        case.norms,
+        Rotation(*case.angles),
+        case.shape,
+        LayerAttention(0, 0.2),
     )
     blocks = list(range(-(-40 // block_size)))
     pool = torch.empty(len(blocks), 1, 2, 2, block_size, row_cells(32, cells), dtype=cells)
@@ -295,7 +315,13 @@ def test_extreme_scores_stay_numbers(library: KernelLibrary) -> None:
     assert all(bool(torch.isfinite(one).all()) for one in case.computed(library, [130]))
     qkv, _, out = case.qkv
     half = AttentionHalf(
-        library, pack_matrix(qkv * 300), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, 0, 1.0, None
+        library,
+        pack_matrix(qkv * 300),
+        pack_matrix(out),
+        case.norms,
+        Rotation(*case.angles),
+        case.shape,
+        LayerAttention(0, 1.0),
     )
     x = case.x
     half(x, KernelTile(torch.zeros(12, 1, 2, 1, 16, 32), [TileSpan(0, 130, list(range(1, 10)))], case.dtype))

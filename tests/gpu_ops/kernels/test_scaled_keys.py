@@ -13,6 +13,7 @@ from pontil.gpu_ops.kernels.weights.matrix import pack_matrix
 from pontil.gpu_ops.kernels.weights.slots import unpacked
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import LARGEST, decode, encode, row_cells
+from pontil.gpu_ops.parameters.attention import LayerAttention
 
 DIM, ROWS = 32, 64
 
@@ -29,9 +30,8 @@ def copying(library: KernelLibrary) -> AttentionHalf:
     qkv = torch.cat([queries, torch.eye(2 * DIM)])
     out = torch.cat([torch.eye(DIM), torch.zeros(DIM, DIM)])
     still = torch.ones(ROWS, DIM // 2), torch.zeros(ROWS, DIM // 2)
-    return AttentionHalf(
-        library, pack_matrix(qkv), pack_matrix(out), Norms(1e-6), Rotation(*still), HeadShape(1, 1, DIM), 0, 1.0, 1
-    )
+    shape, layer = HeadShape(1, 1, DIM), LayerAttention(0, 1.0, 1)
+    return AttentionHalf(library, pack_matrix(qkv), pack_matrix(out), Norms(1e-6), Rotation(*still), shape, layer)
 
 
 def numbers() -> Tensor:

@@ -17,6 +17,7 @@ from pontil.gpu_ops.kv.attention import (
 )
 from pontil.gpu_ops.kv.cells import LARGEST, decode, encode
 from pontil.gpu_ops.kv.sequence_attention import attend_within
+from pontil.gpu_ops.parameters.attention import LayerAttention
 
 BLOCK = 16
 KV_HEADS, GROUP = 2, 3
@@ -100,13 +101,13 @@ def prompt(text: AttentionText, start: int, count: int, window: int | None) -> T
     positions = list(range(start, start + count))
     spans = [PromptSpan(0, start, count, table(text.blocks, start + count, KEY_CHUNK))]
     attend = PromptAttention(text.pool, *places(text, positions), spans)
-    return attend(0, text.q[positions], text.k[positions], text.v[positions], scale=SCALE, window=window)
+    return attend(LayerAttention(0, SCALE, window), text.q[positions], text.k[positions], text.v[positions])
 
 
 def generated(text: AttentionText, positions: list[int], window: int | None) -> Tensor:
     tables = torch.stack([table(text.blocks, max(positions) + 1, KEY_STRIP) for _ in positions])
     attend = GeneratedAttention(text.pool, *places(text, positions), tables, torch.tensor(positions) + 1)
-    return attend(0, text.q[positions], text.k[positions], text.v[positions], scale=SCALE, window=window)
+    return attend(LayerAttention(0, SCALE, window), text.q[positions], text.k[positions], text.v[positions])
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -131,7 +132,7 @@ def test_layers_of_one_tile_may_have_different_windows() -> None:
     tables = torch.stack([table(text.blocks, 401, KEY_STRIP) for _ in positions])
     attend = GeneratedAttention(text.pool, *places(text, positions), tables, torch.tensor(positions) + 1)
     for window in (None, 70, None, 9, 70):
-        rows = attend(0, text.q[positions], text.k[positions], text.v[positions], scale=SCALE, window=window)
+        rows = attend(LayerAttention(0, SCALE, window), text.q[positions], text.k[positions], text.v[positions])
         assert torch.equal(rows, generated(text, positions, window))
 
 
@@ -160,12 +161,13 @@ def test_many_heads_of_one_kv_head_and_a_single_plane() -> None:
     positions = torch.arange(length)
     places = (torch.tensor(blocks)[positions // BLOCK], positions % BLOCK)
     attend = PromptAttention(pool, *places, [PromptSpan(0, 0, length, table(blocks, length, KEY_CHUNK))])
-    made = attend(0, q, k, None, scale=SCALE, window=None, sinks=sinks)
+    layer = LayerAttention(0, SCALE, sinks=sinks)
+    made = attend(layer, q, k, None)
     expected = attend_within(q, k, k, scale=SCALE, causal=True, sinks=sinks)
     torch.testing.assert_close(made, expected, atol=2e-5, rtol=0)
     last = slice(length - 1, length)
     one = GeneratedAttention(
         pool, places[0][last], places[1][last], table(blocks, length, KEY_STRIP).unsqueeze(0), torch.tensor([length])
     )
-    alone = one(0, q[last], k[last], None, scale=SCALE, window=None, sinks=sinks)
+    alone = one(layer, q[last], k[last], None)
     torch.testing.assert_close(alone, expected[last], atol=2e-5, rtol=0)

@@ -68,7 +68,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def live(pair: ScriptedSite, fast: None) -> Iterator[LiveEvents]:
-    found: LiveEvents = Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.live
+    found: LiveEvents = Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.page.live
     yield found
     eventually(lambda: found.viewers == 0 and found.task is None, "the end of the looking")
 

@@ -2,7 +2,7 @@
 """Requests that come many at once on one connection: the event loop has its turns between them."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -10,6 +10,7 @@ from sanic import Request, Sanic
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE
 
+from pontil.http.access.keyring import Caller
 from pontil.http.server import checked_http
 from pontil.http.server.raw_head import chunk_fault
 
@@ -50,13 +51,14 @@ def read_whole(made: ScriptedSite, data: bytes) -> bytes:
 
 def test_requests_on_one_connection_leave_turns_to_others(pair: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     access = Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.access
-    admit, seen = access.admit, list[int]()
+    admit: Callable[[Request], Caller] = access.admit
+    seen = list[int]()
     one = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with turns_of(pair) as turns:
 
-        def noting(request: Request) -> None:
+        def noting(request: Request) -> Caller:
             seen.append(turns.number)
-            admit(request)
+            return admit(request)
 
         monkeypatch.setattr(access, "admit", noting, raising=False)
         received = read_whole(pair, one * MANY + one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))

@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from effort import examples, is_long
@@ -15,6 +15,7 @@ from sanic import Request, Sanic
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE
 
+from pontil.http.access.keyring import Caller
 from pontil.http.server.raw_head import MAX_HEAD_BYTES, chunk_fault, head_fault
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -92,13 +93,13 @@ def served(pair: ScriptedSite, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     """The paths of requests that were parsed."""
     access = Sanic.get_app(f"pontil-{pair.proxy.incarnation}").ctx.access
     paths: list[str] = []
-    admit = access.admit
+    admit: Callable[[Request], Caller] = access.admit
 
-    def noting(request: Request) -> None:
+    def noting(request: Request) -> Caller:
         if not paths or getattr(request.ctx, "noted", None) is None:
             request.ctx.noted = True
             paths.append(request.path)
-        admit(request)
+        return admit(request)
 
     monkeypatch.setattr(access, "admit", noting, raising=False)
     yield paths

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from synced_names import note_syncs
 
 from pontil.launcher.cli import cli
 from pontil.launcher.errors import LaunchError, OptionError
@@ -41,6 +42,16 @@ def test_a_file_that_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
     assert read_key_file(path) == before
     make_key_file(path, force=True)
     assert read_key_file(path) != before and [one.name for one in tmp_path.iterdir()] == ["keys"]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_power_cut_takes_neither_a_key_file_nor_its_name(
+    tmp_path: Path, force: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = note_syncs(monkeypatch)
+    make_key_file(tmp_path / "keys", force=force)
+    draft, folder = synced
+    assert draft.name.startswith(".keys.") and folder == tmp_path
 
 
 def test_a_link_is_never_written_through(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import plan_proxy
 from pontil.runtime.config.proxy_config import proxy_config
-from pontil.runtime.proxy.admission.rate_limits import Allowance
+from pontil.runtime.proxy.requests.ticket import Allowance
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789=="
 ALL = "weight=2.5 requests=8 tokens=20000 rate=60 token_rate=100000 priority=yes"

@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from small_disk import filled, needed_disk
 from usage_rows import BALANCED, PROXY, REQUEST, SHARE
 
+from pontil.runtime.accounting import usage_file
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
 from pontil.runtime.accounting.usage_tables import LOST, OPEN, LostProxy, LostRequest, TakenOver
@@ -132,6 +134,24 @@ def test_the_proxies_of_one_launch_write_together_and_no_others(tmp_path: Path) 
         }  # fmt: skip
     with closing(UsageFile(path, member(0, "another launch"))):
         assert {name: state for name, state, _ in states(path)}["two"] == LOST
+
+
+@pytest.mark.parametrize("fleet", [None, "launch"])
+def test_whoever_writes_has_its_rows_synced(
+    tmp_path: Path, fleet: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # A12
+    """SQLite can be built so that it does not sync what is committed unless it is asked to."""
+    connect = usage_file.connect
+
+    def careless(*given: Any, **more: Any) -> sqlite3.Connection:
+        made = connect(*given, **more)
+        made.execute("PRAGMA synchronous = NORMAL")
+        return made
+
+    monkeypatch.setattr(usage_file, "connect", careless)
+    for number in range(1 if fleet is None else 2):
+        database = UsageFile(tmp_path / "usage.db", FileWriter(f"p-{number}", fleet=fleet)).database
+        assert database is not None and database.execute("PRAGMA synchronous").fetchone()[0] == 2
 
 
 def test_a_request_that_can_be_continued_outlives_its_proxy(tmp_path: Path) -> None:  # A12

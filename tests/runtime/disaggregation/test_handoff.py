@@ -2,7 +2,7 @@
 """Both sides of a handoff in one process, over the real connector and over one with faults."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -31,8 +31,7 @@ from pontil.runtime.disaggregation.states import (
     SendState,
 )
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import Pair, PullResult, runs
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import Pull, PullResult, runs
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
@@ -160,7 +159,7 @@ def stuck_transfer(both: Pair1P1D) -> tuple["StuckConnector", KVReceiver, Receiv
 def test_a_cancelled_transfer_ends_when_its_pull_has(both: Pair1P1D) -> None:
     stuck, kv_receiver, take = stuck_transfer(both)
     assert kv_receiver.end("t", ReceiveEvent.CANCELLED, 0.0) is take
-    assert kv_receiver.end("t", ReceiveEvent.CANCELLED, 0.0) is None and stuck.cancelled == [0]
+    assert kv_receiver.end("t", ReceiveEvent.CANCELLED, 0.0) is None and stuck.cancelled == take.pending != []
     kv_receiver.poll(0.0)
     assert take.state.name == "DRAINING" and both.receiving.notes == ["keep_blocks", "abandon"]
     stuck.release = True
@@ -173,7 +172,7 @@ def test_a_pull_without_bytes_is_a_stall(both: Pair1P1D) -> None:  # C14
     kv_receiver.poll(DEADLINES.kv_stall_timeout)
     assert take.error is None
     kv_receiver.poll(DEADLINES.kv_stall_timeout + 0.1)
-    assert stuck.cancelled == [0] and both.receiving.notes == []
+    assert stuck.cancelled == take.pending != [] and both.receiving.notes == []
     stuck.release = True
     kv_receiver.poll(DEADLINES.kv_stall_timeout + 0.2)
     assert take.state is ReceiveState.FAILED and both.receiving.notes == ["free_blocks", "abandon", "go_on_without"]
@@ -182,7 +181,7 @@ def test_a_pull_without_bytes_is_a_stall(both: Pair1P1D) -> None:  # C14
 def test_a_long_pull_whose_bytes_come_is_no_stall(both: Pair1P1D) -> None:
     stuck, kv_receiver, take = stuck_transfer(both)
     for second in range(1, 60):
-        stuck.bytes += second % 4 == 0
+        stuck.received += second % 4 == 0
         kv_receiver.poll(float(second))
     assert take.error is None
     kv_receiver.poll(56 + DEADLINES.kv_stall_timeout + 0.1)
@@ -226,48 +225,48 @@ def test_a_transfer_is_what_all_its_pulls_are(both: Pair1P1D, order: tuple[int, 
         assert both.receiving.ended == []
         digests = (chunk, handoff)[ticket].digests
         error = "broken" if ticket == bad else None
-        stuck.extra = [PullResult(ticket, error, take.epoch, 0, 0.0, digests)]
+        stuck.extra = [ended(stuck.open[ticket], PullResult(error, take.epoch, 0, 0.0, digests))]
         kv_receiver.poll(0.0)
     assert take.state is (ReceiveState.COMPLETE if bad is None else ReceiveState.FAILED)
 
 
 def test_ends_of_unknown_pulls_and_second_ends_say_nothing(both: Pair1P1D) -> None:
     stuck, kv_receiver, take = stuck_transfer(both)
-    stuck.extra = [
-        PullResult(99, None, 0, 0, 0.0),
-        PullResult(0, "broken", None, 0, 0.0),
-        PullResult(0, None, 0, 0, 0.0),
-    ]
+    (pull,) = stuck.open
+    strangers = [replace(pull, result=PullResult(None, 0)), Pull("P", [], 0, result=PullResult(None, 0))]
+    stuck.extra = [*strangers, ended(pull, PullResult("broken")), pull]
     kv_receiver.poll(0.0)
-    assert take.state is ReceiveState.FAILED and take.error == "broken" and not kv_receiver.by_ticket
+    stuck.extra = [ended(pull, PullResult(None, 0))]
+    kv_receiver.poll(0.0)
+    assert take.state is ReceiveState.FAILED and take.error == "broken" and not take.pending
+
+
+def ended(pull: Pull, result: PullResult) -> Pull:
+    pull.result = result
+    return pull
 
 
 class StuckConnector(ShmConnector):
     """A connector whose pulls end only when it is told to end them."""
 
     def __init__(self) -> None:
-        self.open: list[int] = []
-        self.cancelled: list[int] = []  # type: ignore[assignment]
-        self.extra: list[PullResult] = []
-        self.release, self.bytes = False, 0
+        self.open: list[Pull] = []
+        self.cancelled: list[Pull] = []
+        self.extra: list[Pull] = []
+        self.release, self.received = False, 0
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        self.open.append(len(self.open))
-        return self.open[-1]
+    def pull(self, pull: Pull) -> None:
+        pull.reader = self
+        self.open.append(pull)
 
-    def received(self, peer: str) -> int:
-        return self.bytes
+    def cancel(self, pull: Pull) -> None:
+        self.cancelled.append(pull)
 
-    def cancel(self, ticket: int) -> None:
-        self.cancelled.append(ticket)
-
-    def poll(self) -> list[PullResult]:
-        ended = self.open if self.release else []
+    def poll(self) -> list[Pull]:
+        done = self.open if self.release else []
         self.open = [] if self.release else self.open
         extra, self.extra = self.extra, []
-        return [PullResult(ticket, "cancelled", None, 0, 0.0) for ticket in ended] + extra
+        return [ended(pull, PullResult("cancelled")) for pull in done] + extra
 
 
 def test_a_lease_expires_unless_renewed_and_never_lives_forever(both: Pair1P1D) -> None:  # C14
@@ -368,9 +367,9 @@ class LettingGo:
 def test_the_cell_is_read_after_the_data(both: Pair1P1D) -> None:
     both.connector.peers["P"].blocks = LettingGo(both.theirs)  # type: ignore[assignment]
     before = int(both.theirs.epochs[3])
-    both.connector.pull("P", [(1, 1), (5, 6)], 3)
+    both.connector.pull(Pull("P", [(1, 1), (5, 6)], 3))
     assert both.wakeup.wait(DEADLINE)
-    assert [(done.error, done.epoch) for done in both.connector.poll()] == [(None, before + 2)]
+    assert [(pull.end.error, pull.end.epoch) for pull in both.connector.poll()] == [(None, before + 2)]
 
 
 def test_neighbours_are_merged() -> None:

@@ -14,12 +14,13 @@ from rank_groups import Open, RankPair
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import DEADLINES
-from pontil.runtime.disaggregation.rank_connector import PEER_ENDED
+from pontil.runtime.disaggregation.joint_connector import PEER_ENDED
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT
 from pontil.runtime.disaggregation.sender import PrefillResult
 from pontil.runtime.disaggregation.states import ReceiveEvent, ReceiveState, SendEvent, SendState
 from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.grants import Grants
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.wire.messages import ChunkReady, RankDone, RankPlan
@@ -236,8 +237,8 @@ def test_reports_that_come_twice_or_too_late_or_of_strangers_say_nothing(pair: P
     one.kv_receiver.poll(0.0)
     connector = one.ours.connector
     assert one.receiving.notes == ["promote", "fetched"]
-    assert not (connector.pulls.open or connector.tickets or one.theirs.pools.unanswered)
-    assert not any(follower.tickets or follower.ours for follower in one.ours.followers.values())
+    assert not (connector.ordered or connector.peers["P"].waiting or one.theirs.pools.unanswered)
+    assert not any(follower.pulls for follower in one.ours.followers.values())
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_a_report_in_another_form_fails_the_transfer(pair: Pair, told: dict[str,
     one.hand_over(*one.begin(), THEIRS, OURS)
     (taken,) = one.kv_receiver.open.values()
     sound = {"error": None, "epoch": taken.epoch, "bytes": 1, "seconds": 0.0, "digests": [1, 2, 3]}
-    for ticket in list(taken.pending):
+    for ticket in list(one.ours.connector.ordered):
         told = (sound | told if told else {}) | {"ticket": ticket}
         one.ours.connector.take(RankDone("f", "d", 1, 1, pulls=[told, {"ticket": "x"}, {}]))
     one.settle()
@@ -275,11 +276,12 @@ def test_a_peer_that_one_rank_cannot_reach_is_given_up(pair: Pair, kind: str) ->
     assert one.ours.connector.unreachable() == {}
     one.take()
     assert "'blocks'" in one.ours.connector.unreachable()["Q"] and one.ours.connector.lost() == ["Q"]
-    ticket = one.ours.connector.pull("Q", [(1, 1)], 0)
+    pull = Pull("Q", [(1, 1)], 0)
+    one.ours.connector.pull(pull)
     one.take()
     one.ours.wakeup.wait(1.0)
     one.ours.connector.detach("Q")
-    assert one.ours.connector.unreachable() == {} and ticket not in one.kv_receiver.by_ticket
+    assert one.ours.connector.unreachable() == {} and "gone" in str(pull.end.error)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny import VOCAB, build, drain, reference, rig, sequence
 
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()

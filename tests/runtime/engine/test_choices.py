@@ -4,7 +4,7 @@
 import pytest
 from tiny import Rig, build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import FinishReason, Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95, "seed": 11}

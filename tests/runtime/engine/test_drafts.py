@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import build, check_free, drain, reference, rig, sequence
 
-from pontil.runtime.engine.batch import Batch
-from pontil.runtime.engine.drafts.prompt_lookup import LONGEST, PromptLookup
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.prompt_lookup import LONGEST, PromptLookup
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 from pontil.runtime.models.model import Model
 
 

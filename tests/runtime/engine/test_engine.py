@@ -8,9 +8,9 @@ import torch
 from effort import examples
 from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
-from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 

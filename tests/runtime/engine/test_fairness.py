@@ -9,7 +9,7 @@ from hypothesis.strategies import DrawFn, booleans, composite, integers, lists
 from queue_world import BLOCK, QueueWorld
 from tiny import build, check_free, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 
 CROWD = 2000
 
@@ -71,7 +71,7 @@ def test_nobody_waits_for_what_a_lower_priority_computes() -> None:
         world.step()
     urgent = next(one for one in world.arrived if one.id == "urgent")
     assert urgent.state is SequenceState.FINISHED and world.admitted[:2] == ["low", "urgent"]
-    assert urgent.cached + urgent.prompt_computed == 400 and urgent.cached >= 32
+    assert urgent.history.cached + urgent.history.prompt_computed == 400 and urgent.history.cached >= 32
     world.drain(200)
 
 
@@ -85,7 +85,7 @@ def test_of_those_that_compute_a_beginning_the_oldest_is_waited_for() -> None:
     states = {one.id: one.state for one in world.arrived}
     assert states == {"low": SequenceState.RUNNING, "urgent": SequenceState.RUNNING, "as urgent": SequenceState.WAITING}
     world.drain(50)
-    assert [one.cached for one in world.arrived] == [0, 32, 199]
+    assert [one.history.cached for one in world.arrived] == [0, 32, 199]
 
 
 def test_the_next_turn_does_not_wait_for_an_answer_that_is_being_kept() -> None:

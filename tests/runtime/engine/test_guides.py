@@ -15,7 +15,7 @@ from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequenc
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sampling.bitmask import CONTRADICTION
 from pontil.runtime.engine.sampling.sampler import sample_rows
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 from pontil.runtime.models.model import Model
 
 REPEATING = [5, 6, 7, 8, 9] * 6

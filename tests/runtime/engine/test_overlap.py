@@ -12,11 +12,11 @@ from late_runner import make_late
 from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
 from tiny import rig as rig_of
 
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.drafts.drafter import Draft, LookupDrafter
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 

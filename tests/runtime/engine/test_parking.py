@@ -4,7 +4,7 @@
 import pytest
 from tiny import Rig, build, check_free, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import FinishReason, Known, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, SequenceState
 from pontil.runtime.models.model import Model
 
 

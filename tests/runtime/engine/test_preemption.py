@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, booleans, composite, integers
 from tiny import build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
@@ -58,9 +58,9 @@ def test_a_prompt_is_computed_once_and_what_is_replayed_is_counted_apart(model: 
     sequences = [one for some in tight.engine.sequences.values() for one in some]
     computed = computed_by(tight.engine)
     assert tight.scheduler.preemptions > 0 and tight.scheduler.recomputed > 0
-    assert all(one.cached + one.prompt_computed == len(one.prompt) for one in sequences)
-    assert tight.engine.prompt_computed == sum(one.prompt_computed for one in sequences)
-    once = sum(one.length - 1 - one.cached for one in sequences)
+    assert all(one.history.cached + one.history.prompt_computed == len(one.prompt) for one in sequences)
+    assert tight.engine.prompt_computed == sum(one.history.prompt_computed for one in sequences)
+    once = sum(one.length - 1 - one.history.cached for one in sequences)
     assert computed == once + tight.scheduler.recomputed
 
 
@@ -178,12 +178,12 @@ def test_what_was_cached_is_not_counted_as_computed_after_a_preemption_before_th
     twin, other = sequence("twin", prompt(20), 4), sequence("other", prompt(50, 6), 24)
     tight.engine.add(twin)
     tight.scheduler.admit()
-    cached = twin.cached
+    cached = twin.history.cached
     assert tight.scheduler.preempt(twin)
     other.priority = -1
     tight.engine.add(other)
     drain(tight.engine)
-    assert 0 < cached == twin.cached and twin.prompt_computed == 20 - cached
+    assert 0 < cached == twin.history.cached and twin.history.prompt_computed == 20 - cached
 
 
 def test_what_others_computed_of_a_prompt_while_it_was_preempted_is_cached(model: Model) -> None:  # A11
@@ -192,10 +192,11 @@ def test_what_others_computed_of_a_prompt_while_it_was_preempted_is_cached(model
     late, other = sequence("late", prompt(50), 4), sequence("other", prompt(50), 4)
     tight.engine.add(late)
     tight.engine.step()
-    assert 0 < late.prompt_computed < 50 and tight.scheduler.preempt(late)
+    assert 0 < late.history.prompt_computed < 50 and tight.scheduler.preempt(late)
     other.priority = -1
     tight.engine.add(other)
     drain(tight.engine)
-    assert late.cached == 0 < late.cached_later and late.prompt_computed + late.cached_later == 50
-    assert other.cached > 0 == other.cached_later and other.prompt_computed + other.cached == 50
-    assert tight.engine.prompt_computed == late.prompt_computed + other.prompt_computed
+    found, shared = late.history, other.history
+    assert found.cached == 0 < found.cached_later and found.prompt_computed + found.cached_later == 50
+    assert shared.cached > 0 == shared.cached_later and shared.prompt_computed + shared.cached == 50
+    assert tight.engine.prompt_computed == found.prompt_computed + shared.prompt_computed

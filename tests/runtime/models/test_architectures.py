@@ -16,7 +16,7 @@ from effort import examples
 from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.models.model import Model
 

@@ -15,7 +15,7 @@ from tiny import rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.products.scaled_weights import OUTPUTS, ScaledLinear, ScaledWeights
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ from architectures import COMMON_NAMES, VOCAB, hugging_model, read_model
 from converter import convert
 from tiny import rig, sequence
 
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.models.model import Model
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.tile import KernelTile
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.models.hidden_states import HiddenStates

@@ -15,7 +15,7 @@ from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
@@ -97,7 +97,7 @@ def test_the_next_turn_finds_the_answer_as_it_was_decoded(pair: KernelPair, leng
     cold = rig(model, caching=False).engine
     cold.add(turns[1])
     assert drain(ours.engine)["b"] == drain(cold)["b"]
-    assert turns[0].cached == (len(talk) - 1) // 16 * 16
+    assert turns[0].history.cached == (len(talk) - 1) // 16 * 16
     check_free(ours)
 
 

@@ -11,7 +11,9 @@ import torch
 from architectures import VOCAB, hugging_model, read_model
 from torch import Tensor
 
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadTurn
+from pontil.gpu_ops.rotary import turn_heads
 from pontil.gpu_ops.triton import launch
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Weights
@@ -41,10 +43,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return made
 
 
-def attend(
-    layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, turn: HeadTurn | None = None, **rest: object
-) -> Tensor:
-    return torch.empty_like(q if turn is None else turn(q, k)[0])
+def attend(layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None) -> Tensor:
+    return torch.empty_like(q if turn is None else turn_heads(q, k, turn)[0])
 
 
 def forward(model: Model, rows: int) -> Tensor:

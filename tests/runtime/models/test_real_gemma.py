@@ -11,7 +11,7 @@ from tiny import drain, rig, sequence
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from pontil.runtime.engine.batch import Batch, Span
+from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.builtin import resolve_model
 

@@ -85,7 +85,7 @@ def test_packing_takes_as_much_more_for_a_while_as_is_said(kind: int) -> None:
 
 def test_an_8b_model_takes_what_was_measured(large: Path) -> None:
     """6.9 GB of weights a worker, of a file of 4.6 GiB; its head needs 0.7 GB more while it is read and packed. Of one
-    with four of its layers 3.6 GiB were measured at worst (docs/measurements.md)."""
+    with four of its layers 3.6 GiB were measured at worst (docs/measurements-history.md)."""
     assert 4.5 * GIB < large.stat().st_size < 4.7 * GIB
     one = footprint(large, read_config(large), PAIR)
     assert one.weights == pytest.approx(6.9e9, rel=0.02)

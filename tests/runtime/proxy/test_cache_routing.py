@@ -10,6 +10,7 @@ from live_proxy import LiveProxy, collect, submitted, until
 from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.cache.prefix import full_keys
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.prompt_prefix import PORTION
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import PrefixDelta
@@ -36,7 +37,7 @@ def test_a_prompt_goes_to_the_worker_that_has_it(play: Play) -> None:
         assert one.wants_prefixes
         await tells(live_proxy, other, PROMPT)
         for salt, route in (("", "mixed:1"), ("other tenant", "mixed:0"), ("", "mixed:1")):
-            stream = live_proxy.proxy.submit(PROMPT + [7], PARAMS, cache_salt=salt)
+            stream = live_proxy.submit(PROMPT + [7], PARAMS, cache_salt=salt)
             assert stream.route == route
             await collect(stream)
         assert live_proxy.value("pontil_routing_found_tokens_total") == 2 * len(PROMPT)
@@ -52,7 +53,7 @@ def test_what_is_cached_is_no_load(play: Play) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
         await tells(live_proxy, worker, PROMPT)
         registered = live_proxy.proxy.registry.workers[worker.incarnation]
-        stream = live_proxy.proxy.submit([*PROMPT, 7, 8], PARAMS)
+        stream = live_proxy.submit([*PROMPT, 7, 8], PARAMS)
         await submitted(worker)
         assert registered.uncomputed == 2
         stream.cancel()
@@ -67,7 +68,7 @@ def test_a_request_that_broke_is_looked_for_again(play: Play) -> None:
         await live_proxy.worker("mixed:1")
         holder = await live_proxy.worker("mixed:2")
         await tells(live_proxy, first, PROMPT)
-        stream = live_proxy.proxy.submit([*PROMPT, 7], PARAMS)
+        stream = live_proxy.submit([*PROMPT, 7], PARAMS)
         await submitted(first)
         await tells(live_proxy, holder, PROMPT)
         await asyncio.to_thread(first.fall_silent, live_proxy.proxy.registry)
@@ -109,7 +110,7 @@ def test_routing_by_load_asks_for_nothing(play: Play) -> None:
         assert not one.wants_prefixes
         await tells(live_proxy, other, PROMPT)
         assert await live_proxy.proxy.dispatcher.lookup.prepare([PROMPT], "") == ()
-        assert live_proxy.proxy.submit([*PROMPT, 7], PARAMS).route == "mixed:0"
+        assert live_proxy.submit([*PROMPT, 7], PARAMS).route == "mixed:0"
 
     play(scene, routing="load")
 
@@ -139,7 +140,7 @@ def test_a_long_prompt_is_prepared_in_several_turns(play: Play, blocks: int) -> 
         beside.cancel()
         assert len(prefix.keys) == blocks and len(cold.keys) == 1
         assert turns >= 3 if blocks > PORTION else turns == 0
-        stream = live_proxy.proxy.submit_all([(long, PARAMS)], prefixes=[prefix])
+        stream = live_proxy.proxy.submit_all(Ticket(), [(long, PARAMS)], prefixes=[prefix])
         assert stream.route == "mixed:0"
         assert live_proxy.value("pontil_routing_found_tokens_total") == len(long) - 1
 
@@ -152,7 +153,7 @@ def test_no_keys_are_computed_for_what_uses_no_cache(play: Play) -> None:
         holder: Any = await live_proxy.worker("mixed:1")
         await tells(live_proxy, holder, PROMPT)
         scored = SamplingParams(max_tokens=60, seed=1, prompt_logprobs=1)
-        stream = live_proxy.proxy.submit([*PROMPT, 7], scored)
+        stream = live_proxy.submit([*PROMPT, 7], scored)
         assert stream.route == "mixed:0" and stream.request.prefix is None
 
     play(scene)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from live_proxy import TEXT, LiveProxy, balanced, collect, submitted, until
 from scripted_worker import silent
+from submitting import submit
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, WHOLE
 from pontil.runtime.proxy.fleet.registry import QUIET, Registry
@@ -25,7 +26,7 @@ def beat(sender: str, proxy: str, *lost: str) -> Heartbeat:
 def test_a_worker_without_a_connection_is_lost_long_before_its_time_to_live(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         await submitted(first)
         await asyncio.to_thread(first.die)
         await live_proxy.worker("mixed:1")
@@ -54,7 +55,7 @@ def test_a_worker_that_let_go_of_its_requests_is_registered_anew(play: Play) -> 
 
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         attempt = (await submitted(first)).attempt
         hello = live_proxy.proxy.registry.workers[first.incarnation].hello
         router = live_proxy.proxy.router
@@ -78,7 +79,7 @@ def test_a_pair_whose_link_is_cut_is_used_again_once_it_is_not(play: Play) -> No
         proxy = live_proxy.proxy
 
         async def phases_of_next() -> set[str]:
-            stream = proxy.submit([5], PARAMS)
+            stream = submit(proxy, [5], PARAMS)
             await until(lambda: stream.request.phases)
             phases = set(stream.request.phases.values())
             stream.cancel()
@@ -100,7 +101,7 @@ def test_the_process_that_has_a_dead_ones_address_is_another(play: Play) -> None
 
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit: Submit = await submitted(first)
         await asyncio.to_thread(first.die)
         await live_proxy.worker("mixed:0")
@@ -121,14 +122,14 @@ def test_what_a_worker_let_go_of_is_not_taken_off_the_load_of_its_next_registrat
         prefill = await live_proxy.worker("prefill:0", script=silent)
         decode = await live_proxy.worker("decode:0", script=silent)
         proxy = live_proxy.proxy
-        stream = proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(decode)
         router, workers = proxy.router, proxy.registry.workers
         router.on_messages([decode.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)])
         hello = workers[prefill.incarnation].hello
         router.on_messages([replace(hello, registration=1)])
         assert stream.request.attempt == submit.attempt, "the prefill worker is needed no more"
-        other = proxy.submit([6], PARAMS)
+        other = live_proxy.submit([6], PARAMS)
         await until(lambda: other.request.phases)
         assert workers[prefill.incarnation].in_flight == workers[prefill.incarnation].taken == 1
         stream.cancel()

@@ -55,7 +55,7 @@ def test_the_next_attempt_finds_what_the_dead_one_computed(play: Play, tmp_path:
     async def scene(live_proxy: LiveProxy) -> None:
         prefill = await live_proxy.worker("prefill:0", script=silent)
         decode = await live_proxy.worker("decode:0", script=silent)
-        stream = live_proxy.proxy.submit(PROMPT, PARAMS)
+        stream = live_proxy.submit(PROMPT, PARAMS)
         submit = await submitted(prefill)
         if end == "failed":
             fails(prefill, submit)
@@ -83,7 +83,7 @@ def test_a_next_worker_has_its_own_cache(play: Play, tmp_path: Path, first: int,
     async def scene(live_proxy: LiveProxy) -> None:
         prefill = await live_proxy.worker("prefill:0", script=silent)
         decode = await live_proxy.worker("decode:0", script=silent)
-        stream = live_proxy.proxy.submit(PROMPT, PARAMS)
+        stream = live_proxy.submit(PROMPT, PARAMS)
         submit = await submitted(decode)
         decode.say(decode.tokens(submit, 0, [10, 11], prompt_tokens=275, cached_tokens=first))
         await until(lambda: stream.usage.completion_tokens == 2)
@@ -104,7 +104,7 @@ def test_what_a_worker_told_before_it_died_in_mid_prompt_counts(play: Play, tmp_
 
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit(PROMPT, PARAMS)
+        stream = live_proxy.submit(PROMPT, PARAMS)
         submit = await submitted(worker)
         worker.say(Progress(worker.incarnation, worker.proxy, submit.request_id, 0, 64, first))
         await until(lambda: stream.request.account.cached_by == {0: {"whole": first}})
@@ -127,7 +127,7 @@ def test_what_is_heard_too_late_is_the_dead_attempts(play: Play, tmp_path: Path)
 
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit(PROMPT, PARAMS)
+        stream = live_proxy.submit(PROMPT, PARAMS)
         submit = await submitted(worker)
         fails(worker, submit)
         again = await submitted(worker)

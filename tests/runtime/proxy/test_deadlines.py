@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from proxy_configs import bare_config
+from submitting import submit
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -24,6 +26,9 @@ class DelayedWorker:
         self.proxy = VirtualProxy(bare_config(model="m", **given), tokenizer, self.clock)
         self.worker = VirtualWorker(self.proxy, "mixed:0", 2, 80.0, 0.05)
 
+    def submit(self, prompt: list[int], params: SamplingParams) -> Stream:
+        return submit(self.proxy, prompt, params)
+
 
 @pytest.fixture
 def slow(tokenizer: Tokenizer) -> DelayedWorker:
@@ -31,14 +36,14 @@ def slow(tokenizer: Tokenizer) -> DelayedWorker:
 
 
 def test_a_prompt_that_advances_lives(slow: DelayedWorker) -> None:
-    stream = slow.proxy.submit(LONG, PARAMS)
+    stream = slow.submit(LONG, PARAMS)
     slow.clock.run_until(60.0)
     assert stream.request.complete and stream.request.first_token == pytest.approx(50.0, abs=1.0)
 
 
 def test_a_prompt_that_does_not_advance_ends(slow: DelayedWorker) -> None:
     slow.worker.tells_progress = False
-    stream = slow.proxy.submit(LONG, PARAMS)
+    stream = slow.submit(LONG, PARAMS)
     slow.clock.run_until(9.0)
     assert stream.end is None
     slow.clock.run_until(11.0)
@@ -47,7 +52,7 @@ def test_a_prompt_that_does_not_advance_ends(slow: DelayedWorker) -> None:
 
 def test_computing_a_prompt_has_an_end_too(tokenizer: Tokenizer) -> None:
     slow = DelayedWorker(tokenizer, prefill_timeout=30.0)
-    stream = slow.proxy.submit(LONG, PARAMS)
+    stream = slow.submit(LONG, PARAMS)
     slow.clock.run_until(31.0)
     assert isinstance(stream.end, Unavailable) and "not computed within 30 s" in str(stream.end)
 
@@ -55,13 +60,13 @@ def test_computing_a_prompt_has_an_end_too(tokenizer: Tokenizer) -> None:
 def test_what_comes_behind_a_long_prompt_is_told_how_long_it_takes(slow: DelayedWorker) -> None:
     """The first request is admitted, as nothing is measured yet; after that none is queued that cannot be served in
     time."""
-    long = slow.proxy.submit(LONG, PARAMS)
+    long = slow.submit(LONG, PARAMS)
     slow.clock.run_until(20.0)
-    waiting = slow.proxy.submit(LONG, PARAMS)
+    waiting = slow.submit(LONG, PARAMS)
     slow.clock.run_until(22.0)
     # 30 s of the first one are left, and a first token may take 10 s.
     with pytest.raises(Unavailable, match="about [0-9]+ s now, and up to 6 s are let in") as refused:
-        slow.proxy.submit(LONG, PARAMS)
+        slow.submit(LONG, PARAMS)
     assert 10.0 <= (refused.value.retry_after or 0.0) <= 30.0
     slow.clock.run_until(60.0)
     assert long.request.complete and isinstance(waiting.end, Unavailable)
@@ -71,7 +76,7 @@ def test_what_comes_behind_a_long_prompt_is_told_how_long_it_takes(slow: Delayed
 def test_a_stream_that_has_begun_waits_by_its_own_deadline(tokenizer: Tokenizer) -> None:
     slow = DelayedWorker(tokenizer, stream_idle_timeout=20.0)
     slow.worker.pace = 1_000.0
-    stream = slow.proxy.submit([5] * 10, PARAMS)
+    stream = slow.submit([5] * 10, PARAMS)
     slow.clock.run_until(15.0)
     assert stream.request.begun and stream.end is None
     slow.clock.run_until(21.0)

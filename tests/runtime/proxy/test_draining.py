@@ -41,11 +41,11 @@ def test_who_drains_gets_nothing_new_until_it_works_again(play: Play) -> None:  
     async def scene(live_proxy: LiveProxy) -> None:
         one, other = await live_proxy.worker("mixed:0"), await live_proxy.worker("mixed:1")
         await tells(live_proxy, one, "mixed", True)
-        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(4)]
+        streams = [live_proxy.submit([5], PARAMS) for _ in range(4)]
         assert {stream.route for stream in streams} == {"mixed:1"}
         await tells(live_proxy, one, "mixed", False)
-        assert live_proxy.proxy.submit([5], PARAMS).route == "mixed:0"
-        streams.append(live_proxy.proxy.submit([5], PARAMS))
+        assert live_proxy.submit([5], PARAMS).route == "mixed:0"
+        streams.append(live_proxy.submit([5], PARAMS))
         assert {answer[0] for answer in await asyncio.gather(*map(collect, streams))} == {TEXT}
         assert other.submits.qsize() >= 4
 
@@ -56,7 +56,7 @@ def test_what_a_draining_worker_has_goes_on_there(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", pace=0.002)
         await live_proxy.worker("mixed:1")
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         await submitted(worker)
         await tells(live_proxy, worker, "mixed", True)
         text, _, end = await collect(stream)
@@ -70,7 +70,7 @@ def test_what_it_gives_back_goes_on_elsewhere_and_is_no_fault(play: Play) -> Non
 
     async def scene(live_proxy: LiveProxy) -> None:
         workers = [await live_proxy.worker("mixed:0", script=silent)]
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         for number in range(1, 6):
             worker = workers[-1]
             submit = await submitted(worker)
@@ -93,7 +93,7 @@ def test_moves_without_end_become_faults(play: Play) -> None:
 
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         for _ in range(MOST_EXCUSED + 1):
             submit = await submitted(worker)
             worker.say(RoleChange(worker.incarnation, worker.proxy, "mixed", True))
@@ -110,7 +110,7 @@ def test_moves_without_end_become_faults(play: Play) -> None:
 def test_only_who_drains_may_give_back_without_blame(play: Play, draining: bool) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         await live_proxy.worker("mixed:1")
         if draining:
@@ -132,7 +132,7 @@ def test_a_request_that_is_given_back_waits_until_somebody_works(play: Play) -> 
             return proper(worker, submit) if submit.attempt else iter(())
 
         worker = await live_proxy.worker("mixed:0", script=late)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         await tells(live_proxy, worker, "mixed", True)
         worker.say(gives_back(worker, submit))
@@ -147,10 +147,10 @@ def test_a_request_that_is_given_back_waits_until_somebody_works(play: Play) -> 
 def test_a_role_is_what_it_was_last_said_to_be(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         first, second = await live_proxy.worker("prefill:0"), await live_proxy.worker("decode:0")
-        assert live_proxy.proxy.submit([5], PARAMS).route == "prefill:0>decode:0"
+        assert live_proxy.submit([5], PARAMS).route == "prefill:0>decode:0"
         await tells(live_proxy, first, "decode", False)
         await tells(live_proxy, second, "prefill", False)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         assert stream.route == "decode:0>prefill:0"
         assert (await collect(stream))[0] == TEXT
 
@@ -179,7 +179,7 @@ def test_a_prefill_worker_that_drained_takes_no_request_with_it(play: Play, drai
     async def scene(live_proxy: LiveProxy) -> None:
         prefill = await live_proxy.worker("prefill:0", script=silent)
         decode = await live_proxy.worker("decode:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(decode)
         await tells(live_proxy, prefill, "prefill", True)
         prefill.say(Goodbye(prefill.incarnation, prefill.proxy, drained))

@@ -37,11 +37,11 @@ def test_a_stream_goes_on_elsewhere(play: Play, spare: str, count: int) -> None:
 
     async def scene(live_proxy: LiveProxy) -> None:
         await live_proxy.worker("mixed:9")
-        whole = await collect(live_proxy.proxy.submit([5, 6], PARAMS))
+        whole = await collect(live_proxy.submit([5, 6], PARAMS))
         live_proxy.proxy.registry.goodbye(live_proxy.workers[0].incarnation)
         prefill = await live_proxy.worker("prefill:0")
         dying = await live_proxy.worker("decode:0", script=first_only(count))
-        stream = live_proxy.proxy.submit([5, 6], PARAMS)
+        stream = live_proxy.submit([5, 6], PARAMS)
         await until(lambda: len(stream.request.answers[0].ids) >= max(1, count))
         if spare == "mixed:0":
             live_proxy.proxy.registry.goodbye(prefill.incarnation)
@@ -62,7 +62,7 @@ def test_every_transfer_has_a_secret_of_its_own_where_there_are_keys(play: Play,
         workers = [await live_proxy.worker(name) for name in ("prefill:0", "decode:0")]
         minted: list[str | None] = []
         for _ in range(2):
-            await collect(live_proxy.proxy.submit([5, 6], PARAMS))
+            await collect(live_proxy.submit([5, 6], PARAMS))
             told = {(await submitted(worker)).transfer_secret for worker in workers}
             assert len(told) == 1, "both are told the same"
             minted += told
@@ -78,7 +78,7 @@ def test_every_transfer_has_a_secret_of_its_own_where_there_are_keys(play: Play,
 def test_what_is_delivered_is_told_to_the_next_and_counted_once(play: Play) -> None:  # A5
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], SamplingParams(max_tokens=9, n=3, seed=1))
+        stream = live_proxy.submit([5], SamplingParams(max_tokens=9, n=3, seed=1))
         submit = await submitted(first)
         first.say(first.tokens(submit, 0, [10, 11]))
         first.say(first.tokens(submit, 0, [20, 2], choice=1, finish_reason="stop", generated_tokens=2))
@@ -107,7 +107,7 @@ def test_prompt_logprobs_that_never_came_are_asked_for_again(play: Play) -> None
 
     async def scene(live_proxy: LiveProxy) -> None:
         prefill, decode = [await live_proxy.worker(name, script=silent) for name in ("prefill:0", "decode:0")]
-        stream = live_proxy.proxy.submit([5, 6], SamplingParams(max_tokens=9, seed=1, prompt_logprobs=0))
+        stream = live_proxy.submit([5, 6], SamplingParams(max_tokens=9, seed=1, prompt_logprobs=0))
         submit = await submitted(decode)
         decode.say(decode.tokens(submit, 0, [10, 11]))
         await until(lambda: stream.usage.completion_tokens == 2)
@@ -126,13 +126,13 @@ def test_prompt_logprobs_that_never_came_are_asked_for_again(play: Play) -> None
 def test_a_request_waits_for_a_worker_to_come_back(play: Play, frames: int) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=first_only(frames))
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         await submitted(first)
         await until(lambda: len(stream.request.answers[0].ids) == frames)
         lost(live_proxy, first)
         assert live_proxy.proxy.dispatcher.stranded and not live_proxy.proxy.ready
         with pytest.raises(Unavailable, match="no worker is ready"):
-            live_proxy.proxy.submit([5], PARAMS)
+            live_proxy.submit([5], PARAMS)
         await live_proxy.worker("mixed:0")
         assert (await collect(stream))[0] == TEXT
         balanced(live_proxy)
@@ -143,7 +143,7 @@ def test_a_request_waits_for_a_worker_to_come_back(play: Play, frames: int) -> N
 def test_waiting_for_a_worker_has_an_end(play: Play) -> None:  # C14
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         lost(live_proxy, worker)
         with pytest.raises(Unavailable, match="no worker came back within 0.2 s"):
             await take(stream)
@@ -155,7 +155,7 @@ def test_waiting_for_a_worker_has_an_end(play: Play) -> None:  # C14
 def test_nobody_waits_for_a_worker_that_is_given_up(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         lost(live_proxy, worker)
         live_proxy.proxy.take_table([row(worker, "given_up")])
         with pytest.raises(Unavailable, match="none will come back"):
@@ -168,7 +168,7 @@ def test_nobody_waits_for_a_worker_that_is_given_up(play: Play) -> None:
 def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         lost(live_proxy, worker)
         stream.cancel()
         assert not live_proxy.proxy.dispatcher.stranded
@@ -190,7 +190,7 @@ def test_a_cancel_that_was_refused_is_sent_later_and_before_another_attempt(play
             return send(message)
 
         dispatcher.send = refuses
-        stream, left = (live_proxy.proxy.submit([5], PARAMS) for _ in range(2))
+        stream, left = (live_proxy.submit([5], PARAMS) for _ in range(2))
         await submitted(worker)
         left.cancel()
         assert len(dispatcher.cancels) == 1
@@ -219,7 +219,7 @@ def test_attempts_have_an_end_that_says_what_happened(play: Play) -> None:
 
         workers = [await live_proxy.worker(name, script=fails) for name in ("prefill:0", "decode:0")]
         with pytest.raises(Unavailable, match="no room: attempt 4 of 4"):
-            await take(live_proxy.proxy.submit([5], PARAMS))
+            await take(live_proxy.submit([5], PARAMS))
         submits = [await submitted(worker) for worker in workers]
         assert {submit.phase for submit in submits} == {"prefill", "decode"}
         alone = [await submitted(workers[1]), await submitted(workers[0]), await submitted(workers[1])]
@@ -233,7 +233,7 @@ def test_attempts_have_an_end_that_says_what_happened(play: Play) -> None:
 def test_another_pair_is_tried_before_one_worker_alone(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         workers = [await live_proxy.worker(name, script=silent) for name in ("prefill:0", "decode:0", "decode:1")]
-        live_proxy.proxy.submit([5], PARAMS)
+        live_proxy.submit([5], PARAMS)
         submit = await submitted(workers[1])
         failure = Failed(
             workers[1].incarnation, live_proxy.proxy.incarnation, submit.request_id, 0, "the handoff failed"
@@ -254,7 +254,7 @@ def test_another_pair_is_tried_before_one_worker_alone(play: Play) -> None:
 def test_a_refusal_is_the_clients_and_is_not_tried_again(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         worker.say(Failed(worker.incarnation, worker.proxy, submit.request_id, 0, "too long", 400))
         with pytest.raises(Exception, match="too long"):
@@ -272,7 +272,7 @@ def test_tokens_that_were_lost_are_made_again(play: Play) -> None:
             return (frame for number, frame in enumerate(proper(worker, submit)) if number != skipped)
 
         await live_proxy.worker("mixed:0", script=forgetful)
-        text, _, end = await collect(live_proxy.proxy.submit([5], PARAMS))
+        text, _, end = await collect(live_proxy.submit([5], PARAMS))
         assert text == TEXT and end.reason == "stop"
         assert live_proxy.value("pontil_failovers_total", cause="broken") == 1
         await until(lambda: live_proxy.proxy.ledger.imbalance == 0)
@@ -285,7 +285,7 @@ def test_a_silent_worker_that_wakes_up_is_stale(play: Play) -> None:
 
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(first)
         first.say(first.tokens(submit, 0, [10]))
         assert isinstance(await take(stream), Delta)
@@ -308,7 +308,7 @@ def test_many_streams_survive_many_deaths(play: Play, more: dict[str, Any]) -> N
     async def scene(live_proxy: LiveProxy) -> None:
         for name in ("prefill:0", "prefill:1", "decode:0", "decode:1"):
             await live_proxy.worker(name, pace=0.002)
-        streams = [live_proxy.proxy.submit([5, 6], PARAMS) for _ in range(24)]
+        streams = [live_proxy.submit([5, 6], PARAMS) for _ in range(24)]
         readers = [asyncio.create_task(collect(stream)) for stream in streams]
         for worker in (live_proxy.workers[2], live_proxy.workers[0]):
             await until(lambda: sum(stream.usage.completion_tokens for stream in streams) > 24)

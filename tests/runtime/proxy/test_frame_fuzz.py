@@ -12,11 +12,13 @@ from effort import examples
 from message_fuzz import mutated
 from proxy_configs import bare_config
 from stage_site import StageSite
+from submitting import submit
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
@@ -97,7 +99,7 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
     site = VirtualProxy(config, tokenizer, clock)
     workers = [VirtualWorker(site, f"mixed:{number}", 16, 400.0, 0.01) for number in range(2)]
     for number in range(examples(30, 1000)):
-        wrong = site.submit(PROMPT * 20, PARAMS).requests[0]
+        wrong = submit(site, PROMPT * 20, PARAMS).requests[0]
         clock.run_until(clock.now + 0.05)
         sender = next(iter(wrong.phases), workers[0].name)
         fresh = f"new-{number}" if kind == "hello" else sender
@@ -109,7 +111,7 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
         site.lose(site.registry.remove([one for one in known if one.hello.sender.startswith("new")]), "died", "died")
         for worker in workers:
             site.registry.turn(site.registry.workers[worker.name], "mixed", False)
-        right = site.submit(PROMPT, PARAMS).requests[0]
+        right = submit(site, PROMPT, PARAMS).requests[0]
         clock.run_until(clock.now + 40.0)
         assert isinstance(right.mailbox.end, Finished), "another request suffered"
         assert wrong.mailbox.end is not None, "it has an end"
@@ -138,7 +140,7 @@ def test_a_message_of_a_stage_with_wrong_fields_ends_no_other_run(tokenizer: Tok
         site = StageSite(tokenizer, max_attempts=20)
         site.join("thinker:0", "talker:0", "wav:0")
         params = SamplingParams(max_tokens=6, seed=1, temperature=0.0, ignore_eos=True)
-        wrong, right = (site.runs.submit(RUN_PROMPT, params) for _ in range(2))
+        wrong, right = (site.runs.submit(Ticket(), RUN_PROMPT, params) for _ in range(2))
         for _ in range(chance.randrange(2, 14)):
             site.step()
         if not site.conductor.runs:

@@ -9,11 +9,12 @@ from statistics import median
 
 import pytest
 from proxy_configs import bare_config
+from submitting import submit
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.admission.rate_limits import Allowance
 from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.ticket import Allowance
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -70,7 +71,7 @@ class OverloadWorld:
         try:
             tokens = self.draws.randint(16, 112)
             params = SamplingParams(max_tokens=tokens, seed=1, temperature=0.0, ignore_eos=True)
-            stream = self.proxy.submit(prompt, params, caller=caller, allowance=Allowance())
+            stream = submit(self.proxy, prompt, params, caller=caller, allowance=Allowance())
             crowd.streams.append((self.clock.now, stream))
         except Unavailable as error:
             assert error.retry_after is not None and error.retry_after >= 1.0

@@ -28,11 +28,11 @@ PARAMS = SamplingParams(max_tokens=20, seed=1)
 def test_the_same_answer_from_a_pair_and_from_one(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         mixed = await live_proxy.worker("mixed:0")
-        alone = await collect(live_proxy.proxy.submit([5, 6], PARAMS))
+        alone = await collect(live_proxy.submit([5, 6], PARAMS))
         live_proxy.proxy.registry.goodbye(mixed.incarnation)
         await live_proxy.worker("prefill:0")
         await live_proxy.worker("decode:0")
-        pair = await collect(live_proxy.proxy.submit([5, 6], PARAMS))
+        pair = await collect(live_proxy.submit([5, 6], PARAMS))
         assert alone[:2] == pair[:2] and alone[0] == TEXT
         count = len(live_proxy.tokenizer.encode(TEXT, False)) + 1
         assert alone[2] == Finished("stop", Usage(2, count, 0), "mixed:0")
@@ -48,7 +48,7 @@ def test_the_same_answer_from_a_pair_and_from_one(play: Callable[..., None]) -> 
 def test_a_prefill_that_ends_the_request_frees_decode(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         prefill, decode = await live_proxy.worker("prefill:0"), await live_proxy.worker("decode:0", script=silent)
-        _, ids, end = await collect(live_proxy.proxy.submit([5], SamplingParams(max_tokens=1, seed=1)))
+        _, ids, end = await collect(live_proxy.submit([5], SamplingParams(max_tokens=1, seed=1)))
         assert end.reason == "length" and len(ids) == end.usage.completion_tokens == 1
         cancel = await asyncio.to_thread(decode.cancels.get, timeout=DEADLINE)
         assert cancel.request_id == (await submitted(decode)).request_id
@@ -61,7 +61,7 @@ def test_a_prefill_that_ends_the_request_frees_decode(play: Callable[..., None])
 def test_a_worker_that_goes_silent_is_an_error_not_a_hang(play: Callable[..., None], begun: bool) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         if begun:
             worker.say(worker.tokens(submit, 0, [10]))
@@ -80,7 +80,7 @@ def test_tokens_of_an_answer_that_fails_are_billed_where_the_reader_has_them(
 ) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker, ledger = await live_proxy.worker("mixed:0", script=silent), live_proxy.proxy.ledger
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         reading = asyncio.ensure_future(stream.all() if whole else collect(stream))
         worker.say(worker.tokens(submit, 0, [10]))
@@ -100,12 +100,12 @@ def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None])
         worker = await live_proxy.worker("mixed:0", script=silent)
         row = {"name": "mixed:0", "role": "mixed", "pid": worker.pid, "state": "ready", "device": "cpu"}
         live_proxy.proxy.take_table([row])
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         live_proxy.proxy.take_table([row | {"state": "exited", "pid": None}])
         with pytest.raises(Unavailable, match="mixed:0 died"):
             await take(stream)
         with pytest.raises(Unavailable, match="no worker"):
-            live_proxy.proxy.submit([5], PARAMS)
+            live_proxy.submit([5], PARAMS)
 
     play(scene, max_attempts=1)
 
@@ -113,7 +113,7 @@ def test_the_table_ends_the_requests_of_a_dead_worker(play: Callable[..., None])
 def test_cancel_reaches_every_worker_of_the_request(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         workers = [await live_proxy.worker(name, script=silent) for name in ("prefill:0", "decode:0")]
-        stream = live_proxy.proxy.submit([5], PARAMS, name="mine")
+        stream = live_proxy.submit([5], PARAMS, name="mine")
         stream.cancel()
         stream.cancel()
         for worker in workers:
@@ -129,7 +129,7 @@ def test_cancel_reaches_every_worker_of_the_request(play: Callable[..., None]) -
 def test_a_workers_refusal_is_the_answer(play: Callable[..., None], status: int, kind: type[Exception]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         worker.say(Failed(worker.incarnation, worker.proxy, submit.request_id, 0, "no room", status))
         with pytest.raises(kind, match="no room"):
@@ -148,7 +148,7 @@ def test_stale_and_hostile_frames_change_nothing(
             await live_proxy.worker("mixed:0", script=silent),
             await live_proxy.worker("mixed:1", script=silent),
         )
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         good = worker.tokens(submit, 0, [10], generated_tokens=1, finish_reason="stop")
         name = submit.request_id
@@ -176,7 +176,7 @@ def test_stale_and_hostile_frames_change_nothing(
 def test_lost_tokens_fail_the_request(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         worker.say(worker.tokens(await submitted(worker), 3, [10]))
         with pytest.raises(Unavailable, match="lost"):
             await take(stream)
@@ -189,7 +189,7 @@ def test_the_first_token_has_a_deadline(play: Callable[..., None]) -> None:  # C
     async def scene(live_proxy: LiveProxy) -> None:
         await live_proxy.worker("mixed:0", script=silent)
         with pytest.raises(Unavailable, match="first token did not come within 0.3 s"):
-            await take(live_proxy.proxy.submit([5], PARAMS))
+            await take(live_proxy.submit([5], PARAMS))
 
     play(scene, first_byte_timeout=0.3)
 
@@ -198,13 +198,13 @@ def test_overload_and_draining_are_refused_at_once(play: Callable[..., None]) ->
     async def scene(live_proxy: LiveProxy) -> None:
         await live_proxy.worker("mixed:0", script=silent, max_num_seqs=1)
         for _ in range(4):
-            live_proxy.proxy.submit([5], PARAMS)
+            live_proxy.submit([5], PARAMS)
         with pytest.raises(Unavailable, match="in flight"):
-            live_proxy.proxy.submit([5], PARAMS)
+            live_proxy.submit([5], PARAMS)
         live_proxy.proxy.drain()
         assert not live_proxy.proxy.ready
         with pytest.raises(Unavailable, match="shutting down"):
-            live_proxy.proxy.submit([5], PARAMS)
+            live_proxy.submit([5], PARAMS)
 
     play(scene)
 
@@ -267,7 +267,7 @@ def test_heartbeats_feed_the_metrics_by_difference(play: Callable[..., None]) ->
 def test_goodbye_stops_new_requests_and_lets_the_others_end(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         submit = await submitted(worker)
         worker.say(Goodbye(worker.incarnation, worker.proxy))
         await until(lambda: not live_proxy.proxy.ready)
@@ -294,7 +294,7 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
 def test_closing_leaves_no_thread_and_no_descriptor(play: Callable[..., None], tmp_path: Path) -> None:  # D5
     async def scene(live_proxy: LiveProxy) -> None:
         await live_proxy.worker("mixed:0")
-        await collect(live_proxy.proxy.submit([5], PARAMS))
+        await collect(live_proxy.submit([5], PARAMS))
 
     def run(name: str) -> OpenResources:
         play(scene, usage_log=str(tmp_path / name))
@@ -318,7 +318,7 @@ def test_the_ledger_closes_every_request_on_every_path(play: Callable[..., None]
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
         ledger = live_proxy.proxy.ledger
-        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(4)]
+        streams = [live_proxy.submit([5], PARAMS) for _ in range(4)]
         finished, cancelled, failed, broken = [await submitted(worker) for _ in streams]
         assert len(ledger.entries) == 4
         worker.say(worker.tokens(finished, 0, [10, 2], finish_reason="stop", generated_tokens=2))
@@ -342,16 +342,16 @@ def test_the_ledger_closes_every_request_on_every_path(play: Callable[..., None]
 def test_the_ledger_closes_what_a_dying_worker_or_proxy_leaves_behind(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        live_proxy.proxy.submit([5], PARAMS)
+        live_proxy.submit([5], PARAMS)
         live_proxy.proxy.abandon()
         assert live_proxy.proxy.ledger.totals.requests == 1 and not live_proxy.proxy.ledger.entries
         live_proxy.proxy.dispatcher.send = lambda message: False
         with pytest.raises(Unavailable, match="no worker came back within 0.3 s"):
-            await take(live_proxy.proxy.submit([5], PARAMS))
+            await take(live_proxy.submit([5], PARAMS))
         row = {"name": "mixed:0", "role": "mixed", "pid": worker.pid, "state": "ready", "device": "cpu"}
         live_proxy.proxy.take_table([row])
         live_proxy.proxy.dispatcher.send = lambda message: True
-        live_proxy.proxy.submit([5], PARAMS)
+        live_proxy.submit([5], PARAMS)
         live_proxy.proxy.take_table([row | {"state": "exited", "pid": None}])
         assert live_proxy.proxy.ledger.totals.requests == 3 and live_proxy.proxy.ledger.imbalance == 0
 
@@ -361,7 +361,7 @@ def test_the_ledger_closes_what_a_dying_worker_or_proxy_leaves_behind(play: Call
 def test_counts_that_do_not_add_up_show_in_the_metrics(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         worker.say(worker.tokens(await submitted(worker), 0, [10], finish_reason="stop", generated_tokens=1))
         assert (await collect(stream))[2].usage.completion_tokens == 1
         await beaten(live_proxy)
@@ -377,7 +377,7 @@ def test_a_choice_that_ended_is_billed_nothing_more(play: Callable[..., None]) -
 
     async def scene(live_proxy: LiveProxy) -> None:
         worker = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], SamplingParams(max_tokens=9, seed=1, n=2))
+        stream = live_proxy.submit([5], SamplingParams(max_tokens=9, seed=1, n=2))
         submit = await submitted(worker)
         worker.say(worker.tokens(submit, 0, [10], finish_reason="stop"))
         worker.say(worker.tokens(submit, 1, [11, 12]))

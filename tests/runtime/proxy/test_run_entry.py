@@ -12,12 +12,13 @@ import pytest
 from books import differing
 from stage_model import GRAPH, RATE
 from stage_site import StageSite
+from submitting import submit
 
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.accounting.usage_report import usage_sums
 from pontil.runtime.errors import GraphError, RequestError, TooManyRequests, Unavailable
-from pontil.runtime.proxy.admission.rate_limits import Allowance
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.entry import graph_of
@@ -36,9 +37,9 @@ def site_of(tokenizer: Tokenizer, *workers: str, **options: Any) -> StageSite:
     return site
 
 
-async def asked(site: StageSite, data: bytes = b"hear me", **options: Any) -> str:
+async def asked(site: StageSite, data: bytes = b"hear me", beside: bool = False, **ticket: Any) -> str:
     """Ask the recognizer, and let the workers work meanwhile."""
-    asking = asyncio.ensure_future(site.runs.ask("hears", data, **options))
+    asking = asyncio.ensure_future(site.runs.ask(Ticket(**ticket), "hears", data, beside=beside))
     while not asking.done():
         await asyncio.sleep(0)
         assert site.steps < 500
@@ -59,7 +60,7 @@ def test_a_question_survives_its_worker(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer, *ALL, "hears:1")
 
     async def scene() -> str:
-        asking = asyncio.ensure_future(site.runs.ask("hears", b"one two three"))
+        asking = asyncio.ensure_future(site.runs.ask(Ticket(), "hears", b"one two three"))
         await asyncio.sleep(0)
         site.step()
         site.kill("hears:0")
@@ -77,7 +78,7 @@ def test_a_question_that_is_given_up_leaves_nothing(tokenizer: Tokenizer) -> Non
     site = site_of(tokenizer)
 
     async def scene() -> None:
-        asking = asyncio.ensure_future(site.runs.ask("hears", b"never mind"))
+        asking = asyncio.ensure_future(site.runs.ask(Ticket(), "hears", b"never mind"))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -91,7 +92,7 @@ def test_the_reason_why_a_node_refuses_is_the_callers(tokenizer: Tokenizer) -> N
     site = site_of(tokenizer)
 
     async def scene() -> None:
-        asking = asyncio.ensure_future(site.runs.ask("hears", b"not a recording"))
+        asking = asyncio.ensure_future(site.runs.ask(Ticket(), "hears", b"not a recording"))
         await asyncio.sleep(0)
         (task,) = site.workers["hears:0"].tasks
         site.post(Failed("hears:0", site.incarnation, task.request_id, 0, "this is no WAV file", 400))
@@ -104,10 +105,10 @@ def test_the_reason_why_a_node_refuses_is_the_callers(tokenizer: Tokenizer) -> N
 
 def test_audio_of_a_text_alone_is_for_models_that_can(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="makes no audio of a text alone"):
-        site_of(tokenizer).runs.speak(b"hello")
+        site_of(tokenizer).runs.speak(Ticket(), b"hello")
     site = site_of(tokenizer)
     site.runs.graph = replace(GRAPH, audio_needs_states=False)
-    stream = site.runs.speak(b"hello", {"voice": "ada"})
+    stream = site.runs.speak(Ticket(), b"hello", {"voice": "ada"})
     assert stream.request is stream.run.first and not stream.run.later
     assert stream.run.audio.has_room(2 * 65 * RATE) and not stream.run.audio.has_room(2 * 65 * RATE + 1)
     (task,) = site.workers["wav:0"].tasks
@@ -118,7 +119,7 @@ def test_audio_of_a_text_alone_is_for_models_that_can(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize("workers", [("thinker:0", "talker:0"), ("thinker:0", "wav:0"), ("talker:0", "wav:0")])
 def test_a_stage_without_workers_is_told_at_once(tokenizer: Tokenizer, workers: tuple[str, ...]) -> None:
     with pytest.raises(Unavailable, match="no worker of the stage (wav|talker|thinker) is ready yet"):
-        site_of(tokenizer, *workers).runs.submit(PROMPT, PARAMS)
+        site_of(tokenizer, *workers).runs.submit(Ticket(), PROMPT, PARAMS)
 
 
 def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokenizer) -> None:
@@ -126,7 +127,7 @@ def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokeniz
     site.join("thinker:0", "wav:0")
     site.join("talker:0", max_model_len=64)
     greedy = replace(PARAMS, temperature=0.0)
-    stream = site.runs.submit(PROMPT, greedy)
+    stream = site.runs.submit(Ticket(), PROMPT, greedy)
     (task,) = site.workers["talker:0"].tasks
     assert isinstance(task, Submit) and task.sampling["max_tokens"] == 64 - len(PROMPT) - 16
     assert task.sampling["temperature"] == 0.0 and task.sampling["seed"] == greedy.seed
@@ -135,15 +136,15 @@ def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokeniz
 
 def test_several_choices_with_audio_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="one choice"):
-        site_of(tokenizer).runs.submit(PROMPT, SamplingParams(max_tokens=5, seed=1, n=2))
+        site_of(tokenizer).runs.submit(Ticket(), PROMPT, SamplingParams(max_tokens=5, seed=1, n=2))
 
 
 def test_a_run_is_one_request_of_its_key(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer)
     one = Allowance(requests=1)
-    stream = site.runs.submit(PROMPT, PARAMS, caller="ada", allowance=one)
+    stream = site.runs.submit(Ticket(caller="ada", allowance=one), PROMPT, PARAMS)
     with pytest.raises(TooManyRequests):
-        site.runs.submit(PROMPT, PARAMS, caller="ada", allowance=one)
+        site.runs.submit(Ticket(caller="ada", allowance=one), PROMPT, PARAMS)
     assert site.metrics.registry.get_sample_value("pontil_num_requests_waiting") == 1
     stream.cancel()
     assert site.admissions.generating.limits.callers["ada"].is_quiet
@@ -155,7 +156,7 @@ def test_a_run_waits_for_a_seat_in_every_stage(tokenizer: Tokenizer) -> None:
     site.join("thinker:0", max_num_seqs=3)
     site.join("talker:0", max_num_seqs=2)
     site.join("wav:0", max_num_seqs=9)
-    streams = [site.runs.submit(PROMPT, PARAMS) for _ in range(6)]
+    streams = [site.runs.submit(Ticket(), PROMPT, PARAMS) for _ in range(6)]
     begun = [len(worker.tasks) for worker in site.workers.values()]
     assert begun == [2, 2, 2] and len(site.queue) == 4
     site.run_until_idle()
@@ -166,8 +167,8 @@ def test_a_run_waits_for_a_seat_in_every_stage(tokenizer: Tokenizer) -> None:
 def test_every_stage_is_a_row_and_the_audit_agrees(tokenizer: Tokenizer, tmp_path: Path) -> None:  # A11, A12
     log = tmp_path / "usage"
     site = site_of(tokenizer, *ALL, "talker:1", usage_log=str(log))
-    streams = [site.runs.submit(PROMPT, PARAMS, name=f"name-{number}", caller="ada") for number in range(3)]
-    plain = site.submit(PROMPT, PARAMS, caller="ada")
+    streams = [site.runs.submit(Ticket(f"name-{number}", "ada"), PROMPT, PARAMS) for number in range(3)]
+    plain = submit(site, PROMPT, PARAMS, caller="ada")
     for _ in range(9):
         site.step()
     streams[2].cancel()
@@ -239,7 +240,7 @@ def test_workers_are_compared_within_their_stage_and_shown_with_it(tokenizer: To
 
 def test_a_request_for_text_opens_the_first_stage_only(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer, "thinker:0")
-    stream = site.submit(PROMPT, PARAMS)
+    stream = submit(site, PROMPT, PARAMS)
     (task,) = site.workers["thinker:0"].tasks
     assert isinstance(task, Submit) and task.graph is None and len(site.requests) == 1
     stream.cancel()
@@ -247,7 +248,7 @@ def test_a_request_for_text_opens_the_first_stage_only(tokenizer: Tokenizer) -> 
 
 def test_reports_of_passes_merge_and_restart_the_wait(tokenizer: Tokenizer) -> None:  # E5
     site = site_of(tokenizer)
-    stream = site.runs.submit(PROMPT, PARAMS)
+    stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
     name, states = stream.run.id, "thinker/talker/states"
     progress = stream.run.progress["thinker"]
 
@@ -272,7 +273,7 @@ def test_reports_of_passes_merge_and_restart_the_wait(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize("edge", ["talker/wav/codes", "thinker/talker/pictures", ""])
 def test_a_report_of_an_edge_that_is_not_its_own_is_dropped(tokenizer: Tokenizer, edge: str) -> None:
     site = site_of(tokenizer)
-    stream = site.runs.submit(PROMPT, PARAMS)
+    stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
     site.router.on_messages([Starved("talker:0", site.incarnation, f"{stream.run.id}.talker", 0, edge, 0, "thinker:0")])
     assert site.metrics.registry.get_sample_value("pontil_frames_dropped_total", {"reason": "malformed"}) == 1
     assert stream.request.attempt == 0
@@ -292,4 +293,4 @@ def test_a_model_of_one_stage_makes_no_audio(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer)
     site.runs.graph = None
     with pytest.raises(RequestError, match="has no stages"):
-        site.runs.submit(PROMPT, PARAMS)
+        site.runs.submit(Ticket(), PROMPT, PARAMS)

@@ -14,6 +14,7 @@ from stage_site import StageSite
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.requests.stream import Delta, Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.stream import AudioDelta, AudioEnded, RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ def expected(count: int) -> tuple[list[int], bytes, Usage]:
 
 
 def submit(site: StageSite, **options: Any) -> Heard:
-    return Heard(site.runs.submit(PROMPT, PARAMS, **options))
+    return Heard(site.runs.submit(Ticket(), PROMPT, PARAMS, **options))
 
 
 def nothing_is_left(site: StageSite) -> None:
@@ -239,6 +240,28 @@ def test_a_stage_that_never_answers_is_one_error(tokenizer: Tokenizer, name: str
         asyncio.run(heard.stream.all())
     if name != "thinker:0":
         assert heard.ids == expected(site.count)[0], "the text was complete before"
+    nothing_is_left(site)
+
+
+def test_nobody_is_billed_for_a_part_of_a_whole_answer(tokenizer: Tokenizer) -> None:
+    """A text that is complete is not given to a reader who waits for its sound too."""
+    site = site_of(tokenizer, "thinker:0", "talker:0", "wav:0", first_byte_timeout=5.0, stream_idle_timeout=5.0)
+    site.workers["wav:0"].silent = True
+
+    async def ask() -> RunStream:
+        stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
+        whole = asyncio.create_task(stream.all())
+        while not whole.done():
+            site.step()
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await whole
+        return stream
+
+    requests = asyncio.run(ask()).run.requests
+    assert requests["thinker"].complete and requests["talker"].complete
+    billed = [request.entry.billed for request in requests.values()]
+    assert [one and (one.completion_tokens, one.audio_tokens) for one in billed] == [(0, 0)] * 3
     nothing_is_left(site)
 
 

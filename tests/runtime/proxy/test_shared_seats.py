@@ -16,6 +16,7 @@ from pontil.runtime.proxy.admission.seat_room import SeatRooms
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Disagg
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Hello
@@ -42,7 +43,7 @@ def test_another_keys_token_waits_two_seconds_at_most_beside_64_long_choices(tok
     more = site.ask("greedy", n=64, tokens=5)
     site.run(40.0)
     assert max(map(wait_of, small)) <= 2.0 and worker.world.scheduler.recomputed == 0
-    assert site.queue.wait(0, "modest", 1.0, 3) == 0.0, "nothing of it is left in the predicted wait"
+    assert site.queue.wait(Ticket(caller="modest"), 3) == 0.0, "nothing of it is left in the predicted wait"
     assert all(as_alone(stream.request) for stream in (greedy, more, *small)) and site.idle
 
 

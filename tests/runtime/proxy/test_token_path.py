@@ -43,7 +43,7 @@ def frames(draw: st.DrawFn) -> list[Tokens]:
 
 def started(tokenizer: Tokenizer, route: Route, params: SamplingParams) -> tuple[Request, Ledger]:
     ledger = Ledger()
-    request = Request.start("r", PROMPT, params, tokenizer, 0.0, "", ledger)
+    request = Request.start("r", PROMPT, params, tokenizer, 0.0, ledger=ledger)
     request.begin(route, 0.0)
     return request, ledger
 

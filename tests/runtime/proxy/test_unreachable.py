@@ -23,7 +23,7 @@ def test_a_worker_that_cannot_be_reached_at_first_gets_all_that_wait(play: Play)
         first = await live_proxy.worker("mixed:0", script=silent)
         faults: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, fault: faults.append(fault))
-        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(3)]
+        streams = [live_proxy.submit([5], PARAMS) for _ in range(3)]
         lost(live_proxy, first)
         send, refused = live_proxy.proxy.dispatcher.send, iter([True, True])
         live_proxy.proxy.dispatcher.send = lambda message: not (
@@ -43,7 +43,7 @@ def test_a_crowd_that_cannot_be_reached_ends_and_what_came_after_it_is_heard(pla
 
     async def scene(live_proxy: LiveProxy) -> None:
         first = await live_proxy.worker("mixed:0", script=silent, max_num_seqs=2_000, max_num_batched_tokens=2_000)
-        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(2_000)]
+        streams = [live_proxy.submit([5], PARAMS) for _ in range(2_000)]
         lost(live_proxy, first)
         assert len(live_proxy.proxy.dispatcher.stranded) == len(streams)
         dispatcher, send, asked = live_proxy.proxy.dispatcher, live_proxy.proxy.dispatcher.send, list[Submit]()
@@ -82,7 +82,7 @@ def test_a_worker_that_takes_nothing_uses_up_no_attempts(play: Play) -> None:
             return not lost and send(message)
 
         dispatcher.send = refuses
-        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(3)]
+        streams = [live_proxy.submit([5], PARAMS) for _ in range(3)]
         # Messages that the worker sent before it died are still heard, and each is taken for a sign of life.
         await until(lambda: refused >= 4)
         assert len(dispatcher.stranded) + len(live_proxy.proxy.queue) == 3

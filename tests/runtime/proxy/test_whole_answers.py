@@ -9,6 +9,7 @@ from live_proxy import LiveProxy, submitted, until
 from scripted_worker import silent
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -23,7 +24,7 @@ def test_of_an_answer_that_fails_no_prompt_is_billed(play: Callable[..., None], 
 
     async def scene(live_proxy: LiveProxy) -> None:
         worker, proxy = await live_proxy.worker("mixed:0", script=silent), live_proxy.proxy
-        stream = proxy.submit_all([([5], PARAMS), ([6], PARAMS), ([7], PARAMS)])
+        stream = proxy.submit_all(Ticket(), [([5], PARAMS), ([6], PARAMS), ([7], PARAMS)])
         reading = asyncio.ensure_future(stream.all()) if whole else None
         first, second, _ = [await submitted(worker) for _ in stream.requests]
         worker.say(worker.tokens(first, 0, [10, 11], generated_tokens=2, **ENDS))
@@ -48,7 +49,7 @@ def test_of_an_answer_that_fails_no_prompt_is_billed(play: Callable[..., None], 
 def test_what_a_client_had_computed_before_it_left_is_billed(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker, proxy = await live_proxy.worker("mixed:0", script=silent), live_proxy.proxy
-        stream = proxy.submit_all([([5], PARAMS), ([6], PARAMS)])
+        stream = proxy.submit_all(Ticket(), [([5], PARAMS), ([6], PARAMS)])
         reading = asyncio.ensure_future(stream.all())
         first, second = [await submitted(worker) for _ in stream.requests]
         worker.say(worker.tokens(first, 0, [10, 11], generated_tokens=2, **ENDS))

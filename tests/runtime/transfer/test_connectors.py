@@ -68,7 +68,7 @@ def test_blocks_arrive_whole_with_the_cell_and_nothing_else_changes(site: Connec
     theirs.storage.epochs[EPOCH_SLOTS - 1] = 1 << 40
     before = ours.storage.own.clone()
     here, there = [5, 6, 7, 39, 2, 1], [10, 11, 12, 1, 39, 38]
-    (done,) = ours.finish(ours.connector.pull("P", list(zip(there, here, strict=True)), EPOCH_SLOTS - 1))
+    (done,) = ours.finish(ours.pull("P", list(zip(there, here, strict=True)), EPOCH_SLOTS - 1))
     assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 6 * LAYOUT.block_bytes)
     assert done.digests == theirs.storage.own_digests(there) == ours.storage.own_digests(here)
     assert ours.has(here, theirs, there)
@@ -86,7 +86,7 @@ def test_any_blocks_in_any_order(way: str, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, 39))
     there = data.draw(st.permutations(range(1, 40)))[:count]
     here = data.draw(st.permutations(range(1, 40)))[:count]
-    (done,) = ours.finish(ours.connector.pull("P", list(zip(there, here, strict=True)), 3))
+    (done,) = ours.finish(ours.pull("P", list(zip(there, here, strict=True)), 3))
     for pool in site.pools:
         pool.connector.close()
     assert done.error is None and ours.has(list(here), theirs, list(there))
@@ -124,7 +124,7 @@ def test_heads_arrive_and_nothing_else_changes(
     slices = reader.storage.slices(expected.numpy(), reader.storage.layout.kv_heads, heads)
     given = other.storage.slices(other.storage.own.numpy(), other.storage.layout.kv_heads, heads)
     slices[here] = given[there]
-    (done,) = reader.finish(reader.connector.pull("P", list(zip(there, here, strict=True)), 3, heads=heads))
+    (done,) = reader.finish(reader.pull("P", list(zip(there, here, strict=True)), 3, heads=heads))
     assert (done.error, done.epoch, done.bytes) == (None, 1 << 40, 5 * reader.storage.slice_bytes(heads))
     assert done.digests == other.storage.own_digests(there, heads) == reader.storage.own_digests(here, heads)
     assert torch.equal(reader.storage.own, expected)
@@ -136,7 +136,7 @@ def test_heads_arrive_and_nothing_else_changes(
 def test_heads_that_one_of_the_pools_does_not_have_are_not_read(site: ConnectorSite, heads: range) -> None:
     reader, other = site.open(layout=rank_of(0, 1)), site.open(layout=rank_of(1, 2))
     site.attach(reader, "P", other.connector.register(), range(3, 6))
-    (done,) = reader.finish(reader.connector.pull("P", [(1, 1)], 0, heads=heads))
+    (done,) = reader.finish(reader.pull("P", [(1, 1)], 0, heads=heads))
     assert "heads" in str(done.error)
 
 
@@ -149,12 +149,12 @@ def test_a_pool_of_other_heads_than_it_was_said_to_have_is_refused(site: Connect
 
 def test_pulls_from_two_peers_do_not_mix(site: ConnectorSite) -> None:
     ours, one, two = site.join("one", "two")
-    tickets = []
+    pulls = []
     for number in range(1, 20):
-        tickets.append(ours.connector.pull("one", [(40 - number, number)], number))
-        tickets.append(ours.connector.pull("two", [(number, 20 + number)], number))
-    assert len(set(tickets)) == 38
-    assert all(done.error is None for done in ours.finish(*tickets))
+        pulls.append(ours.pull("one", [(40 - number, number)], number))
+        pulls.append(ours.pull("two", [(number, 20 + number)], number))
+    assert len(set(pulls)) == 38
+    assert all(done.error is None for done in ours.finish(*pulls))
     assert ours.has(list(range(1, 20)), one, list(range(39, 20, -1)))
     assert ours.has(list(range(21, 40)), two, list(range(1, 20)))
     assert ours.connector.lost() == []
@@ -164,23 +164,23 @@ def test_two_pools_read_each_other(site: ConnectorSite) -> None:
     one, two = site.join("two")
     site.attach(two, "one", one.connector.register())
     kept = two.storage.own[5].clone()
-    one.finish(one.connector.pull("two", [(5, 6)], 0))
-    two.finish(two.connector.pull("one", [(6, 7)], 0))
+    one.finish(one.pull("two", [(5, 6)], 0))
+    two.finish(two.pull("one", [(6, 7)], 0))
     assert torch.equal(two.storage.own[7], kept)
 
 
 @pytest.mark.parametrize(("block", "slot"), [(0, 0), (40, 0), (-1, 0), (1 << 40, 0), (3, -1), (3, EPOCH_SLOTS)])
 def test_what_is_outside_the_pool_is_not_read(site: ConnectorSite, block: int, slot: int) -> None:
     ours, _ = site.join("P")
-    (done,) = ours.finish(ours.connector.pull("P", [(3, 3), (block, 4)], slot))
+    (done,) = ours.finish(ours.pull("P", [(3, 3), (block, 4)], slot))
     assert "does not have" in str(done.error) and done.epoch is None and done.bytes == 0
-    (done,) = ours.finish(ours.connector.pull("P", [(3, 3)], 0))
+    (done,) = ours.finish(ours.pull("P", [(3, 3)], 0))
     assert done.error is None
 
 
 def test_a_pull_from_a_stranger_fails(site: ConnectorSite) -> None:
     ours, _ = site.join("P")
-    (done,) = ours.finish(ours.connector.pull("Q", [(3, 3)], 0))
+    (done,) = ours.finish(ours.pull("Q", [(3, 3)], 0))
     assert "gone" in str(done.error)
     ours.connector.detach("Q")
 
@@ -188,64 +188,65 @@ def test_a_pull_from_a_stranger_fails(site: ConnectorSite) -> None:
 def test_a_cancelled_pull_ends_once_and_others_go_on(site: ConnectorSite) -> None:
     ours, theirs = site.join("P")
     pairs = [(block, block) for block in range(1, 40, 2)]
-    tickets = [ours.connector.pull("P", pairs, 0) for _ in range(20)]
-    for ticket in tickets[::2]:
-        ours.connector.cancel(ticket)
-    ends = ours.finish(*tickets)
+    pulls = [ours.pull("P", pairs, 0) for _ in range(20)]
+    for pull in pulls[::2]:
+        pull.cancel()
+    ends = ours.finish(*pulls)
     assert all(done.error in (None, "cancelled") for done in ends[::2])
     assert all(done.error is None for done in ends[1::2])
-    ours.connector.cancel(tickets[0])  # has ended already: no error
-    (last,) = ours.finish(ours.connector.pull("P", [(2, 2)], 0))
+    pulls[0].cancel()  # has ended already: no error
+    (last,) = ours.finish(ours.pull("P", [(2, 2)], 0))
     assert last.error is None and ours.has([2], theirs, [2])
 
 
 def test_what_has_come_is_counted_for_as_long_as_the_peer_is_known(site: ConnectorSite) -> None:
     ours, _ = site.join("P")
-    seen = [ours.connector.received("P")]
+    seen = [0]
     for _ in range(3):
-        ours.finish(ours.connector.pull("P", [(1, 2), (5, 6)], 0))
-        seen.append(ours.connector.received("P"))
+        pull = ours.pull("P", [(1, 2), (5, 6)], 0)
+        ours.finish(pull)
+        seen.append(pull.received)
     assert seen == sorted(set(seen))
 
 
 def test_a_pull_of_nothing_ends_with_the_cell(site: ConnectorSite) -> None:
     ours, theirs = site.join("P")
-    (done,) = ours.finish(ours.connector.pull("P", [], 3))
+    (done,) = ours.finish(ours.pull("P", [], 3))
     assert (done.error, done.epoch, done.bytes, done.digests) == (None, int(theirs.storage.epochs[3]), 0, [])
 
 
 def test_cancelled_pulls_end_once_and_hold_up_nobody(site: ConnectorSite) -> None:
     ours, theirs = site.join("P")
     pairs = [(block, block) for block in range(1, 40)]
-    tickets = [ours.connector.pull("P", pairs, 0) for _ in range(30)]
-    for ticket in tickets[1:]:
-        ours.connector.cancel(ticket)
-        ours.connector.cancel(ticket)
-    last = ours.connector.pull("P", [(3, 3)], 0)
-    first, *others, end = ours.finish(*tickets, last)
+    pulls = [ours.pull("P", pairs, 0) for _ in range(30)]
+    for pull in pulls[1:]:
+        pull.cancel()
+        pull.cancel()
+    last = ours.pull("P", [(3, 3)], 0)
+    first, *others, end = ours.finish(*pulls, last)
     assert first.error is None and end.error is None and ours.has([3], theirs, [3])
     assert {done.error for done in others} <= {None, "cancelled"}
 
 
 def test_pulls_of_a_peer_that_is_detached_end(site: ConnectorSite) -> None:
     ours, theirs = site.join("P")
-    tickets = [ours.connector.pull("P", [(block, block)], 0) for block in range(1, 40)]
+    pulls = [ours.pull("P", [(block, block)], 0) for block in range(1, 40)]
     ours.connector.detach("P")
-    (refused,) = ours.finish(ours.connector.pull("P", [(1, 1)], 0))
+    (refused,) = ours.finish(ours.pull("P", [(1, 1)], 0))
     assert "gone" in str(refused.error)
-    ends = ours.finish(*tickets)
+    ends = ours.finish(*pulls)
     assert all(done.error is None for done in ends) and ours.has([7, 39], theirs, [7, 39])
     site.attach(ours, "P", theirs.connector.register())
-    (again,) = ours.finish(ours.connector.pull("P", [(1, 1)], 0))
+    (again,) = ours.finish(ours.pull("P", [(1, 1)], 0))
     assert again.error is None
 
 
 def test_closing_ends_every_pull(site: ConnectorSite) -> None:
     ours, _ = site.join("P")
-    tickets = [ours.connector.pull("P", [(block, block)], 0) for block in range(1, 40)]
+    pulls = [ours.pull("P", [(block, block)], 0) for block in range(1, 40)]
     ours.connector.close()
     ours.wakeup.set()
-    ours.finish(*tickets)
+    ours.finish(*pulls)
 
 
 def test_descriptors_travel_and_those_that_say_nothing_are_refused(site: ConnectorSite) -> None:
@@ -296,12 +297,12 @@ def test_a_peer_that_is_killed_is_lost_and_nothing_hangs(site: ConnectorSite, ow
     try:
         ours = site.open()
         site.attach(ours, "child", descriptor)
-        (done,) = ours.finish(ours.connector.pull("child", [(1, 1)], 0))
+        (done,) = ours.finish(ours.pull("child", [(1, 1)], 0))
         assert done.error is None and ours.connector.lost() == []
-        tickets = [ours.connector.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
+        pulls = [ours.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
         owner.kill()
-        tickets += [ours.connector.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
-        ends = ours.finish(*tickets)
+        pulls += [ours.pull("child", [(block, block) for block in range(1, 40)], 0) for _ in range(50)]
+        ends = ours.finish(*pulls)
         assert all(end.error or end.bytes == 39 * LAYOUT.block_bytes for end in ends)
         if not any(end.error for end in ends):
             assert bool((ours.storage.own[1:] == 7).all())

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pools import Pool
 
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.cut_connector import CUT, CutConnector
 
 PAIRS = [(1, 2), (2, 3)]
@@ -32,19 +33,19 @@ class Link:
 def test_pulls_fail_while_the_link_is_cut_and_succeed_afterwards() -> None:
     link = Link()
     link.inner.choose = lambda: Mischief.STALL
-    stalled = link.connector.pull("P", PAIRS, 0)
+    stalled = link.pool.pull("P", PAIRS, 0)
     link.inner.choose = lambda: Mischief.NONE
     link.connector.cut(5.0)
-    new = link.connector.pull("P", PAIRS, 0)
+    new = link.pool.pull("P", PAIRS, 0)
     for done in link.pool.finish(stalled, new):
         assert (done.error, done.epoch, done.bytes, done.digests) == (CUT, None, 0, [])
     link.now += 5.0
-    (done,) = link.pool.finish(link.connector.pull("P", PAIRS, 0))
+    (done,) = link.pool.finish(link.pool.pull("P", PAIRS, 0))
     assert done.error is None and link.pool.has([2, 3], link.peer, [1, 2])
     assert not link.connector.open and not link.connector.broken
     link.connector.cut(60.0)
     link.connector.cut(0.0)
-    assert link.pool.finish(link.connector.pull("P", PAIRS, 0))[0].error is None
+    assert link.pool.finish(link.pool.pull("P", PAIRS, 0))[0].error is None
     link.close()
 
 
@@ -61,24 +62,24 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_every_pull_ends_once_and_none_succeeds_that_the_cut_met(steps: list[Mischief | float | str]) -> None:
     link = Link()
-    tickets, met = list[int](), set[int]()
+    pulls, met = list[Pull](), set[Pull]()
     for step in steps:
         if isinstance(step, Mischief):
             link.inner.choose = lambda kind=step: kind  # type: ignore[misc]
-            tickets.append(link.connector.pull("P", PAIRS, 0))
-            met |= {tickets[-1]} if link.connector.is_cut else set()
+            pulls.append(link.pool.pull("P", PAIRS, 0))
+            met |= {pulls[-1]} if link.connector.is_cut else set()
         elif isinstance(step, float):
             link.now += step
         elif step == "cut":
-            met |= link.connector.open
+            met |= set(link.connector.open)
             link.connector.cut(2.0)
         elif step == "mend":
             link.connector.cut(0.0)
-        elif tickets:
-            link.connector.cancel(tickets[-1])
-    for ticket in link.connector.open - {done.ticket for done in link.pool.ended}:
-        link.connector.cancel(ticket)
-    for done in link.pool.finish(*tickets):
-        assert done.ticket not in met or done.error == CUT
+        elif pulls:
+            pulls[-1].cancel()
+    for pull in link.connector.open:
+        pull.cancel()
+    for pull, done in zip(pulls, link.pool.finish(*pulls), strict=True):
+        assert pull not in met or done.error == CUT
     assert not link.connector.open and not link.connector.broken
     link.close()

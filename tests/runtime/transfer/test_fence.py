@@ -7,6 +7,7 @@ from pair1p1d import DEADLINE, Pair1P1D
 
 from pontil.runtime.cache import storage
 from pontil.runtime.disaggregation.states import SendEvent
+from pontil.runtime.transfer.connector import Pull
 
 
 def test_a_fence_stands_between_the_cell_and_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:  # C2
@@ -31,7 +32,7 @@ def test_a_fence_stands_between_the_cell_and_the_blocks(monkeypatch: pytest.Monk
         both.theirs.epochs[sent.slot] += 1
 
     monkeypatch.setattr(storage, "fence", late)
-    both.connector.pull("P", [(5, 6)], sent.slot)
+    both.connector.pull(Pull("P", [(5, 6)], sent.slot))
     assert both.wakeup.wait(DEADLINE)
-    assert [done.epoch for done in both.connector.poll()] == [bumped + 1] and seen[1][2]
+    assert [pull.end.epoch for pull in both.connector.poll()] == [bumped + 1] and seen[1][2]
     both.close()

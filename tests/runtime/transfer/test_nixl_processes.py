@@ -11,6 +11,7 @@ from nixl_process import BLOCKS, NixlProcess
 from pools import Pool, need, wait_for
 
 from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.nixl.connector import NixlConnector
 
 pytestmark = pytest.mark.long
@@ -34,24 +35,25 @@ def owner(ours: Pool) -> Iterator[NixlProcess]:
     made.end()
 
 
-def begin(ours: Pool, owner: NixlProcess, name: str) -> int:
-    """Pull everything, and return the ticket once a part of it is here."""
+def begin(ours: Pool, owner: NixlProcess, name: str) -> Pull:
+    """Pull everything, and return the pull once a part of it is here."""
     ours.connector.attach(name, owner.hear())
-    (done,) = ours.finish(ours.connector.pull(name, [(1, 1)], 0))
+    first = ours.pull(name, [(1, 1)], 0)
+    (done,) = ours.finish(first)
     assert done.error is None
-    before = ours.connector.received(name)
-    ticket = ours.connector.pull(name, [(block, block) for block in range(1, BLOCKS)], 0)
-    wait_for(lambda: ours.connector.received(name) > before)
-    return ticket
+    before = first.received
+    pull = ours.pull(name, [(block, block) for block in range(1, BLOCKS)], 0)
+    wait_for(lambda: pull.received > before)
+    return pull
 
 
 def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is_read(
     ours: Pool, owner: NixlProcess
 ) -> None:
-    ticket = begin(ours, owner, "first")
+    pull = begin(ours, owner, "first")
     owner.process.kill()
     owner.process.wait()
-    (done,) = ours.finish(ticket)
+    (done,) = ours.finish(pull)
     assert done.error is not None and "ended" in done.error
     assert bool((ours.storage.own[BLOCKS - 1] == 0).all()), "it was killed in the middle"
     wait_for(lambda: ours.connector.lost() == ["first"])
@@ -60,7 +62,7 @@ def test_a_peer_that_is_killed_in_the_middle_fails_the_pull_and_its_successor_is
     again = NixlProcess("own")
     try:
         ours.connector.attach("second", again.hear())
-        (done,) = ours.finish(ours.connector.pull("second", [(block, block) for block in range(1, 9)], 0))
+        (done,) = ours.finish(ours.pull("second", [(block, block) for block in range(1, 9)], 0))
         assert done.error is None and bool((ours.storage.own[1:9] == 7).all())
         assert torch.count_nonzero(ours.storage.own[9:]) == 0, "nothing of the first pull was written after its end"
     finally:
@@ -71,13 +73,13 @@ def test_a_cancelled_pull_from_a_stopped_peer_ends_when_nothing_can_be_written_a
     ours: Pool, owner: NixlProcess
 ) -> None:  # C14
     """A read cannot be taken back: it ends when the stopped process goes on, or is killed as its supervisor would."""
-    ticket = begin(ours, owner, "peer")
+    pull = begin(ours, owner, "peer")
     owner.process.send_signal(signal.SIGSTOP)
-    ours.connector.cancel(ticket)
+    pull.cancel()
     assert ours.wakeup.wait(2.0) is False and ours.connector.poll() == []
     owner.process.send_signal(signal.SIGCONT)
-    (done,) = ours.finish(ticket)
+    (done,) = ours.finish(pull)
     assert done.error == "cancelled"
     written = ours.storage.own.clone()
-    (done,) = ours.finish(ours.connector.pull("peer", [], 0))
+    (done,) = ours.finish(ours.pull("peer", [], 0))
     assert done.error is None and torch.equal(ours.storage.own, written)

@@ -3,18 +3,19 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.joint_connector import JointConnector
+from pontil.runtime.disaggregation.joint_pull import JointPull
 from pontil.runtime.disaggregation.rank_orders import RankOrders
-from pontil.runtime.transfer.connector import PullResult
-from pontil.runtime.transfer.joint_pulls import JointPull, JointPulls
-from pontil.runtime.transfer.ranked_connector import RankedConnector
+from pontil.runtime.transfer.connector import Pull, PullResult
 from pontil.runtime.transfer.shm.copying_connector import CopyingConnector, CopyJob
 from pontil.runtime.transfer.shm.peer_pool import PeerPool
 
@@ -28,7 +29,7 @@ class MappedPool:
     num_blocks, ended = 9, False
 
     def __init__(self) -> None:
-        self.heads = LAYOUT.kv_heads
+        self.heads, self.readers = LAYOUT.kv_heads, 0
         self.is_mapped = True
 
     def close(self) -> None:
@@ -57,9 +58,9 @@ class HeldConnector(CopyingConnector[PeerPool]):
     def copy(self, job: CopyJob[PeerPool]) -> PullResult:
         self.begun.release()
         assert self.go.acquire(timeout=DEADLINE)
-        self.read.append(cast("MappedPool", job.peer).is_mapped)
-        self.copied += len(job.pairs)
-        return PullResult(job.ticket, None, 0, 1, 0.0, [0])
+        self.read.append(cast("MappedPool", job.pool).is_mapped)
+        self.received += len(job.pull.pairs)
+        return PullResult(None, 0, 1, 0.0, [0])
 
     def finish_one(self) -> None:
         self.came.clear()
@@ -83,8 +84,8 @@ def held(storage: KVStorage) -> Iterator[HeldConnector]:
 def test_memory_of_a_detached_peer_stays_mapped_until_its_pulls_end(held: HeldConnector) -> None:
     held.attach("p", {})
     pool = cast("MappedPool", held.peers["p"])
-    held.pull("p", [(1, 1)], 0)
-    held.pull("p", [(2, 2)], 0)
+    held.pull(Pull("p", [(1, 1)], 0))
+    held.pull(Pull("p", [(2, 2)], 0))
     assert held.begun.acquire(timeout=DEADLINE)
     held.detach("p")
     assert pool.is_mapped and "p" not in held.peers
@@ -104,32 +105,31 @@ def test_memory_that_nobody_reads_is_closed_at_once(held: HeldConnector) -> None
 
 def test_a_cancel_that_comes_too_late_leaves_nothing(held: HeldConnector) -> None:
     held.attach("p", {})
-    ticket = held.pull("p", [(1, 1)], 0)
+    pull = Pull("p", [(1, 1)], 0)
+    held.pull(pull)
     held.finish_one()
-    held.poll()
-    for late in (ticket, 99):
-        held.cancel(late)
-    assert not held.cancelled and not held.reading
+    for late in (*held.poll(), Pull("p", [(1, 1)], 0)):
+        late.cancel()
+    assert pull.end.error is None and not held.peers["p"].readers and not held.poll()
 
 
-@pytest.mark.parametrize("ranked", [True, False], ids=["rank", "worker"])
-def test_what_comes_for_a_detached_peer_counts_until_its_last_pull_ends(
-    held: HeldConnector, storage: KVStorage, ranked: bool
-) -> None:
-    own = RankedConnector(held, storage)
-    connector = own if ranked else RankConnector(own, storage, RankOrders())
+@pytest.mark.parametrize("rank", [0, 1], ids=["worker", "follower"])
+def test_what_comes_for_a_detached_peer_counts_until_its_last_pull_ends(held: HeldConnector, rank: int) -> None:
+    layout = replace(LAYOUT, rank=rank, ranks=1 + rank)
+    connector = JointConnector(held, KVStorage(layout, 9, torch.device("cpu")))
     connector.attach("p", {})
-    connector.pull("p", [(1, 1)], 0)
-    connector.pull("p", [(2, 2)], 0)
-    seen = [connector.received("p")]
+    pulls = [Pull("p", [(1, 1)], 0), Pull("p", [(2, 2)], 0)]
+    for pull in pulls:
+        connector.pull(pull)
+    seen = [pulls[1].received]
     connector.detach("p")
     for _ in range(2):
-        seen.append(connector.received("p"))
+        seen.append(pulls[1].received)
         held.finish_one()
-        seen.append(connector.received("p"))
+        seen.append(pulls[1].received)
         connector.poll()
     assert seen[0] == seen[1] < seen[2] <= seen[3] < seen[4]
-    assert connector.received("p") == 0 and not connector.leaving
+    assert not connector.peers
 
 
 class CountingDict(dict[int, JointPull]):
@@ -148,14 +148,21 @@ class CountingDict(dict[int, JointPull]):
 
 def test_asking_for_the_pulls_of_a_peer_looks_at_none_of_them() -> None:
     """Every transfer asks in every turn: 512 of them may be open."""
-    pulls = JointPulls()
-    pulls.open = counting = CountingDict()
-    for ticket in range(512):
-        pulls.begin(JointPull(ticket, f"p{ticket % 4}", 1, 1, {0: range(1)}))
-    for number in range(512):
-        assert pulls.waiting(f"p{number % 4}") == {0}
+    storage = KVStorage(replace(LAYOUT, ranks=2), 9, torch.device("cpu"))
+    connector = JointConnector(cast("Any", Mock()), storage, RankOrders(2))
+    connector.ordered = counting = CountingDict()
+    for number in range(4):
+        connector.attach(f"p{number}", {})
+    pulls = [Pull(f"p{number % 4}", [(1, 1)], 0) for number in range(512)]
+    for pull in pulls:
+        connector.pull(pull)
+    peers = list(connector.peers.values())
+    for number, pull in enumerate(pulls):
+        assert pull.received == peers[number % 4].look() and set(peers[number % 4].waiting) == {f"p{number % 4}/0", 1}
     assert counting.looked == 0
-    for ticket in range(512):
-        pulls.end(ticket, 0, PullResult(ticket, None, 0, 1, 0.0, [0]))
-        pulls.end(ticket, 0, PullResult(ticket, None, 0, 1, 0.0, [0]))
-    assert not pulls.counts and not pulls.waiting("p0") and len(pulls.take()) == 512
+    for ticket in range(1, 513):
+        whole = counting[ticket]
+        for part in (f"p{(ticket - 1) % 4}/0", 1, 1):
+            connector.end(whole, part, PullResult(None, 0, 1, 0.0, [0]))
+    connector.transport.poll.return_value = []  # type: ignore[attr-defined]
+    assert not counting and not any(peer.waiting for peer in peers) and connector.poll() == pulls

@@ -70,7 +70,7 @@ class Two:
         self.ours.connector.attach("P", described | {"host": host, "port": port})
 
     def pull(self, shown: Grant | None = PASS, pairs: Sequence[tuple[int, int]] = PAIRS, slot: int = 3) -> str | None:
-        (done,) = self.ours.finish(self.ours.connector.pull("P", pairs, slot, shown))
+        (done,) = self.ours.finish(self.ours.pull("P", pairs, slot, shown))
         if done.error is None:
             assert done.epoch == 7
             assert self.ours.has([block for _, block in pairs], self.theirs, [block for block, _ in pairs])

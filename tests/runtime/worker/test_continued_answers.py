@@ -296,5 +296,5 @@ def test_an_attempt_that_was_never_admitted_forgets_nothing(proxy: ScriptedProxy
         submit = Submit("proxy", worker.incarnation, "r", attempt, prompt(40), drawn(8).to_wire())
         request = admissions.recall(make_request(submit, worker.machine))
         assert request.first_cached == (16 if attempt else None)
-        request.sequence.admissions, request.sequence.cached = admitted, 16 * (attempt + 1)
+        request.sequence.history.admissions, request.sequence.history.cached = admitted, 16 * (attempt + 1)
         admissions.remember(request)

@@ -5,10 +5,10 @@ import pytest
 import torch
 from workers import PromptWorker, ScriptedProxy, everyone_clean, greedy, prompt
 
-from pontil.runtime.engine.batch import Tile
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Tile
 
 
 def limit(worker: PromptWorker, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

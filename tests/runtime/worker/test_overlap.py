@@ -8,7 +8,7 @@ from slow_connector import SlowConnector
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-from pontil.runtime.transfer.connector import PullResult
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.wire.messages import Handoff, Message
 
 TOKENS, BUDGET = 2000, 448
@@ -22,9 +22,9 @@ class SlowWorker(PromptWorker):
         worker = self
 
         class Noting(SlowConnector):
-            def poll(self) -> list[PullResult]:
+            def poll(self) -> list[Pull]:
                 ends = super().poll()
-                worker.events += [end.bytes // self.storage.layout.block_bytes for end in ends]
+                worker.events += [pull.end.bytes // self.storage.layout.block_bytes for pull in ends]
                 return ends
 
         return Noting(self.machine.storage, self.poller.wake)

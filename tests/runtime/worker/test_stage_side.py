@@ -10,6 +10,8 @@ from workers import ScriptedProxy, open_worker
 
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.part import GraphPart
+from pontil.runtime.stages.worker.stage_side import StageSide
+from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.wire.messages import Cancel, Release, Submit
 
 EDGE = "llm/speaker/text"
@@ -34,9 +36,14 @@ class StagedWorker:
         ))  # fmt: skip
         return self.proxy.answers[run]
 
+    @property
+    def ports(self) -> StreamPorts:
+        assert isinstance(self.worker.stage, StageSide)
+        return self.worker.stage.ports
+
     def text(self, run: str) -> str:
         """Return the text of the items that are kept for a run."""
-        kept = self.worker.stage.ports.sender.streams[run, EDGE].kept  # type: ignore[union-attr]
+        kept = self.ports.sender.streams[run, EDGE].kept
         return b"".join(kept[index].data for index in sorted(kept)).decode()
 
 
@@ -71,9 +78,29 @@ def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:
     proxy.turn_until(lambda: worker.is_idle)
     assert worker.machine.engine.generated == made < params.max_tokens
     assert worker.stage.gauges() == {
-        "stream_free_blocks": worker.stage.ports.memory.capacity, "stream_kept_bytes": 0,  # type: ignore[union-attr]
+        "stream_free_blocks": staged.ports.memory.capacity, "stream_kept_bytes": 0,
         "stream_items_ahead": 0, "streams_full": 0,
     }  # fmt: skip
+
+
+def test_nothing_of_a_proxy_that_is_gone_stays_open(staged: StagedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that nobody closes would be asked for again and again, and the worker would never be idle."""
+    worker, proxy = staged.worker, staged.proxy
+    stage: Any = worker.stage
+    closed = list[tuple[str, int]]()
+    close = stage.ports.close
+
+    def noted(request_id: str, attempt: int, finished: bool, now: float) -> None:
+        closed.append((request_id, attempt))
+        close(request_id, attempt, finished, now)
+
+    monkeypatch.setattr(stage.ports, "close", noted)
+    params = replace(GREEDY, max_tokens=200)
+    message = Submit(proxy.incarnation, worker.incarnation, "r", 0, PROMPT, params.to_wire(), graph=part_of("r"))
+    assert proxy.server.send(message)
+    proxy.turn_until(lambda: "r" in proxy.answers and bool(proxy.answers["r"].frames))
+    worker.orphan(proxy.incarnation)
+    assert closed == [("r", 0)] and stage.ports.is_idle and not stage.open
 
 
 def test_an_answer_is_streamed_again_without_being_computed(staged: StagedWorker) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from workers import ScriptedProxy, Silent, drawn, everyone_clean, greedy, open_worker, prompt
 
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.scheduler import Scheduler
+from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.wire.messages import Submit
 from pontil.runtime.worker.process.worker_request import make_request
 from pontil.runtime.worker.start.assembly import assemble

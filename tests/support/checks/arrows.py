@@ -9,17 +9,20 @@ SHARED = {
 # Map from a room to the rooms or modules that it may import besides itself and its folder's shared modules. The rooms
 # form no circle: of two rooms, at most one may import the other.
 ARROWS: dict[str, set[str]] = {
-    "gpu_ops/triton": set(),
-    "gpu_ops": {"gpu_ops/triton"},
+    # Values that every implementation of an operation takes.
+    "gpu_ops/parameters": set(),
+    "gpu_ops/triton": {"gpu_ops/parameters"},
+    "gpu_ops": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/compile": set(),
-    "gpu_ops/kv": {"gpu_ops", "gpu_ops/triton"},
+    "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/weights": {"gpu_ops/kv"},
-    "gpu_ops/products": {"gpu_ops", "gpu_ops/triton"},
+    "gpu_ops/products": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels": {
-        "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/products",
+        "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/parameters",
+        "gpu_ops/products",
     },
     "gpu_ops/collectives": {"gpu_ops/kernels"},
-    "gpu_ops/draws": {"gpu_ops/triton"},
+    "gpu_ops/draws": {"gpu_ops/parameters", "gpu_ops/triton"},
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops/kernels/weights", "gpu_ops/kv"},
@@ -39,18 +42,34 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/models": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
-        "gpu_ops/products",
+        "gpu_ops/parameters", "gpu_ops/products",
     },
     "runtime/models/layers": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/weights", "gpu_ops/kv",
-        "gpu_ops/products", "runtime/models",
+        "gpu_ops/parameters", "gpu_ops/products", "runtime/models",
+    },
+    "runtime/engine/sequences": {"gpu_ops/products", "runtime/cache", "runtime/timeline/work_times"},
+    "runtime/engine/prefixes": {"runtime/cache", "runtime/engine/sequences"},
+    "runtime/engine/sampling": {"gpu_ops/draws", "gpu_ops/kernels", "runtime/engine/sequences"},
+    "runtime/engine/tiles": {
+        "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine/sequences",
+        "runtime/models",
+    },
+    "runtime/engine/runner": {
+        "gpu_ops/products", "runtime/cache", "runtime/engine/sampling", "runtime/engine/sequences",
+        "runtime/engine/tiles", "runtime/models",
+    },
+    "runtime/engine/drafts": {
+        "gpu_ops/products", "runtime/cache", "runtime/engine/prefixes", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models", "runtime/models/layers",
     },
     "runtime/engine": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier",
-        "runtime/models", "runtime/models/layers", "runtime/timeline/work_times",
+        "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier", "runtime/engine/drafts",
+        "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
     },
     "runtime/engine/device": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/engine",
+        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters", "gpu_ops/products", "runtime/cache",
+        "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences", "runtime/engine/tiles",
         "runtime/models",
     },
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
@@ -88,33 +107,29 @@ ARROWS: dict[str, set[str]] = {
         "runtime/transfer", "runtime/wire",
     },
     "runtime/stages/qwen3_omni": {
-        "gpu_ops", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/engine",
-        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
-        "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
+        "gpu_ops", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/products", "runtime/engine/sampling",
+        "runtime/engine/sequences", "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/families", "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
     },
     "runtime/worker/ranks": {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache/follower_records", "runtime/disaggregation",
-        "runtime/engine", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
+        "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/start": {
         "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/cache/tier",
-        "runtime/engine", "runtime/engine/device", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
+        "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",
-        "runtime/models/layers", "runtime/probe", "runtime/stages/qwen3_omni", "runtime/tokenizer", "runtime/wire",
-        "runtime/worker/ranks",
+        "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/ranks",
     },
     "runtime/worker/links": {
         "runtime/cache", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
         "runtime/worker/start",
     },
     "runtime/worker/process": {
-        "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/timeline/work_times", "runtime/tokenizer",
-        "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/start",
-    },
-    "runtime/stages/worker": {
-        "runtime/engine", "runtime/stages/graph", "runtime/stages/nodes", "runtime/stages/qwen3_omni",
-        "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire",
-        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/engine/sequences", "runtime/timeline/work_times",
+        "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links",
+        "runtime/worker/start",
     },
     "runtime/transfer/shm": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/cuda": {
@@ -123,20 +138,25 @@ ARROWS: dict[str, set[str]] = {
     "runtime/transfer/nixl": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/tcp": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/worker/embed": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/loaders", "runtime/loaders/hf",
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine/runner", "runtime/loaders", "runtime/loaders/hf",
         "runtime/models", "runtime/models/families", "runtime/timeline/work_times", "runtime/wire",
         "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
-        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/grammar", "runtime/stages/worker",
-        "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process",
-        "runtime/worker/start",
+        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
-        "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine",
-        "runtime/models", "runtime/stages/worker", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
-        "runtime/worker/start",
+        "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine/tiles",
+        "runtime/models", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/embed",
+        "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+    },
+    "runtime/stages/worker": {
+        "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
+        "runtime/stages/qwen3_omni", "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer",
+        "runtime/wire", "runtime/wire/links", "runtime/worker/generate", "runtime/worker/links",
+        "runtime/worker/process", "runtime/worker/start",
     },
     "http/schema": {"runtime"},
     "http/access": {"http/schema", "runtime", "runtime/proxy"},
@@ -173,23 +193,23 @@ ARROWS: dict[str, set[str]] = {
         "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy",
         "runtime/tokenizer", "runtime/wire/messages",
     },
-    "http/page": {"http/intake/body", "http/schema", "http/stream/sse", "runtime", "runtime/proxy"},
+    "http/page": {"http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy"},
     "http/vllm": {
         "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream",
         "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
     },
     "http/routes": {
         "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
-        "http/openai/responses", "http/openai/sound", "http/page", "http/schema", "http/stream", "http/vllm", "runtime",
+        "http/openai/responses", "http/openai/sound", "http/schema", "http/stream", "http/vllm", "runtime",
         "runtime/chat", "runtime/proxy", "runtime/tokenizer",
     },
     "http/server": {
-        "http/access", "http/intake", "http/openai/responses", "http/page", "http/routes", "http/stream", "runtime",
-        "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
+        "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",
+        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/host": set(),
     "launcher/options": {"launcher/host", "runtime"},
-    "launcher/plan": {"launcher/host", "launcher/options", "runtime", "runtime/stages/graph"},
+    "launcher/plan": {"launcher/host", "launcher/options", "runtime"},
     "launcher/control": {"launcher/options", "launcher/plan"},
     "launcher/logs": {"launcher/control"},
     "launcher/child": {"launcher/host", "launcher/logs", "launcher/plan"},
@@ -215,9 +235,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher/commands/terminal": {"launcher/options"},
     "launcher/commands": {
-        "launcher/child", "launcher/child/fork", "launcher/cluster", "launcher/commands/terminal", "launcher/control",
-        "launcher/host", "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles",
-        "launcher/supervisor", "runtime/stages/graph",
+        "launcher/child", "launcher/child/fork", "launcher/commands/terminal", "launcher/control", "launcher/host",
+        "launcher/keys", "launcher/logs", "launcher/options", "launcher/plan", "launcher/roles", "launcher/supervisor",
     },
     "launcher/doctor": {
         "launcher/child", "launcher/commands", "launcher/control", "launcher/host", "launcher/keys", "launcher/options",
@@ -228,8 +247,8 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/options",
     },
     "launcher/tools/chaos": {
-        "launcher/commands/api_key", "launcher/commands/terminal/chat_session", "launcher/commands/usage",
-        "launcher/control", "launcher/options", "launcher/tools/bench",
+        "launcher/commands/api_key", "launcher/commands/launch_choice", "launcher/commands/terminal/chat_session",
+        "launcher/commands/usage", "launcher/control", "launcher/options", "launcher/tools/bench",
     },
     "launcher/tools/conformance": {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session",
@@ -238,14 +257,11 @@ ARROWS: dict[str, set[str]] = {
 }  # fmt: skip
 # Rooms whose files still import each other in a circle: each is one with another, until the circle is broken.
 JOINED = {
-    "runtime/engine/drafts": "runtime/engine",
-    "runtime/engine/prefixes": "runtime/engine",
-    "runtime/engine/sampling": "runtime/engine",
-    "runtime/engine/tiles": "runtime/engine",
     "runtime/proxy/admission": "runtime/proxy",
     "runtime/proxy/fleet": "runtime/proxy",
     "runtime/proxy/metrics": "runtime/proxy",
     "runtime/proxy/requests": "runtime/proxy",
+    "runtime/proxy/resume": "runtime/proxy",
     "runtime/proxy/routing": "runtime/proxy",
     "runtime/stages/runs": "runtime/proxy",
 }

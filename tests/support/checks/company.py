@@ -4,7 +4,7 @@
 from effort import examples
 from tiny import drain, rig, sequence
 
-from pontil.runtime.engine.sequence import Known
+from pontil.runtime.engine.sequences.sequence import Known
 from pontil.runtime.models.model import Model
 
 # The first cross the end of a block.

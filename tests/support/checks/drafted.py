@@ -7,8 +7,8 @@ from typing import Any
 
 from tiny import Rig, check_free, name_of, sequence
 
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
-from pontil.runtime.engine.sequence import FinishReason, Sequence, StopCheck
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, StopCheck
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 
 REPEATING = [5, 6, 7, 8, 9] * 6
 KINDS: tuple[dict[str, Any], ...] = (

@@ -23,8 +23,9 @@ from handoff_world import (
     set_owner,
 )
 
-from pontil.runtime.transfer.connector import PullResult
-from pontil.runtime.transfer.joint_pulls import JointPull, JointPulls
+from pontil.runtime.disaggregation.joint_pull import JointPull, PeerPools
+from pontil.runtime.disaggregation.rank_orders import RankOrders
+from pontil.runtime.transfer.connector import Pull, PullResult
 
 # (rank, whether its half arrived whole), in the order in which they came
 Reports = tuple[tuple[int, bool], ...]
@@ -33,11 +34,12 @@ Reports = tuple[tuple[int, bool], ...]
 @cache
 def joint(reports: Reports) -> bool | None:
     """Return whether a pull in two halves was good, or None if it has not ended, by the product's own rule."""
-    pulls = JointPulls()
-    pulls.begin(JointPull(1, "P", 1, 2, {0: range(1), 1: range(1, 2)}))
+    peer, pull = PeerPools(RankOrders(), lambda: 0.0), Pull("P", [(1, 1)], 0)
+    whole = JointPull(pull, peer, 1, {0: range(1), 1: range(1, 2)})
+    whole.wait()
     for rank, good in reports:
-        pulls.end(1, rank, PullResult(1, None if good else "broken", 0, 1, 0.0, [7]))
-    return next((done.error is None for done in pulls.take()), None)
+        whole.end(rank, PullResult(None if good else "broken", 0, 1, 0.0, [7]))
+    return None if pull.result is None else pull.result.error is None
 
 
 def announce(world: HandoffWorld, number: int, message: Message) -> HandoffWorld:

@@ -19,15 +19,16 @@ from workers import PromptWorker, ScriptedProxy, everyone_clean, open_worker
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.engine.batch import Batch, Span
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason
+from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.sequence import FinishReason
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Delta, Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -154,7 +155,12 @@ def books(round_: Mapping[str, Recorded], route: Route, tokenizer: Tokenizer, pl
     """Open the books of a play's round. Requests that share prefixes do so with the rounds of the same play only."""
     made = {
         name: Request.start(
-            name, one.prompt, one.params, tokenizer, 0.0, f"play {play}" if one.shares else f"{number}-{name}"
+            name,
+            one.prompt,
+            one.params,
+            tokenizer,
+            0.0,
+            Ticket(cache_salt=f"play {play}" if one.shares else f"{number}-{name}"),
         )
         for name, one in round_.items()
     }

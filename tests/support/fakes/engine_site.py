@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from proxy_configs import bare_config
 from seat_world import SeatWorld, formula
+from submitting import submit
 from virtual_site import BEAT, Clock, VirtualProxy
 
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.foundation.fair_share import FairShare
-from pontil.runtime.proxy.admission.rate_limits import Allowance
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.ticket import Allowance
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Heartbeat, Hello, Message, Submit
@@ -113,7 +114,7 @@ class EngineSite(VirtualProxy):
         self.asked += 1
         params = SamplingParams(max_tokens=tokens, n=n, seed=1, temperature=1.0, ignore_eos=True)
         prompt = [self.asked % 251, self.asked // 251, *[5] * (length - 2)]
-        return self.submit(prompt, params, priority=priority, caller=caller, allowance=Allowance(weight=weight))
+        return submit(self, prompt, params, priority=priority, caller=caller, allowance=Allowance(weight=weight))
 
     def measure(self) -> None:
         """Have a request answered, after which waits are known."""

@@ -17,7 +17,8 @@ from pontil.gpu_ops.kv.attention import (
     PromptSpan,
 )
 from pontil.gpu_ops.kv.device_tile import DeviceTile
-from pontil.gpu_ops.rotary import HeadTurn
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -99,10 +100,7 @@ def attend(pool: Tensor, tile: DeviceTile) -> PagedAttention:
     return GeneratedAttention(pool, blocks, offsets, tables, lengths)
 
 
-def nothing(
-    layer: int, q: Tensor, k: Tensor, v: Tensor | None, *, scale: float, window: int | None,
-    sinks: Tensor | None = None, value_dim: int | None = None, turn: HeadTurn | None = None,
-) -> Tensor:  # fmt: skip
+def nothing(layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None) -> Tensor:
     """The attention of padding alone."""
     return torch.zeros_like(q)
 

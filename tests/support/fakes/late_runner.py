@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from pontil.runtime.engine.batch import Batch, Tile
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
-from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.runner.model_runner import ModelRunner
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Batch, Tile
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 

@@ -10,9 +10,11 @@ from typing import Any
 from event_reader import take
 from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker
+from submitting import submit
 
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.stream import Delta, Finished, Stream
+from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit
 
@@ -33,6 +35,9 @@ class LiveProxy:
         self.workers.append(made)
         await asyncio.to_thread(made.start)
         return made
+
+    def submit(self, prompt: list[int], params: SamplingParams, **ticket: Any) -> Stream:
+        return submit(self.proxy, prompt, params, **ticket)
 
     def value(self, series: str, **labels: str) -> float:
         return self.proxy.metrics.registry.get_sample_value(series, labels) or 0.0

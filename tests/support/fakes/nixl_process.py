@@ -61,11 +61,11 @@ def main(task: str, host: str) -> None:
         sys.stdin.read()
         return
     pool.connector.attach("peer", json.loads(sys.stdin.readline()))
-    ticket = pool.connector.pull("peer", [(block, block) for block in range(1, BLOCKS)], 0)
-    wait_for(lambda: pool.connector.received("peer") > 0)
+    pull = pool.pull("peer", [(block, block) for block in range(1, BLOCKS)], 0)
+    wait_for(lambda: pull.received > 0)
     print(json.dumps("a part"), flush=True)
     begun = time.monotonic()
-    (done,) = pool.finish(ticket)
+    (done,) = pool.finish(pull)
     print(json.dumps([done.error, time.monotonic() - begun]), flush=True)
 
 

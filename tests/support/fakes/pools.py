@@ -16,7 +16,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.transfer.auto_connector import AutoConnector
-from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
+from pontil.runtime.transfer.connector import Pair, Pull, PullResult, SliceConnector
 from pontil.runtime.transfer.cuda.connector import CudaConnector
 from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.transfer.grants import Grant, Grants
@@ -46,10 +46,9 @@ class GuardedPool(TcpConnector):
     def __init__(self, storage: KVStorage, wake: Callable[[], None]) -> None:
         super().__init__(storage, wake, guard=TransferSecurity(b"s" * 32, AnyPass()))
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        return super().pull(peer, pairs, slot, Grant("any", 0, "any"), heads)
+    def pull(self, pull: Pull) -> None:
+        pull.shown = Grant("any", 0, "any")
+        super().pull(pull)
 
 
 class EmulatedCuda(CudaConnector):
@@ -85,18 +84,25 @@ class Pool:
         self.storage.own.random_(0, 256)
         self.wakeup = threading.Event()
         self.connector = open_connector(self.storage, self.wakeup.set)
-        self.ended: list[PullResult] = []
+        self.ended: list[Pull] = []
 
-    def finish(self, *tickets: int) -> list[PullResult]:
-        """Return the results of these pulls, in this order; a duplicate result is an error."""
+    def pull(
+        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
+    ) -> Pull:
+        """Begin a pull."""
+        pull = Pull(peer, pairs, slot, shown, heads)
+        self.connector.pull(pull)
+        return pull
+
+    def finish(self, *pulls: Pull) -> list[PullResult]:
+        """Return the results of these pulls, in this order; one that ends twice is an error."""
         until = time.monotonic() + DEADLINE
-        while not set(tickets) <= {done.ticket for done in self.ended}:
+        while not set(pulls) <= set(self.ended):
             assert self.wakeup.wait(max(0.0, until - time.monotonic())), "a pull did not end"
             self.wakeup.clear()
             self.ended += self.connector.poll()
-        ends = {done.ticket: done for done in self.ended}
-        assert len(ends) == len(self.ended)
-        return [ends[ticket] for ticket in tickets]
+        assert len(set(self.ended)) == len(self.ended)
+        return [pull.end for pull in pulls]
 
     def has(self, ours: list[int], other: "Pool", theirs: list[int]) -> bool:
         return torch.equal(self.storage.own[ours], other.storage.own[theirs])

@@ -10,7 +10,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 
 BLOCK = 16
 
@@ -73,10 +73,11 @@ class QueueWorld:
     def watched(self, sequence: Sequence, find: Callable[[], PrefixHit]) -> PrefixHit | None:
         """Reserve blocks, and check that a newly admitted sequence overtakes only those with a reason to wait."""
         found = self.reserve(sequence, find)
-        if found is not None and sequence.admissions == 0:
+        if found is not None and sequence.history.admissions == 0:
             passed = [one for one in self.scheduler.waiting if one.order < sequence.order]
             assert all(map(self.is_excused, passed)), (sequence.id, [one.id for one in passed])
-            again = [one for one in self.scheduler.waiting if one.admissions and one.priority <= sequence.priority]
+            admitted = (one for one in self.scheduler.waiting if one.history.admissions)
+            again = [one for one in admitted if one.priority <= sequence.priority]
             assert not again, "those that lost their blocks go first"
             self.admitted.append(sequence.id)
         if found is None:
@@ -122,7 +123,7 @@ class QueueWorld:
         for one in list(self.scheduler.parked):
             due = self.remotes[one.id].due
             if due is not None and due <= self.steps:
-                one.admissions = 1
+                one.history.admissions = 1
                 assert self.scheduler.memory.grow(one, len(one.prompt))
                 self.scheduler.promote(one, len(one.prompt), [Known(0, [5])])
                 if one.params.max_tokens == 1:

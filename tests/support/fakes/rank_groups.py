@@ -12,7 +12,7 @@ from recording_callbacks import GivingNotes, TakingNotes
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.disaggregation.rank_connector import RankConnector
+from pontil.runtime.disaggregation.joint_connector import JointConnector
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.disaggregation.rank_pools import RankPools
@@ -20,7 +20,6 @@ from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.grants import Grants
-from pontil.runtime.transfer.ranked_connector import RankedConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp.connector import TcpConnector
 from pontil.runtime.wire.codec import decode, encode
@@ -54,18 +53,16 @@ class FakeRanks:
             open_connector(rank, storage, self.wakeup.set, self.grants[rank])
             for rank, storage in enumerate(self.storages)
         ]
-        connectors = [
-            RankedConnector(transport, storage)
-            for transport, storage in zip(self.transports, self.storages, strict=True)
-        ]
         self.followers = {
-            rank: FollowerTransfers(self.storages[rank], connectors[rank], self.grants[rank])
-            for rank in range(1, ranks)
+            rank: FollowerTransfers(storage, JointConnector(self.transports[rank], storage), self.grants[rank])
+            for rank, storage in enumerate(self.storages[1:], 1)
         }
         self.orders = RankOrders(ranks)
         self.pools = RankPools(self.storages[0], self.orders, self.grants[0])
-        described = [connector.register() for connector in connectors[1:]]
-        self.connector = RankConnector(connectors[0], self.storages[0], self.orders, described, lambda: self.now)
+        described = [follower.connector.register() for follower in self.followers.values()]
+        self.connector = JointConnector(
+            self.transports[0], self.storages[0], self.orders, described, lambda: self.now
+        )  # fmt: skip
         self.now = 0.0
         self.stopped: set[int] = set()
         self.late: set[int] = set()

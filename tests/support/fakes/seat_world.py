@@ -10,13 +10,13 @@ from tiny import name_of, sequence
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.engine import Engine, Output
 from pontil.runtime.engine.queues import may_yield
-from pontil.runtime.engine.runner import Launched
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.foundation.fair_share import FairShare
 
 BLOCK = 8
@@ -178,7 +178,7 @@ class SeatWorld:
 
     def receive(self, one: Sequence) -> None:
         """Let the KV of a prompt arrive, with the first token of each choice."""
-        one.admissions = 1
+        one.history.admissions = 1
         assert self.scheduler.memory.grow(one, len(one.prompt))
         for position, token in enumerate(one.prompt):
             self.runner.cells[one.blocks[position // BLOCK], position % BLOCK] = token

@@ -22,15 +22,20 @@ from process_state import has_ended
 ROOT = Path(__file__).resolve().parents[3]
 APP = ROOT / "app.py"
 START_TIMEOUT = 240.0
+# The least and the most seconds between two looks at a process that is waited for.
+PAUSES = 0.02, 0.2
 T = TypeVar("T")
 
 
 def wait_for(condition: Callable[[], T | None], timeout: float, what: str) -> T:
     """Return the first true value of `condition`, polled until the deadline."""
-    deadline = time.monotonic() + timeout
+    begin = asked = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {timeout:.0f} s"
-        time.sleep(0.02)  # polls another process, which cannot be waited for
+        now = time.monotonic()
+        assert now < begin + timeout, f"{what} did not happen within {timeout:.0f} s"
+        # Polls another process, which cannot be waited for; what costs much is asked seldom.
+        time.sleep(min(max(PAUSES[0], 3 * (now - asked)), PAUSES[1]))
+        asked = time.monotonic()
     return value
 
 

@@ -15,7 +15,7 @@ class SlowConnector(ShmConnector):
     """Connector limited to RATE bytes a second: a pull ends no sooner than that allows, and closing ends the wait."""
 
     def copy(self, job: CopyJob[PeerPool]) -> PullResult:
-        until = time.monotonic() + len(job.pairs) * self.storage.layout.block_bytes / RATE
+        until = time.monotonic() + len(job.pull.pairs) * self.storage.layout.block_bytes / RATE
         done = super().copy(job)
         self.jobs.closing.wait(max(0.0, until - time.monotonic()))
         return done

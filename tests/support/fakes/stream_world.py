@@ -6,7 +6,6 @@ The memory is real; pulls copy from it at once when the test lets them end, and 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from pontil.runtime.stages.streams.producer_stream import ProducerStream, Sender
 from pontil.runtime.stages.streams.stream_memory import StreamMemory
 from pontil.runtime.stages.streams.stream_receiver import StreamReceiver
 from pontil.runtime.stages.streams.stream_sender import StreamSender
-from pontil.runtime.transfer.connector import Pair, PullResult, can_be_read
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import Pull, PullResult, can_be_read
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Message, StreamAck, Subscribe, Unsubscribe
 
@@ -40,62 +38,52 @@ def item(index: int, rows: int = 1) -> Array:
 
 
 @dataclass
-class WorldPull:
-    ticket: int
-    peer: str
-    pairs: list[Pair]
-    slot: int
-
-
-@dataclass
 class WorldConnector:
     """A connector whose pulls end when `finish` is called. `spoil` changes what arrives."""
 
     world: "StreamWorld"
     memory: StreamMemory
-    tickets: "count[int]" = field(default_factory=lambda: count(1))
     attached: set[str] = field(default_factory=set)
-    open: list[WorldPull] = field(default_factory=list)
-    done: list[PullResult] = field(default_factory=list)
+    open: list[Pull] = field(default_factory=list)
+    ended: list[Pull] = field(default_factory=list)
     spoil: Callable[[PullResult], PullResult] = lambda result: result
+    received: int = 0
 
     def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
         if descriptor.get("name") != peer:
             raise TransferError("the peer's memory cannot be opened")
         self.attached.add(peer)
 
-    def pull(self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None) -> int:
-        assert peer in self.attached
-        ticket = next(self.tickets)
-        self.open.append(WorldPull(ticket, peer, list(pairs), slot))
-        return ticket
+    def pull(self, pull: Pull) -> None:
+        assert pull.peer in self.attached
+        pull.reader = self
+        self.open.append(pull)
 
     def finish(self) -> None:
-        for pull in self.open:
-            self.done.append(self.spoil(self.copy(pull)))
-        self.open.clear()
+        for pull in list(self.open):
+            self.end(pull, self.spoil(self.copy(pull)))
 
-    def copy(self, pull: WorldPull) -> PullResult:
+    def end(self, pull: Pull, result: PullResult) -> None:
+        pull.result = result
+        self.open.remove(pull)
+        self.ended.append(pull)
+
+    def copy(self, pull: Pull) -> PullResult:
         worker = self.world.workers.get(pull.peer)
         if worker is None or not can_be_read(pull.pairs, pull.slot, worker.memory.capacity + 1):
-            return PullResult(pull.ticket, "the peer is gone", None, 0, 0.0)
+            return PullResult("the peer is gone")
         source, target = worker.memory.storage, self.memory.storage
         for theirs, ours in pull.pairs:
             target.bytes[ours] = source.bytes[theirs]
         digests = target.digests([ours for _, ours in pull.pairs])
-        return PullResult(pull.ticket, None, int(source.epochs[pull.slot]), 0, 0.0, digests)
+        return PullResult(None, int(source.epochs[pull.slot]), 0, 0.0, digests)
 
-    def poll(self) -> list[PullResult]:
-        done, self.done = self.done, []
-        return done
+    def poll(self) -> list[Pull]:
+        ended, self.ended = self.ended, []
+        return ended
 
-    def received(self, peer: str) -> int:
-        return 0
-
-    def cancel(self, ticket: int) -> None:
-        for pull in [pull for pull in self.open if pull.ticket == ticket]:
-            self.open.remove(pull)
-            self.done.append(PullResult(ticket, "cancelled", None, 0, 0.0))
+    def cancel(self, pull: Pull) -> None:
+        self.end(pull, PullResult("cancelled"))
 
 
 class WorldWorker:

@@ -14,7 +14,7 @@ from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier import Block, KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.runner.model_runner import ModelRunner
 
 DEADLINE = 60.0
 

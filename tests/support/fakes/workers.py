@@ -295,7 +295,7 @@ def is_clean(worker: PromptWorker) -> bool:
     side, other = worker.prefill, worker.decode
     worker.machine.pool.check()
     left = (worker.requests, side.halves, side.jobs, side.held, side.kv_sender.open)
-    right = (other.waiting, other.parked, other.draining, other.kv_receiver.open, other.kv_receiver.by_ticket)
+    right = (other.waiting, other.parked, other.draining, other.kv_receiver.open)
     owed = len(side.outbox) + len(other.peers.outbox)
     idle = not (worker.machine.engine.sequences or any(left) or any(right) or len(worker.grammars) or owed)
     return idle and worker.machine.pool.available == worker.machine.pool.capacity

@@ -4,6 +4,7 @@
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -84,30 +85,35 @@ def bodies(salt: str, tokens: int = TOKENS) -> list[dict[str, Any]]:
 
 
 class DisturbedSite:
-    """A system with the responses of an undisturbed run. `is_real`: its model knows something."""
+    """A system that must answer as in an undisturbed run. `is_real`: its model knows something."""
 
     def __init__(self, served: Served, tokens: int = TOKENS, is_real: bool | None = None) -> None:
         self.served, self.tokens = served, tokens
         # Sites may share a system: what one asked, another must not find cached.
         self.salt, self.rounds = f"site {next(SITES)}, ", 0
         self.before: Rest = settled(served)
-        told = Streams(served, bodies(f"{self.salt}undisturbed", tokens)).finish()
-        assert all(one.done and one.error is None for one in told)
-        self.answers = [one.answer for one in told]
         self.capital = self.answer_about_a_capital()
         is_real = is_long() if is_real is None else is_real
         assert not is_real or self.capital.startswith(" Paris")
+
+    @cached_property
+    def answers(self) -> list[tuple[Any, ...]]:
+        """The responses of an undisturbed run."""
+        told = Streams(self.served, bodies(f"{self.salt}undisturbed", self.tokens)).finish()
+        assert all(one.done and one.error is None for one in told)
+        return [one.answer for one in told]
 
     def survives(
         self, harm: Callable[[Streams], None], *killed: str, mended: Callable[[], object] = lambda: None
     ) -> Rest:
         """Check that all streams give the undisturbed responses though `harm` is done, and that nothing is left of it
         after `mended`."""
+        answers = self.answers
         before = replace(at_rest(self.served), free_blocks=self.before.free_blocks)
         self.rounds += 1
         streams = Streams(self.served, bodies(f"{self.salt}round {self.rounds}, ", self.tokens))
         harm(streams)
-        for asked, told, expected in zip(ASKED, streams.finish(), self.answers, strict=True):
+        for asked, told, expected in zip(ASKED, streams.finish(), answers, strict=True):
             assert told.error is None, told.error
             assert told.answer == expected, f"{asked}: {told.answer} was {expected}"
         mended()

@@ -5,15 +5,13 @@ It keeps the one promise that cannot be checked: it does not write to a pull's b
 pull.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import count
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.transfer.connector import Pair, PullResult, SliceConnector
-from pontil.runtime.transfer.forwarding_connector import ForwardingConnector
-from pontil.runtime.transfer.grants import Grant
+from pontil.runtime.transfer.connector import Pull, PullResult, SliceConnector
+from pontil.runtime.transfer.cut_connector import ForwardingConnector
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob
 
@@ -49,32 +47,25 @@ DELAYS = {Mischief.DELAY: 3, Mischief.LATE: 4, Mischief.SCRIBBLE: 4, Mischief.ST
 class PullAtOnce(ShmConnector):
     """Connector that copies in the caller's thread, before `pull` returns."""
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        ticket, pool = next(self.tickets), self.peers.get(peer)
+    def pull(self, pull: Pull) -> None:
+        pull.reader, pool = self, self.peers.get(pull.peer)
         if pool is None:
-            self.finish(PullResult(ticket, "the peer is gone", None, 0, 0.0))
+            self.finish(pull, PullResult("the peer is gone"))
         else:
-            self.finish(self.copy(CopyJob(ticket, pool, tuple(pairs), slot, heads, self.storage.mark())))
-        return ticket
+            self.finish(pull, self.copy(CopyJob(pull, pool, self.storage.mark())))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HeldPull:
-    """A pull that has not ended for the caller. `begins` and `ends` are counted in polls; `done` is its result."""
+    """A pull that has not ended for the caller. `begins` and `ends` are counted in polls; `inside` is the pull of the
+    connector inside, once it has begun, and `done` its result."""
 
-    ticket: int
-    peer: str
-    pairs: list[Pair]
-    slot: int
+    pull: Pull
     kind: Mischief
     begins: int
     ends: int
-    heads: range | None = None
-    begun: bool = False
+    inside: Pull | None = None
     done: PullResult | None = None
-    cancelled: bool = False
 
 
 class HostileConnector(ForwardingConnector):
@@ -84,76 +75,78 @@ class HostileConnector(ForwardingConnector):
     def __init__(self, storage: KVStorage, wake: Callable[[], None], inner: Inner = ShmConnector) -> None:
         super().__init__(inner(storage, wake))
         self.storage, self.wake = storage, wake
-        self.tickets, self.turn, self.backwards = count(1), 0, False
+        self.turn, self.backwards = 0, False
         self.choose: Callable[[], Mischief] = lambda: Mischief.NONE
-        self.held: dict[int, HeldPull] = {}
-        self.inside: dict[int, HeldPull] = {}
+        self.held: list[HeldPull] = []
+        # The pull that was begun last inside.
+        self.latest: Pull | None = None
 
-    def pull(
-        self, peer: str, pairs: Sequence[Pair], slot: int, shown: Grant | None = None, heads: range | None = None
-    ) -> int:
-        kind, ticket = self.choose(), next(self.tickets)
+    @property
+    def received(self) -> int:
+        return 0 if self.latest is None else self.latest.received
+
+    def pull(self, pull: Pull) -> None:
+        kind = self.choose()
         wait = DELAYS.get(kind, 0)
         late = kind in (Mischief.LATE, Mischief.SCRIBBLE, Mischief.STALL, Mischief.STUCK)
-        held = HeldPull(ticket, peer, list(pairs), slot, kind, self.turn + wait if late else 0, self.turn + wait, heads)
-        self.held[ticket] = held
+        held = HeldPull(pull, kind, self.turn + wait if late else 0, self.turn + wait)
+        pull.reader = self
+        self.held.append(held)
         self.begin(held)
-        return ticket
 
     def begin(self, held: HeldPull) -> None:
         """Start a pull that is due. EMPTY reads the cell and copies nothing."""
-        if held.begun or held.begins > self.turn:
+        if held.inside is not None or held.begins > self.turn:
             return
-        held.begun = True
-        pairs = [] if held.kind is Mischief.EMPTY else held.pairs
-        self.inside[self.inner.pull(held.peer, pairs, held.slot, heads=held.heads)] = held
+        pull, pairs = held.pull, [] if held.kind is Mischief.EMPTY else held.pull.pairs
+        held.inside = self.latest = Pull(pull.peer, pairs, pull.slot, heads=pull.heads)
+        self.inner.pull(held.inside)
 
-    def cancel(self, ticket: int) -> None:
-        held = self.held.get(ticket)
+    def cancel(self, pull: Pull) -> None:
+        held = next((held for held in self.held if held.pull is pull), None)
         if held is not None and held.kind is not Mischief.STUCK:
-            held.cancelled, held.ends = True, self.turn + (held.kind is Mischief.SCRIBBLE)
-            inner = next((inner for inner, one in self.inside.items() if one is held), None)
-            if inner is not None:
-                self.inner.cancel(inner)
+            held.ends = self.turn + (held.kind is Mischief.SCRIBBLE)
+            if held.inside is not None:
+                held.inside.cancel()
             self.wake()
 
-    def poll(self) -> list[PullResult]:
+    def poll(self) -> list[Pull]:
         self.turn += 1
-        for held in list(self.held.values()):
+        for held in self.held:
             if held.kind is Mischief.SCRIBBLE:
-                self.storage.shared[[ours for _, ours in held.pairs]] = 0xAA
-            elif not held.cancelled:
+                self.storage.shared[[ours for _, ours in held.pull.pairs]] = 0xAA
+            elif not held.pull.is_cancelled:
                 self.begin(held)
-        for done in self.inner.poll():
-            held = self.inside.pop(done.ticket)
-            held.done = self.spoil(held, done)
-        due = [held for held in self.held.values() if held.ends <= self.turn and (held.done or not held.begun)]
+        for ended in self.inner.poll():
+            held = next(held for held in self.held if held.inside is ended)
+            held.done = self.spoil(held, ended.end)
+        due = [held for held in self.held if held.ends <= self.turn and (held.done or held.inside is None)]
         ends = [end for held in due for end in self.end(held)]
         return ends[::-1] if self.backwards else ends
 
     def spoil(self, held: HeldPull, done: PullResult) -> PullResult:
         """Return the result to report for a pull that has ended inside. The digests are always those of the actual
         blocks."""
-        ours = [block for _, block in held.pairs]
+        ours = [block for _, block in held.pull.pairs]
         if done.error:
             return done
         if held.kind is Mischief.ERROR:
             return replace(done, error="the network is down", epoch=None, digests=[])
         storage = self.storage
-        heads = held.heads or storage.layout.kv_heads
+        heads = held.pull.heads or storage.layout.kv_heads
         if held.kind is Mischief.CORRUPT and ours:
             storage.slices(storage.bytes, storage.layout.kv_heads, heads)[ours[-1], 0, 5] += 1
         return replace(done, bytes=len(ours) * storage.slice_bytes(heads), digests=storage.digests(ours, heads))
 
-    def end(self, held: HeldPull) -> list[PullResult]:
-        del self.held[held.ticket]
-        done = held.done or PullResult(held.ticket, "cancelled" if held.cancelled else "nothing came", None, 0, 0.0)
-        done = replace(done, ticket=held.ticket)
+    def end(self, held: HeldPull) -> list[Pull]:
+        self.held.remove(held)
+        pull = held.pull
+        pull.result = held.done or PullResult("cancelled" if pull.is_cancelled else "nothing came")
         if held.kind is Mischief.STRANGER:
-            return [replace(done, ticket=held.ticket + 1_000_000), done]
-        return [done, done] if held.kind is Mischief.TWICE else [done]
+            return [replace(pull), pull]
+        return [pull, pull] if held.kind is Mischief.TWICE else [pull]
 
     def close(self) -> None:
         super().close()
-        for held in self.held.values():
-            held.ends, held.cancelled = 0, True
+        for held in self.held:
+            held.ends, held.pull.is_cancelled = 0, True

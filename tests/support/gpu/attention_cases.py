@@ -89,7 +89,7 @@ def real(name: str, shape: Heads, budget: Budget) -> KernelCase:
         else:
             tile = DeviceTile(words[0], words[0], words, query_tiles=words[:2, :4])
         attend, v = DeviceAttention(pool, tile), None if shape.value_dim else k
-        return (attend(0, q, k, v, scale=1.0, window=shape.window, sinks=shape.sink, value_dim=shape.value_dim),)
+        return (attend(shape.layer(0, 1.0, device), q, k, v),)
 
     return KernelCase(name, call, budget=budget, interpreted=False)
 

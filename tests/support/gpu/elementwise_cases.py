@@ -10,10 +10,10 @@ from torch import Tensor
 from pontil.gpu_ops import activation as activation_reference
 from pontil.gpu_ops import rotary as rotary_reference
 from pontil.gpu_ops.kv.attention import write_kv
+from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.triton import activation, rotary
 
 CPU = torch.device("cpu")
-Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -26,20 +26,18 @@ def turned(
 ) -> KernelCase:  # fmt: skip
     queries, keys = heads
 
-    def some(device: torch.device) -> tuple[Four, tuple[Tensor, Tensor, float] | None]:
+    def some(device: torch.device) -> tuple[Tensor, Tensor, HeadTurn]:
         qkv = drawn(dim, rows, queries + 2 * keys, dim).to(dtype).to(device)
         q, k, _ = qkv.split((queries, keys, keys), dim=1)
         angles = drawn(7, rows, rotated // 2).to(device)
         norms = (drawn(1, dim).to(device), drawn(2, dim).to(device), 1e-6) if normed else None
-        return (q, k, angles.cos(), angles.sin()), norms
+        return q, k, HeadTurn(angles.cos(), angles.sin(), interleaved, norms)
 
     def call(device: torch.device) -> Results:
-        tensors, norms = some(device)
-        return rotary.turn_heads(*tensors, interleaved, norms)
+        return rotary.turn_heads(*some(device))
 
     def expected() -> Results:
-        tensors, norms = some(CPU)
-        return rotary_reference.turn_heads(*tensors, interleaved, norms)
+        return rotary_reference.turn_heads(*some(CPU))
 
     # With norms two roundings follow each other.
     tolerance = 1e-6 if dtype == torch.float32 else 1.6e-2 if normed else 8e-3
@@ -54,20 +52,21 @@ def stored(
     queries, keys = heads
     slots = [9, -1, 3, 12]
 
-    def some(device: torch.device) -> tuple[Tensor, Tensor, Four, Tensor, tuple[Tensor, Tensor, float] | None]:
+    def some(device: torch.device) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor], HeadTurn]:
         qkv = drawn(dim, len(slots), queries + 2 * keys, dim).to(dtype).to(device)
         q, k, v = qkv.split((queries, keys, keys), dim=1)
         angles, pool = drawn(7, len(slots), rotated // 2).to(device), drawn(8, 4, 2, 2, keys, 4, dim).to(dtype)
         norms = (drawn(1, dim).to(device), drawn(2, dim).to(device), 1e-6) if normed else None
-        return pool.to(device), q, (k, v, angles.cos(), angles.sin()), torch.tensor(slots, dtype=torch.int32), norms
+        turn = HeadTurn(angles.cos(), angles.sin(), interleaved, norms)
+        return pool.to(device), torch.tensor(slots, dtype=torch.int32).to(device), (q, k, v), turn
 
     def call(device: torch.device) -> Results:
-        pool, q, tensors, places, norms = some(device)
-        return rotary.turn_and_write(pool, 1, places.to(device), q, *tensors, interleaved, norms), pool
+        pool, places, rows, turn = some(device)
+        return rotary.turn_and_write(pool, 1, places, *rows, turn), pool
 
     def expected() -> Results:
-        pool, q, (k, v, cos, sin), places, norms = some(CPU)
-        turned, key = rotary_reference.turn_heads(q, k, cos, sin, interleaved, norms)
+        pool, places, (q, k, v), turn = some(CPU)
+        turned, key = rotary_reference.turn_heads(q, k, turn)
         used = places >= 0
         here = places[used].long()
         write_kv(pool, 1, here // 4, here % 4, key[used], v[used])

@@ -18,6 +18,7 @@ from pontil.gpu_ops.kv.attention import (
 )
 from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.gpu_ops.kv.device_tile import DeviceTile, cut
+from pontil.gpu_ops.parameters.attention import LayerAttention
 
 SLOTS, LAYER = 16, 1
 BLOCKS = 32
@@ -50,9 +51,9 @@ class Heads:
         q, k, v = (torch.randn(BLOCKS * SLOTS, size, self.dim, generator=draw).to(self.dtype) for size in sizes)
         return q, k, k if self.value_dim else v
 
-    @property
-    def sink(self) -> Tensor | None:
-        return torch.linspace(-1, 2, self.heads) if self.sinks else None
+    def layer(self, number: int, scale: float, device: torch.device) -> LayerAttention:
+        sinks = torch.linspace(-1, 2, self.heads).to(device) if self.sinks else None
+        return LayerAttention(number, scale, self.window, sinks, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,9 @@ class Scene:
 
     def attend(self, attention: PagedAttention, pool: Tensor) -> Results:
         shape, (q, k, v) = self.shape, self.rows()
-        sinks = None if shape.sink is None else shape.sink.to(pool.device)
+        layer = shape.layer(LAYER, shape.dim**-0.5, pool.device)
         q, k = q.to(pool.device), k.to(pool.device)
-        out = attention(
-            LAYER, q, k, v if v is None else v.to(pool.device), scale=shape.dim**-0.5, window=shape.window, sinks=sinks,
-            value_dim=shape.value_dim,
-        )  # fmt: skip
+        out = attention(layer, q, k, v if v is None else v.to(pool.device))
         return out, pool.nan_to_num()
 
     def on_device(self, device: torch.device) -> Results:

@@ -12,10 +12,11 @@ from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
 from pontil.gpu_ops import activation as activation_reference
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.products import experts as experts_reference
 from pontil.gpu_ops.products import routing as routing_reference
 from pontil.gpu_ops.products.scaled_weights import Fp4Weights, PackedWeights, PlainWeights, ScaledWeights
-from pontil.gpu_ops.triton import activation, experts, products, routing
+from pontil.gpu_ops.triton import experts, products, routing
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
 CPU = torch.device("cpu")
@@ -154,15 +155,15 @@ def product_of_heads() -> KernelCase:
 def chosen(name: str, count: int, per_token: int, normalize: bool, compiled: bool = False, **ways: Any) -> KernelCase:
     biased = bool(ways.pop("biased", False))
 
-    def some(device: torch.device) -> tuple[Tensor, Tensor | None]:
-        return drawn(count, 3, count).to(device), drawn(1, count).to(device) if biased else None
+    def some(device: torch.device) -> tuple[Tensor, ExpertChoice]:
+        bias = drawn(1, count).to(device) if biased else None
+        return drawn(count, 3, count).to(device), ExpertChoice(count, per_token, normalize=normalize, bias=bias, **ways)
 
     def call(device: torch.device) -> Results:
-        every = {"sigmoid": False, "groups": 1, "kept_groups": 1, "group_best": 1, "factor": 1.0}
-        return routing.choose_experts(*some(device), per_token, normalize, smallest_sum=0.0, **(every | ways))
+        return routing.choose_experts(*some(device), smallest_sum=0.0)
 
     def expected() -> Results:
-        return routing_reference.choose_experts(*some(CPU), per_token, normalize, **ways)
+        return routing_reference.choose_experts(*some(CPU))
 
     return KernelCase(f"routing-{name}", call, expected, 1e-6, Budget(128), compiled=compiled)
 
@@ -213,9 +214,8 @@ def grouped(
             for stored, biases in layer()
         )
         x = drawn(2, rows, hidden).to(dtype).to(device)
-        activated = activation.SILU if clamp is None else activation.CLAMPED
         numbers = choices().to(device)
-        made = experts.expert_results(x, numbers, gate_up, down, first, activated, *(clamp or (0.0, 0.0)))
+        made = experts.expert_results(x, numbers, gate_up, down, first, clamp)
         own = (numbers >= first) & (numbers < first + count)
         return (torch.where(own.unsqueeze(-1), made, 0.0),)
 
@@ -251,7 +251,7 @@ def experts_alone() -> KernelCase:
         x, numbers = drawn(1, rows, 40).half(), whole(2, 0, 2, rows, 1)
         both = torch.cat((numbers, 1 - numbers), 1)[start:stop]
         gate_up, down = (DeviceWeights(one.numbers.to(device)) for one in weights)
-        return experts.expert_results(x[start:stop].to(device), both.to(device), gate_up, down, 0, activation.SILU)
+        return experts.expert_results(x[start:stop].to(device), both.to(device), gate_up, down, 0)
 
     bounds = (0, 1, 3, 40, rows)
     return KernelCase(
@@ -289,7 +289,7 @@ def real_experts(kind: str) -> KernelCase:
         x = torch.empty(32, 2048, dtype=torch.bfloat16, device=device)
         numbers = torch.empty(32, 8, dtype=torch.int64, device=device)
         gate_up, down = (empty(kind, x.dtype, device, 128, *sizes) for sizes in ((1536, 2048), (2048, 768)))
-        made = experts.expert_results(x, numbers, gate_up, down, 0, activation.SILU)
+        made = experts.expert_results(x, numbers, gate_up, down, 0)
         return (experts.add_by_ratings(made, torch.empty(32, 8, device=device)),)
 
     # Of a processor of AMD, which has 512.

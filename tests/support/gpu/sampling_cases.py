@@ -8,7 +8,7 @@ from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
 from pontil.gpu_ops.draws import sampling as reference
-from pontil.gpu_ops.draws.sampling import DeviceDraws
+from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.gpu_ops.triton import sampling
 
 INFINITY = float("inf")
@@ -27,9 +27,9 @@ def case(
     name: str, logits: Callable[[], Tensor], rows: list[tuple[int, float, int, float, float, float]]
 ) -> KernelCase:
     def call(device: torch.device) -> Results:
-        made, one = logits().to(device), draws_of(rows, device)
+        made = logits().to(device)
         out = torch.full((len(rows),), -7, dtype=torch.int32, device=device)
-        sampling.draw(made, one.row, one.temperature, one.top_k, one.top_p, one.min_p, one.uniform, out)
+        sampling.draw(made, draws_of(rows, device), out)
         return (out,)
 
     def expected() -> Results:
@@ -89,7 +89,7 @@ def real_size(vocabulary: int) -> KernelCase:
         numbers = torch.empty(8, dtype=torch.float64, device=device)
         whole = torch.empty(8, dtype=torch.int32, device=device)
         logits = torch.empty(1, 1, device=device).expand(8, vocabulary)
-        sampling.draw(logits, whole, numbers, whole, numbers, numbers, numbers, whole)
+        sampling.draw(logits, DeviceDraws(whole, numbers, whole, numbers, numbers, numbers), whole)
         return ()
 
     return KernelCase(f"draw-vocabulary-{vocabulary}", call, budget=BUDGET, interpreted=False)

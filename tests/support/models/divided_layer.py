@@ -12,6 +12,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kv.cells import row_cells
+from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 from pontil.runtime.models.partition import Partition
 
@@ -80,8 +81,8 @@ class DividedLayer:
         return AttentionHalf(
             library, pack_matrix(stack(*qkv), torch.cat(bias) if self.bias else None),
             pack_matrix(out, out_bias if self.bias else None), self.norms(seed + 20),
-            Rotation(*rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8)), self.own(partition), layer,
-            dim**-0.5, self.window,
+            Rotation(*rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8)), self.own(partition),
+            LayerAttention(layer, dim**-0.5, self.window),
         )  # fmt: skip
 
     def mlp(self, library: KernelLibrary, layer: int, partition: Partition) -> MlpHalf:

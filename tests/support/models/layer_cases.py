@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.experts import ExpertChoice, ExpertHalf
+from pontil.gpu_ops.kernels.experts import ExpertHalf
 from pontil.gpu_ops.kernels.latent import HeadMatrices, LatentHalf, LatentMatrices
 from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
@@ -16,6 +16,8 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kv.cells import row_cells
+from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 EPSILON, LAYERS = 1e-5, 2
@@ -83,7 +85,7 @@ class LatentCase:
             HeadMatrices.packed(own.keys), HeadMatrices.packed(own.values), pack_matrix(own.out),
         )  # fmt: skip
         rotation = Rotation(*self.angles, interleaved=True)
-        return LatentHalf(library, matrices, self.norms, rotation, EPSILON, 1, self.scale, None)
+        return LatentHalf(library, matrices, self.norms, rotation, EPSILON, LayerAttention(1, self.scale))
 
     def pool(self) -> tuple[Tensor, list[int]]:
         """A pool that was never written (all its bits make NaN), and the numbers of enough of its blocks."""

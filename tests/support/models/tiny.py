@@ -11,14 +11,14 @@ from pontil.gpu_ops.products.batch_invariance import BatchInvariance
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.batch import Batch
 from pontil.runtime.engine.drafts.drafter import Drafter
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.model_runner import ModelRunner
+from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.tiles.runner import torch_products
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.llama import Llama

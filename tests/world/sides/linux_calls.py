@@ -21,6 +21,7 @@ from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob
 from pontil.runtime.transfer.shm.peer_pool import PeerPool, describe
@@ -157,7 +158,7 @@ class LinuxCalls:
             return real(job)
 
         connector.must_end = must_end  # type: ignore[method-assign]
-        connector.copy(CopyJob(1, self.peer, ((0, 0), (2, 1)), SLOT))
+        connector.copy(CopyJob(Pull("peer", [(0, 0), (2, 1)], SLOT), self.peer))
         connector.close()
         return len(moments)
 

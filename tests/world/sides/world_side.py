@@ -134,7 +134,7 @@ class WorldClient:
     def disconnected(self) -> None:
         self.has_ended = True
 
-    def held_up(self) -> None:
+    def held_up(self, seconds: float) -> None:
         return
 
 

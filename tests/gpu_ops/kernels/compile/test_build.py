@@ -12,6 +12,7 @@ from pathlib import Path
 
 import kernels
 import pytest
+from synced_names import note_syncs
 
 from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.compile import build as building
@@ -51,6 +52,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.opened("generic").close()
     path = build(INSTRUCTION_SETS[-1], kernels.CACHE / "kernels", lambda text: None)
     monkeypatch.setattr(building, "compile_to", lambda library, command: shutil.copy(path, library))
+
+
+def test_what_has_its_name_is_on_the_disk(tmp_path: Path, little_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = note_syncs(monkeypatch)
+    build(QUICK, tmp_path, lambda text: None)
+    assert [path.name for path in synced] == [f"{building.PARTIAL}{os.getpid()}"]
 
 
 def test_of_several_that_ask_at_once_one_compiles(tmp_path: Path, little_source: Path) -> None:

@@ -2,12 +2,12 @@
 """The checks after the faults: each holds for what is right, and breaks for the one thing that it looks for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pontil.launcher.tools.chaos.chaos_checks import ChaosCheck, all_checks, answers_check, judged
+from pontil.launcher.tools.chaos.chaos_checks import ChaosCheck, ChaosTrial, answers_check, judged
 from pontil.launcher.tools.chaos.chaos_load import AnswerOutcome, AnswerRecord
 from pontil.launcher.tools.chaos.disturber import FaultRecord
 from pontil.launcher.tools.chaos.fairness import FairnessVerdict
@@ -26,41 +26,31 @@ def fault(variant: str, target: str, begun: float, ended: float, survived: bool 
     return FaultRecord(PlannedFault(begun, variant, target, "decode", ended - begun), begun, ended, ended + 1, survived)
 
 
-@dataclass(frozen=True)
-class SeenTrial:
-    """Everything that the checks look at: by default two answers, a kill, two stops and a cut that all held."""
-
-    after: LaunchRest = replace(BEFORE, ledger={"prompt_tokens": 110, "completion_tokens": 220, "open": 0})
-    records: tuple[AnswerRecord, ...] = (
+# The observations that the checks look at: two answers, a kill, two stops and a cut that all held.
+FINE = ChaosTrial(
+    before=BEFORE,
+    after=replace(BEFORE, ledger={"prompt_tokens": 110, "completion_tokens": 220, "open": 0}),
+    records=(
         AnswerRecord("a", 0.0, 1.0, AnswerOutcome.SAME, "", (0.1, 0.2), 5, 10),
         AnswerRecord("b", 0.0, 1.0, AnswerOutcome.REFUSED, "busy"),
         AnswerRecord("c", 1.0, 2.0, AnswerOutcome.SAME, "", (), 5, 10),
-    )
-    exits: tuple[ExitFacts, ...] = (
+    ),
+    exits=(
         ExitFacts("decode:0", 10.1, "signal", "was killed by SIGKILL", ("line",)),
         ExitFacts("prefill:0", 23.0, "sick", "was killed: it sent no heartbeat", ()),
-    )
-    faults: tuple[FaultRecord, ...] = (
-        fault(KILL, "decode:0", 10.0, 10.0, survived=False), fault(LONG_STOP, "prefill:0", 20.0, 23.1, survived=False),
-        fault(SHORT_STOP, "decode:0", 30.0, 31.0), fault(CUT, "decode:0", 40.0, 44.0),
-    )  # fmt: skip
-    planned: int = 4
-    findings: tuple[tuple[bool, str], ...] | None = ((True, "equal"),)
-    bills: tuple[dict[str, Any], ...] | None = None
-    verdict: FairnessVerdict | None = None
-
-    @property
-    def checks(self) -> list[ChaosCheck]:
-        return all_checks(
-            BEFORE, self.after, self.records, self.exits, self.faults, self.planned, self.findings, self.bills,
-            self.verdict,
-        )  # fmt: skip
+    ),
+    faults=(
+        fault(KILL, "decode:0", 10.0, 10.0, survived=False),
+        fault(LONG_STOP, "prefill:0", 20.0, 23.1, survived=False),
+        fault(SHORT_STOP, "decode:0", 30.0, 31.0),
+        fault(CUT, "decode:0", 40.0, 44.0),
+    ),
+    planned=4,
+    findings=((True, "equal"),),
+)
 
 
-FINE = SeenTrial()
-
-
-def broken(seen: SeenTrial) -> list[ChaosCheck]:
+def broken(seen: ChaosTrial) -> list[ChaosCheck]:
     return [check for check in seen.checks if not check.held]
 
 
@@ -71,16 +61,16 @@ def test_all_hold_where_all_is_right() -> None:
     assert broken(several) == []
 
 
-def of_after(**changes: object) -> Callable[[], SeenTrial]:
+def of_after(**changes: object) -> Callable[[], ChaosTrial]:
     return lambda: replace(FINE, after=replace(FINE.after, **changes))  # type: ignore[arg-type]
 
 
-def of_record(**changes: object) -> Callable[[], SeenTrial]:
+def of_record(**changes: object) -> Callable[[], ChaosTrial]:
     first = replace(FINE.records[0], **changes)  # type: ignore[arg-type]
     return lambda: replace(FINE, records=(first, *FINE.records[1:]))
 
 
-def of_exit(**changes: object) -> Callable[[], SeenTrial]:
+def of_exit(**changes: object) -> Callable[[], ChaosTrial]:
     first = replace(FINE.exits[0], **changes)  # type: ignore[arg-type]
     return lambda: replace(FINE, exits=(first, *FINE.exits[1:]))
 
@@ -116,7 +106,7 @@ UNREACHED = FaultRecord(FINE.faults[0].planned, problem="decode:0 had no turn")
         (lambda: replace(FINE, planned=6), "faults", "2 faults were not reached"),
     ],
 )  # fmt: skip
-def test_each_breaks_by_what_it_looks_for(make: Callable[[], SeenTrial], name: str, says: str) -> None:
+def test_each_breaks_by_what_it_looks_for(make: Callable[[], ChaosTrial], name: str, says: str) -> None:
     (check,) = [one for one in make().checks if one.name == name]
     assert not check.held and says in check.seen
 

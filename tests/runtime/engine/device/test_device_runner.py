@@ -12,8 +12,8 @@ from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array, StepBuffer
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.engine.sampling.logprobs import TokenLogprobs
-from pontil.runtime.engine.sequence import Sequence
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.models.model import Model
 
 

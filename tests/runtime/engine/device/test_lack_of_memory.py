@@ -16,8 +16,8 @@ from torch import Tensor
 from pontil.runtime.engine.device.block_rounds import rounds_of
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.engine import Engine, Output
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
 
 

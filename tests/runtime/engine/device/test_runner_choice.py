@@ -12,7 +12,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
-from pontil.runtime.engine.model_runner import NONE, ModelRunner
+from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 
 CONFIG = WorkerConfig("mixed:0", "mixed", "cpu", (0,), "folder", "tiny", "", "", max_num_seqs=2)
 

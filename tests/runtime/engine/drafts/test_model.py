@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from rule_guide import END, Rule, every_third
 from tiny import VOCAB, Rig, build, check_free, draft_model, reference, rig, sequence
 
-from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import WINDOW, DraftPlan, Option
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.models.model import Model
 
 # Every answer crosses the end of a block.

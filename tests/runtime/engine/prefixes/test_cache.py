@@ -5,9 +5,9 @@ import pytest
 import torch
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
-from pontil.runtime.engine.batch import Tile
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
@@ -38,7 +38,7 @@ def test_an_identical_second_prompt_computes_one_token(model: Model, length: int
     again = sequence("b", prompt(length), 20, **SAMPLED)
     ours.engine.add(again)
     assert computed_by(ours.engine) == 1 + 19
-    assert again.output == expected and again.cached == length - 1
+    assert again.output == expected and again.history.cached == length - 1
     assert (ours.scheduler.prefix.queried, ours.scheduler.prefix.hit) == (2 * length, length - 1)
     check_free(ours)
 
@@ -111,7 +111,7 @@ def test_another_salt_finds_nothing(model: Model) -> None:
         one.salt = salt
         ours.engine.add(one)
         drain(ours.engine)
-        assert one.cached == cached
+        assert one.history.cached == cached
 
 
 def test_without_caching_everything_is_computed(model: Model) -> None:
@@ -137,7 +137,7 @@ def test_what_was_used_least_recently_is_evicted_from_its_end(model: Model) -> N
         one = sequence("a", prompt(48, seed), 1)
         ours.engine.add(one)
         drain(ours.engine)
-        assert one.cached == cached, seed
+        assert one.history.cached == cached, seed
     check_free(ours)
 
 
@@ -153,7 +153,7 @@ def test_the_next_turn_finds_the_answer(model: Model, length: int) -> None:  # B
     second = sequence("b", talk + prompt(20, 9), 20, **SAMPLED)
     ours.engine.add(second)
     assert drain(ours.engine)["b"] == cold(model, sequence("b", talk + prompt(20, 9), 20, **SAMPLED))
-    assert second.cached == (len(talk) - 1) // 16 * 16
+    assert second.history.cached == (len(talk) - 1) // 16 * 16
     check_free(ours)
 
 
@@ -172,7 +172,7 @@ def test_an_answer_that_memory_does_not_suffice_for_is_not_kept(model: Model, mo
     second = sequence("b", first.prompt + first.output + [3], 20, **SAMPLED)
     ours.engine.add(second)
     assert drain(ours.engine)["b"] == cold(model, sequence("b", second.prompt, 20, **SAMPLED))
-    assert second.cached < 20
+    assert second.history.cached < 20
     check_free(ours)
 
 
@@ -222,7 +222,7 @@ def test_a_machine_that_is_never_idle_computes_an_answer_with_the_next_turn(mode
         first = sequence(turn, talk, 30)
         ours.engine.add(first)
         ours.engine.step()
-        assert found // 16 * 16 <= first.cached <= found
+        assert found // 16 * 16 <= first.history.cached <= found
     ours.engine.end("always", FinishReason.ABORTED)
     drain(ours.engine)
 

@@ -7,7 +7,7 @@ import torch
 
 from pontil.gpu_ops.collectives.shared_memory import exchange_bytes
 from pontil.gpu_ops.kernels.rank_group import HEADER_BYTES
-from pontil.runtime.engine.batch import MIXED_ROWS
+from pontil.runtime.engine.sequences.batch import MIXED_ROWS
 from pontil.runtime.models.config import LatentConfig, ModelConfig
 from pontil.runtime.models.layers.fused_block import MOST_ROWS, kernels_fit, shared_bytes
 

@@ -10,6 +10,7 @@ from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.admission.request_queue import ADMITTED_SHARE, MOST_WAITING_TOKENS, RequestQueue
 from pontil.runtime.proxy.admission.service_rate import Seats
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import TURN_TOKENS
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ def request(tokenizer: Tokenizer, number: int, tokens: int, n: int = 1) -> Reque
 def measured(tokenizer: Tokenizer, tokens: int = 1_000) -> RequestQueue:
     """Return a queue that has measured one prompt of so many tokens computed in a second."""
     made, first = queue(), request(tokenizer, -1, tokens)
-    made.push(first, 1.0, 0.0)
+    made.push(first, 0.0)
     made.serve(first, 0.0)
     made.started(first, 1.0)
     made.drop(first, 1.0)
@@ -40,65 +41,65 @@ def measured(tokenizer: Tokenizer, tokens: int = 1_000) -> RequestQueue:
 
 def test_nobody_is_refused_before_anything_is_known(tokenizer: Tokenizer) -> None:
     made = queue()
-    made.push(request(tokenizer, 0, 500), 1.0, 0.0)
-    made.check([(100_000, PARAMS)], 0, "-", 1.0)
+    made.push(request(tokenizer, 0, 500), 0.0)
+    made.check([(100_000, PARAMS)], Ticket())
 
 
 def test_a_wait_that_is_too_long_is_refused_with_the_time_after_which_it_is_not(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
     for number in range(6):
-        made.check([(1_000, PARAMS)], 0, "-", 1.0)
-        made.push(request(tokenizer, number, 1_000), 1.0, 1.0)
+        made.check([(1_000, PARAMS)], Ticket())
+        made.push(request(tokenizer, number, 1_000), 1.0)
     # Six seconds of prompts are ahead: that is the limit.
-    made.push(request(tokenizer, 6, 2_000), 1.0, 1.0)
+    made.push(request(tokenizer, 6, 2_000), 1.0)
     with pytest.raises(Unavailable, match="about 8 s now, and up to 6 s are let in: try again in 2 s") as refused:
-        made.check([(1, PARAMS)], 0, "-", 1.0)
+        made.check([(1, PARAMS)], Ticket())
     assert refused.value.retry_after == pytest.approx(8.0 - ADMITTED_SHARE * DEADLINE)
     # Nothing is ahead of more urgent requests.
-    made.check([(1_000, PARAMS)], -1, "-", 1.0)
+    made.check([(1_000, PARAMS)], Ticket(priority=-1))
 
 
 def test_a_short_prompt_waits_for_turns_of_those_that_are_computed_and_not_for_their_ends(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
     for number in range(3):
-        made.push(one := request(tokenizer, number, 2_400), 1.0, 1.0)
+        made.push(one := request(tokenizer, number, 2_400), 1.0)
         made.serve(one, 1.0)
-    made.push(request(tokenizer, 3, 100), 1.0, 1.0)
-    made.check([(30, PARAMS)], 0, "-", 1.0)
-    assert made.wait(0, "-", 1.0, 30) == pytest.approx((100 + 3 * TURN_TOKENS) / 1_000)
-    assert made.wait(0, "-", 1.0, 1_000) == pytest.approx(3.1)
+    made.push(request(tokenizer, 3, 100), 1.0)
+    made.check([(30, PARAMS)], Ticket())
+    assert made.wait(Ticket(), 30) == pytest.approx((100 + 3 * TURN_TOKENS) / 1_000)
+    assert made.wait(Ticket(), 1_000) == pytest.approx(3.1)
     with pytest.raises(Unavailable, match="about 7 s now"):
-        made.check([(2_400, PARAMS)], 0, "-", 1.0)
+        made.check([(2_400, PARAMS)], Ticket())
 
 
 def test_where_nobody_waits_one_is_let_in_whatever_was_measured(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer, tokens=1)
     slow = request(tokenizer, 0, 1_000)
-    made.push(slow, 1.0, 1.0)
+    made.push(slow, 1.0)
     made.serve(slow, 1.0)
-    made.check([(1_000, PARAMS)], 0, "-", 1.0)
+    made.check([(1_000, PARAMS)], Ticket())
 
 
 def test_prompts_that_together_take_too_long_are_a_mistake(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
-    made.check([(9_000, PARAMS)], 0, "-", 1.0)
-    made.check([(20_000, PARAMS)], 0, "-", 1.0)
+    made.check([(9_000, PARAMS)], Ticket())
+    made.check([(20_000, PARAMS)], Ticket())
     with pytest.raises(RequestError, match="these 20 prompts together take about 20 s, and 10 s is the limit"):
-        made.check([(1_000, PARAMS)] * 20, 0, "-", 1.0)
+        made.check([(1_000, PARAMS)] * 20, Ticket())
 
 
 def test_what_waits_is_bounded_in_memory(tokenizer: Tokenizer) -> None:
     made = queue()
-    made.push(request(tokenizer, 0, 10), 1.0, 0.0)
+    made.push(request(tokenizer, 0, 10), 0.0)
     with pytest.raises(Unavailable, match="too many prompts"):
-        made.check([(MOST_WAITING_TOKENS, PARAMS)], 0, "-", 1.0)
+        made.check([(MOST_WAITING_TOKENS, PARAMS)], Ticket())
 
 
 def test_those_that_cannot_be_served_in_time_are_let_go_but_the_next(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
     waiting = [request(tokenizer, number, 4_000) for number in range(4)]
     for one in waiting:
-        made.push(one, 1.0, 1.0)
+        made.push(one, 1.0)
     # Turns come after 0, 4, 8 and 12 s, and 9 s are left.
     assert [one for one, _ in made.hopeless(1.0)] == waiting[3:]
     # At 3 s, 7 s are left: only the first two are in time. Without the third the fourth has its turn after 8 s: too
@@ -118,7 +119,7 @@ def test_sums_are_those_of_what_is_there(tokenizer: Tokenizer, moves: list[tuple
         now += 0.1
         if move == "push":
             waiting.append(request(tokenizer, number, pick + 1, 1 + pick % 3))
-            made.push(waiting[-1], 1.0, now)
+            made.push(waiting[-1], now)
         elif move == "pop" and waiting:
             one = next(made.heads())
             made.serve(one, now)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from pontil.runtime.errors import TooManyRequests
-from pontil.runtime.proxy.admission.rate_limits import Allowance, RateLimits
+from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.usage_table import UsageTable
+from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
 
 KEY = Allowance(requests=3, rate=6.0, token_rate=600.0)
 
@@ -27,7 +28,7 @@ def limits_of(table: UsageTable) -> RateLimits:
 
 def admitted(limits: RateLimits, now: float, allowance: Allowance = KEY, tokens: int = 10) -> bool:
     try:
-        limits.check("ann", allowance, 1, tokens, now)
+        limits.check(Ticket(caller="ann", allowance=allowance), 1, tokens, now)
     except TooManyRequests:
         return False
     limits.enter("ann", 1, tokens, now)
@@ -46,11 +47,11 @@ def test_what_is_in_flight_anywhere_counts_everywhere(tables: list[UsageTable]) 
 def test_of_two_that_ask_at_once_at_least_one_sees_the_other(tables: list[UsageTable]) -> None:
     one, two = limits_of(tables[0]), limits_of(tables[1])
     allowance = Allowance(requests=1)
-    one.check("ann", allowance, 1, 0, 0.0)
+    one.check(Ticket(caller="ann", allowance=allowance), 1, 0, 0.0)
     with pytest.raises(TooManyRequests):
-        two.check("ann", allowance, 1, 0, 0.0)
+        two.check(Ticket(caller="ann", allowance=allowance), 1, 0, 0.0)
     one.state("ann")  # what followed its check was refused
-    two.check("ann", allowance, 1, 0, 0.0)
+    two.check(Ticket(caller="ann", allowance=allowance), 1, 0, 0.0)
 
 
 def test_a_rate_is_one_for_all(tables: list[UsageTable]) -> None:
@@ -85,4 +86,4 @@ def test_a_proxy_that_is_gone_uses_nothing_and_its_successor_begins_anew(
 def test_orphans_count(tables: list[UsageTable]) -> None:
     one = limits_of(tables[0])
     one.orphans = {"ann": (3, 300)}
-    assert not admitted(one, 0.0) and one.check("bob", KEY, 1, 1, 0.0) is None  # type: ignore[func-returns-value]
+    assert not admitted(one, 0.0) and one.check(Ticket(caller="bob", allowance=KEY), 1, 1, 0.0) is None  # type: ignore[func-returns-value]

@@ -74,7 +74,7 @@ def test_a_pair_that_moves_blocks_passes_and_nobody_sees_or_pays_it(
         assert live_proxy.value("pontil_time_to_first_token_seconds_count") == 0
         assert live_proxy.value("pontil_inter_token_latency_seconds_count") == 0
         assert 'finish_reason="' not in live_proxy.proxy.metrics.render().decode()
-        await collect(live_proxy.proxy.submit([5, 6], SamplingParams(max_tokens=3, seed=1), name="mine"))
+        await collect(live_proxy.submit([5, 6], SamplingParams(max_tokens=3, seed=1), name="mine"))
 
     play(scene, self_test=True, usage_log=str(usage))
     with closing(sqlite3.connect(usage)) as database:

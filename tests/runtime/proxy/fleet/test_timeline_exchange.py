@@ -37,6 +37,17 @@ def test_a_proxy_that_knows_a_request_answers(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()) and not one.asked
 
 
+@pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
+def test_a_proxy_whose_clock_of_the_day_is_wrong_answers(
+    tmp_path: Path, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = proxies(tmp_path)
+    shown = time.time
+    monkeypatch.setattr(time, "time", lambda: shown() + ahead)
+    told = asyncio.run(answered(one, other, "r-1"))
+    assert told is not None and json.loads(told) == KNOWN["r-1"]
+
+
 def test_what_nobody_knows_ends_in_time_and_leaves_nothing(tmp_path: Path) -> None:
     one, other = proxies(tmp_path)
     assert asyncio.run(answered(one, other, "r-2")) is None
@@ -71,7 +82,7 @@ def test_the_question_of_a_dead_proxy_is_removed(tmp_path: Path) -> None:
     _, other = proxies(tmp_path)
     (tmp_path / "p:7-dead.wanted").write_text("r-1")
     (tmp_path / "p:7-wrong.wanted").write_bytes(b"\xff\xfe")
-    old = time.time() - 2 * STALE
+    old = time.monotonic() - 2 * STALE
     os.utime(tmp_path / "p:7-dead.wanted", (old, old))
     other.look()
     assert {path.name for path in tmp_path.iterdir()} == {"p:7-wrong.wanted"}
@@ -83,7 +94,7 @@ def test_the_question_of_a_proxy_that_died_later_is_removed_with_its_answer(tmp_
     question.write_text("r-1")
     other.look()
     assert len(list(tmp_path.iterdir())) == 2
-    old = time.time() - 2 * STALE
+    old = time.monotonic() - 2 * STALE
     os.utime(question, (old, old))
     other.look()
     other.look()

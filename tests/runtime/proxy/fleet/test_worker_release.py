@@ -12,6 +12,7 @@ from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
+from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import graph_named
 from pontil.runtime.wire.messages import SCHEMA, Hello, RoleChange
@@ -87,13 +88,13 @@ def test_requests_go_to_both_and_each_reply_names_its_own(play: Play) -> None:
         routes = set()
         for _ in range(12):
             snapshot = group.snapshot()
-            stream = live_proxy.proxy.submit_all([([5], PARAMS)], snapshot=snapshot)
+            stream = live_proxy.proxy.submit_all(Ticket(), [([5], PARAMS)], snapshot=snapshot)
             number = prints.setdefault(snapshot.system_fingerprint("0") or "", "1")
             assert stream.route == f"prefill:{number}>decode:{number}"
             routes.add(stream.route)
             assert (await collect(stream))[0] == TEXT
         assert len(routes) == 1, "alone, each goes to the newer one"
-        streams = [live_proxy.proxy.submit([5], PARAMS) for _ in range(8)]
+        streams = [live_proxy.submit([5], PARAMS) for _ in range(8)]
         assert sorted(stream.route for stream in streams) == 4 * ["prefill:0>decode:0"] + 4 * ["prefill:1>decode:1"]
         await asyncio.gather(*map(collect, streams))
         assert not group.shares.bound
@@ -107,11 +108,11 @@ def test_the_old_drains_as_the_new_comes(play: Play) -> None:
 
     async def scene(live_proxy: LiveProxy) -> None:
         old = await live_proxy.worker("mixed:0", pace=0.002)
-        begun = live_proxy.proxy.submit([5], PARAMS)
+        begun = live_proxy.submit([5], PARAMS)
         await until(lambda: begun.request.begun)
         new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
         await leaves(live_proxy, old)
-        assert {live_proxy.proxy.submit([5], PARAMS).route for _ in range(6)} == {"mixed:1"}
+        assert {live_proxy.submit([5], PARAMS).route for _ in range(6)} == {"mixed:1"}
         assert (await collect(begun))[0] == TEXT and begun.route == "mixed:0" and old.submits.qsize() == 1
         await until(lambda: new.submits.qsize() >= 1)
 
@@ -124,7 +125,7 @@ def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play
             yield worker.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)  # type: ignore[arg-type]
 
         old = await live_proxy.worker("mixed:0", script=begins)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         await until(lambda: stream.request.begun)
         new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
         live_proxy.proxy.dispatcher.retry(stream.request, "it died", "died")
@@ -143,7 +144,7 @@ def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play
 def test_a_request_that_has_no_answer_yet_goes_to_the_release_that_is_left(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         old = await live_proxy.worker("mixed:0", script=silent)
-        stream = live_proxy.proxy.submit([5], PARAMS)
+        stream = live_proxy.submit([5], PARAMS)
         await submitted(old)
         await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
         await leaves(live_proxy, old)

@@ -85,9 +85,22 @@ def test_a_page_that_nobody_renews_is_left_out(tmp_path: Path) -> None:
     one, two = (MetricsPages(tmp_path, f"p:{number}", lambda number=number: page(number + 1)) for number in range(2))  # type: ignore[misc]
     asyncio.run(two.leave())
     assert b"p:1" in whole(one)
-    path, then = tmp_path / "p:1.metrics", time.time() - STALE - 1
+    path, then = tmp_path / "p:1.metrics", time.monotonic() - STALE - 1
     os.utime(path, (then, then))
     assert b"p:1" not in whole(one) and b"p:0" in whole(one)
+
+
+@pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
+def test_a_page_is_as_old_as_it_is_whatever_the_clock_of_the_day_says(
+    tmp_path: Path, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (MetricsPages(tmp_path, f"p:{number}", lambda number=number: page(number + 1)) for number in range(2))  # type: ignore[misc]
+    asyncio.run(two.leave())
+    shown, passed = time.time, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: shown() + ahead)
+    assert b"p:1" in whole(one)
+    monkeypatch.setattr(time, "monotonic", lambda: passed() + STALE + 1)
+    assert b"p:1" not in whole(one)
 
 
 def picked(running: int, used: float) -> bytes:

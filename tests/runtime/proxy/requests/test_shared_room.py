@@ -3,8 +3,8 @@
 
 import random
 
-from pontil.runtime.proxy.requests.request import NO_KEY
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 
 
 def filled(room: SharedRoom, caller: str, size: int = 1) -> int:

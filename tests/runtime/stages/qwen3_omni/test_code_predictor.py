@@ -22,7 +22,7 @@ from pontil.runtime.stages.qwen3_omni.code_predictor import CodePredictor, Frame
 from pontil.runtime.stages.qwen3_omni.config import OTHER_CODES
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config
 from pontil.runtime.stages.qwen3_omni.speech_loading import load_talker_decoder
-from pontil.runtime.stages.qwen3_omni.stage_loading import load_stage
+from pontil.runtime.stages.qwen3_omni.stage_loading import load_omni_talker
 
 # More than a tile of torch's products.
 FRAMES = 37
@@ -103,7 +103,7 @@ def test_the_products_of_a_stage_are_as_its_decoders_are(pair: OmniPair, determi
         deterministic=deterministic,
     )  # fmt: skip
     decoder = load_talker_decoder(pair.path, torch.device("cpu"), torch.float32)
-    stage = load_stage(config, decoder)
+    stage = load_omni_talker(config, decoder)
     assert stage is not None
     talker = stage.talker
     products = [talker.project_text.up, talker.project_hidden.down, *talker.predictor.decoder.linears]

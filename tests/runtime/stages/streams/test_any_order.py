@@ -64,9 +64,8 @@ class Story:
         elif step == "pull":
             self.consumer.connector.finish()
         elif step == "spoil" and self.consumer.connector.open:
-            self.consumer.connector.done.append(
-                spoiled(self.consumer.connector.copy(self.consumer.connector.open.pop(0)))
-            )
+            connector = self.consumer.connector
+            connector.end(connector.open[0], spoiled(connector.copy(connector.open[0])))
         elif step == "turn":
             for worker in self.world.workers.values():
                 worker.turn()

@@ -160,7 +160,7 @@ def test_a_silent_consumer_loses_its_blocks() -> None:
     producer.output().emit(0, "speak", item(0))
     consumer.input(a_buffer(), "p")
     world.turn()
-    consumer.connector.done.clear()
+    consumer.connector.ended.clear()
     del world.workers["c"]
     producer.sender.streams[RUN, EDGE].emit(1, "speak", item(1))
     world.turn()

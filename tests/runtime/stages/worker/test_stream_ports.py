@@ -4,6 +4,7 @@
 import secrets
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.worker.stream_ports import IDLE_CONNECTION, StreamPorts
+from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.tcp.connector import TcpConnector
 from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.links.sockets import PeerClient, PeerServer, Poller, open_context
@@ -175,9 +177,10 @@ def test_a_grant_is_for_its_item_and_secret(
     stream = consumer.ports.open_input("r.code2wav", 1, consumer.part(producer), EDGE, buffer, consumer.now)
     told = TcpConnector.pull
 
-    def pull(self: TcpConnector, peer: str, pairs: Any, slot: int, shown: Any = None, heads: Any = None) -> int:
-        assert shown is not None and shown.secret == SECRET
-        return told(self, peer, pairs, slot, type(shown)(shown.transfer_id, shown.epoch, "other"), heads)
+    def pull(self: TcpConnector, pull: Pull) -> None:
+        assert pull.shown is not None and pull.shown.secret == SECRET
+        pull.shown = replace(pull.shown, secret="other")
+        told(self, pull)
 
     with monkeypatch.context() as patched:
         patched.setattr(TcpConnector, "pull", pull)

@@ -91,7 +91,7 @@ def expected(answer: int, texts: int = 0) -> list[float]:
 
 
 def numbers(rows: StreamRows, start: int, stop: int) -> list[float]:
-    assert rows.is_ready(start, stop - 1)
+    assert rows.ready(start, stop) == stop - start
     return [float(row[0]) for row in rows.rows(start, stop - start)]
 
 
@@ -100,7 +100,7 @@ def test_one_worker_takes_the_prompt_and_a_row_for_each_step(answer: int) -> Non
     rows = StreamRows(NumberBuilder, Opened(whole_stream(PROMPT, answer)))
     length = NumberBuilder.prompt_rows
     found = numbers(rows, 0, length)
-    assert not rows.is_ready(0, length), "the row of a step needs its frame"
+    assert rows.ready(0, length + 1) == length, "the row of a step needs its frame"
     for step, frame in enumerate(FRAMES):
         rows.take_frame(frame)
         found += numbers(rows, length + step, length + step + 1)
@@ -134,12 +134,29 @@ def test_a_worker_that_loses_the_prompt_asks_for_all_items() -> None:
 def test_items_count_as_consumed_when_their_step_has_run() -> None:
     rows = StreamRows(NumberBuilder, Opened(whole_stream(PROMPT, 3)), frames=FRAMES)
     units = -(-PROMPT // PROMPT_UNIT)
-    assert rows.is_ready(0, PROMPT + TAIL + 1)
+    assert rows.ready(0, PROMPT + TAIL + 2) == PROMPT + TAIL + 2
     assert rows.buffer.next_index == units
     rows.record(PROMPT + TAIL)
     assert rows.buffer.next_index == units + 1
     rows.record(PROMPT + TAIL + 1)
     assert rows.buffer.next_index == units + 2
+
+
+@pytest.mark.parametrize("window", [1, 2, 64])
+def test_a_next_attempt_asks_for_no_more_items_than_a_window(window: int) -> None:
+    """E13: the frames that it knows may need more of them than the other stage keeps ahead."""
+    stream, sent = whole_stream(PROMPT, len(FRAMES) + 1), 0
+    rows = StreamRows(NumberBuilder, Opened(RecordedStream()), frames=FRAMES)
+    computed, length = 0, NumberBuilder.prompt_rows + len(FRAMES)
+    while computed < length:
+        due = rows.ready(computed, length)
+        if not due:
+            assert sent < rows.buffer.next_index + window, "it waits for what is not sent"
+            rows.buffer.put(sent, *stream.items[sent])
+            sent += 1
+        computed += due
+        rows.record(computed)
+    assert [float(row[0]) for row in rows.rows(0, length)] == expected(len(FRAMES) + 1)
 
 
 @pytest.mark.parametrize("receives", [False, True])
@@ -174,7 +191,7 @@ def test_a_handoff_beyond_the_end_of_the_stream_is_a_fault_of_its_request() -> N
     """The end of the stream, and the handoff, come from different workers."""
     rows = second_worker(Opened(whole_stream(PROMPT, 0)))
     rows.resume([FRAMES[0]], UNITS + 1)
-    assert not rows.is_ready(PROMPT + TAIL, PROMPT + TAIL)
+    assert not rows.ready(PROMPT + TAIL, PROMPT + TAIL + 1)
     assert "ends before" in str(rows.fault)
 
 
@@ -184,6 +201,6 @@ def test_an_item_that_its_builder_refuses_is_a_fault_of_its_request(monkeypatch:
 
     monkeypatch.setattr(NumberBuilder, "push", refuse)
     rows = StreamRows(NumberBuilder, Opened(whole_stream(PROMPT, 1)))
-    assert not rows.is_ready(0, 3) and rows.fault == "not the states of a position"
+    assert not rows.ready(0, 4) and rows.fault == "not the states of a position"
     monkeypatch.undo()
-    assert not rows.is_ready(0, 3), "it does not go on"
+    assert not rows.ready(0, 4), "it does not go on"

@@ -67,14 +67,14 @@ def test_a_pull_in_progress_ends_only_when_its_read_has_ended(pools: Pools) -> N
     (name,) = joined(ours, theirs)
     agent = agent_of(ours)
     agent.held.add(name)
-    ticket = ours.connector.pull("0", [(3, 5)], 0)
+    pull = ours.pull("0", [(3, 5)], 0)
     wait_for(lambda: bool(agent.reads))
-    ours.connector.cancel(ticket)
+    pull.cancel()
     looks = agent.looks
     wait_for(lambda: agent.looks > looks + 20)
     assert ours.connector.poll() == [] and len(agent.reads) == 1
     agent.held.clear()
-    (done,) = ours.finish(ticket)
+    (done,) = ours.finish(pull)
     assert done.error == "cancelled" and not agent.reads
     assert len(agent.begun) == 1, "a cancelled pull begins nothing more, not even the cell"
 
@@ -83,9 +83,9 @@ def test_a_pull_that_waits_behind_a_stuck_one_is_cancelled_at_once(pools: Pools)
     ours, theirs = pools(), pools()
     (name,) = joined(ours, theirs)
     agent_of(ours).held.add(name)
-    first = ours.connector.pull("0", [(3, 5)], 0)
-    second = ours.connector.pull("0", [(3, 6)], 0)
-    ours.connector.cancel(second)
+    first = ours.pull("0", [(3, 5)], 0)
+    second = ours.pull("0", [(3, 6)], 0)
+    second.cancel()
     (done,) = ours.finish(second)
     assert done.error == "cancelled" and ours.connector.poll() == []
     agent_of(ours).held.clear()
@@ -97,12 +97,12 @@ def test_one_stuck_peer_holds_up_no_other(pools: Pools) -> None:
     ours, stuck, well = pools(), pools(), pools()
     names = joined(ours, stuck, well)
     agent_of(ours).held.add(names[0])
-    first = ours.connector.pull("0", [(3, 5)], 0)
-    before = ours.connector.received("0")
-    (done,) = ours.finish(ours.connector.pull("1", [(3, 6)], 0))
+    first = ours.pull("0", [(3, 5)], 0)
+    before, other = first.received, ours.pull("1", [(3, 6)], 0)
+    (done,) = ours.finish(other)
     assert done.error is None and ours.has([6], well, [3])
-    assert ours.connector.received("1") > 0 and ours.connector.received("0") == before, "only one of them has stalled"
-    ours.connector.cancel(first)
+    assert other.received > 0 and first.received == before, "only one of them has stalled"
+    first.cancel()
 
 
 def test_the_cell_is_read_after_the_last_block(pools: Pools) -> None:
@@ -113,12 +113,12 @@ def test_the_cell_is_read_after_the_last_block(pools: Pools) -> None:
     agent = agent_of(ours)
     theirs.storage.epochs[7] = 70
     agent.held.add(name)
-    ticket = ours.connector.pull("0", [(block, block) for block in range(1, blocks)], 7)
+    pull = ours.pull("0", [(block, block) for block in range(1, blocks)], 7)
     wait_for(lambda: len(agent.reads) == AT_ONCE)
     assert not any(cells(rows) for _, rows in agent.begun), "data is still on its way"
     theirs.storage.epochs[7] = 71
     agent.held.clear()
-    (done,) = ours.finish(ticket)
+    (done,) = ours.finish(pull)
     assert done.epoch == 71 and done.digests == theirs.storage.digests(range(1, blocks))
     assert [cells(rows) for _, rows in agent.begun] == [False] * (len(agent.begun) - 1) + [True]
 
@@ -128,18 +128,18 @@ def test_a_peer_that_ends_in_the_middle_fails_the_pull_and_is_lost(pools: Pools)
     (name,) = joined(ours, theirs)
     agent = agent_of(ours)
     agent.held.add(name)
-    tickets = [ours.connector.pull("0", [(3, number)], 0) for number in range(1, 4)]
+    pulls = [ours.pull("0", [(3, number)], 0) for number in range(1, 4)]
     wait_for(lambda: bool(agent.reads))
     agent.remove(name)
     agent.held.clear()
-    assert {done.error for done in ours.finish(*tickets)} == {"the peer has ended or cannot be reached any more"}
+    assert {done.error for done in ours.finish(*pulls)} == {"the peer has ended or cannot be reached any more"}
     assert ours.connector.lost() == ["0"]
 
 
 def test_an_idle_peer_that_ends_is_lost(pools: Pools) -> None:
     ours, theirs = pools(), pools()
     (name,) = joined(ours, theirs)
-    ours.finish(ours.connector.pull("0", [], 0))
+    ours.finish(ours.pull("0", [], 0))
     assert ours.connector.lost() == []
     agent_of(ours).remove(name)
     wait_for(lambda: ours.connector.lost() == ["0"])
@@ -151,19 +151,19 @@ def test_an_agent_is_forgotten_with_its_last_peer_and_a_new_incarnation_is_anoth
     for key in ("a", "b"):
         ours.connector.attach(key, theirs.connector.register())
     ours.connector.detach("a")
-    (done,) = ours.finish(ours.connector.pull("b", [(1, 1)], 0))
+    (done,) = ours.finish(ours.pull("b", [(1, 1)], 0))
     assert done.error is None and agent.added == [name] and not agent.removed
     ours.connector.detach("b")
     wait_for(lambda: agent.removed == [name])
     ours.connector.attach("b", again.connector.register())
-    (done,) = ours.finish(ours.connector.pull("b", [(2, 2)], 0))
+    (done,) = ours.finish(ours.pull("b", [(2, 2)], 0))
     assert done.error is None and agent.added == [name, agent_of(again).name] and ours.has([2], again, [2])
 
 
 def test_the_engines_thread_never_waits_for_the_library(pools: Pools) -> None:
     ours, theirs = pools(), pools()
     joined(ours, theirs)
-    ours.finish(ours.connector.pull("0", [(1, 1)], 0))
+    ours.finish(ours.pull("0", [(1, 1)], 0))
     assert agent_of(ours).callers == {"over-nixl"}
 
 
@@ -172,12 +172,12 @@ def test_closing_leaves_the_agent_where_a_read_goes_on(pools: Pools, monkeypatch
     ours, theirs = pools(), pools()
     (name,) = joined(ours, theirs)
     agent_of(ours).held.add(name)
-    ticket = ours.connector.pull("0", [(3, 5)], 0)
+    pull = ours.pull("0", [(3, 5)], 0)
     wait_for(lambda: bool(agent_of(ours).reads))
     ours.connector.close()
     assert not agent_of(ours).removed
     agent_of(ours).held.clear()
-    (done,) = ours.finish(ticket)
+    (done,) = ours.finish(pull)
     assert done.error == "this worker is closing"
 
 
@@ -208,11 +208,11 @@ def test_a_peer_that_the_library_refuses_fails_its_pulls_with_the_reason(pools: 
     told = b"not what an agent says"
     changed = {"metadata": told.hex(), "digest": hashlib.sha256(told).hexdigest()}
     ours.connector.attach("0", theirs.connector.register() | changed)
-    (done,) = ours.finish(ours.connector.pull("0", [(1, 1)], 0))
+    (done,) = ours.finish(ours.pull("0", [(1, 1)], 0))
     assert str(done.error).startswith("NIXL cannot use the peer's metadata") and ours.connector.lost() == ["0"]
     ours.connector.detach("0")
     joined(ours, theirs)
-    (done,) = ours.finish(ours.connector.pull("0", [(1, 1)], 0))
+    (done,) = ours.finish(ours.pull("0", [(1, 1)], 0))
     assert done.error is None
 
 
@@ -254,7 +254,7 @@ def test_idle_agents_take_no_time_of_the_processor() -> None:
     ours, theirs = Pool(NixlConnector), Pool(NixlConnector)
     try:
         joined(ours, theirs)
-        ours.finish(ours.connector.pull("0", [(1, 1)], 0))
+        ours.finish(ours.pull("0", [(1, 1)], 0))
         # In a fixed time a thread that spins would take all of it; no condition says that nothing happens.
         begun, until = time.process_time(), time.monotonic() + 2
         wait_for(lambda: time.monotonic() >= until)

@@ -118,14 +118,14 @@ HEAD = ANSWER.pack(READ, SIZE)
 @pytest.mark.parametrize("stays", [True, False], ids=["stays", "closes"])
 def test_a_peer_that_does_not_give_everything_is_an_error(ours: Pool, good: Pool, says: bytes, stays: bool) -> None:
     liar = lie_to(ours, says, stays)
-    bad = ours.connector.pull("liar", PAIRS, 0)
-    (done,) = ours.finish(ours.connector.pull("good", [(1, 1)], 0))  # C8: is not delayed
+    bad = ours.pull("liar", PAIRS, 0)
+    (done,) = ours.finish(ours.pull("good", [(1, 1)], 0))  # C8: is not delayed
     assert done.error is None
     (done,) = ours.finish(bad)
     assert done.error and done.epoch is None and done.bytes == 0
     assert "liar" not in ours.connector.lost()
     liar.close()
-    ours.finish(ours.connector.pull("liar", PAIRS, 0))
+    ours.finish(ours.pull("liar", PAIRS, 0))
     wait_for(lambda: ours.connector.lost() == ["liar"])
 
 
@@ -135,7 +135,7 @@ def test_no_answer_writes_outside_the_blocks_that_were_asked_for(says: bytes, co
     ours = Pool(open_prompt)
     liar = lie_to(ours, ANSWER.pack(READ, 3 * LAYOUT.block_bytes) * count + says * 50, False)
     before = ours.storage.shared.clone()
-    ours.finish(ours.connector.pull("liar", [(1, 5), (2, 6), (3, 7)], 0))
+    ours.finish(ours.pull("liar", [(1, 5), (2, 6), (3, 7)], 0))
     ours.connector.close()
     liar.close()
     rest = [block for block in range(40) if block not in (5, 6, 7)]
@@ -145,12 +145,12 @@ def test_no_answer_writes_outside_the_blocks_that_were_asked_for(says: bytes, co
 def test_a_cancelled_pull_does_not_wait_for_its_peer() -> None:
     ours = Pool(open_patient)
     liar = lie_to(ours, HEAD, True)
-    first, second = ours.connector.pull("liar", PAIRS, 0), ours.connector.pull("liar", PAIRS, 0)
+    first, second = ours.pull("liar", PAIRS, 0), ours.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)
-    ours.connector.cancel(second)
-    ours.connector.cancel(first)
+    second.cancel()
+    first.cancel()
     assert [done.error for done in ours.finish(first, second)] == ["cancelled", "cancelled"]
-    third = ours.connector.pull("liar", PAIRS, 0)
+    third = ours.pull("liar", PAIRS, 0)
     ours.connector.close()
     ours.wakeup.set()
     assert ours.finish(third)[0].error == "this worker is closing"
@@ -161,7 +161,7 @@ def test_bytes_that_only_trickle_in_have_a_deadline_too() -> None:  # C14
     brief = Deadlines(kv_stall_timeout=STALL, kv_transfer_timeout=1.5 * STALL)
     ours = Pool(lambda storage, wake: TcpConnector(storage, wake, deadlines=brief))
     liar = lie_to(ours, HEAD, True)
-    ticket = ours.connector.pull("liar", PAIRS, 0)
+    pull = ours.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)
     ended = threading.Event()
 
@@ -172,7 +172,7 @@ def test_bytes_that_only_trickle_in_have_a_deadline_too() -> None:  # C14
 
     thread = threading.Thread(target=trickle)
     thread.start()
-    (done,) = ours.finish(ticket)
+    (done,) = ours.finish(pull)
     ended.set()
     thread.join()
     assert done.error == "the peer is too slow" and STALL < done.seconds < STALL + DEADLINE
@@ -183,7 +183,7 @@ def test_bytes_that_only_trickle_in_have_a_deadline_too() -> None:  # C14
 def test_a_connection_that_was_closed_while_idle_is_made_again(ours: Pool, good: Pool) -> None:
     assert isinstance(good.connector, TcpConnector)
     for _ in range(5):
-        (done,) = ours.finish(ours.connector.pull("good", PAIRS, 0))
+        (done,) = ours.finish(ours.pull("good", PAIRS, 0))
         assert done.error is None and ours.has([1, 39], good, [1, 39])
         for connection in list(good.connector.server.connections):
             connection.close()
@@ -202,22 +202,22 @@ def test_the_cell_is_read_after_the_data(ours: Pool, good: Pool, monkeypatch: py
 
     monkeypatch.setattr(server, "send", send_and_let_go)
     before = int(good.storage.epochs[3])
-    ends = [ours.finish(ours.connector.pull("good", PAIRS, 3))[0] for _ in range(3)]
+    ends = [ours.finish(ours.pull("good", PAIRS, 3))[0] for _ in range(3)]
     assert [done.epoch for done in ends] == [before + 1, before + 2, before + 3]
 
 
 def test_a_process_with_another_token_gives_nothing(ours: Pool, good: Pool) -> None:
     """The port of a peer that ended may belong to another process by now."""
     ours.connector.attach("old", good.connector.register() | {"token": "00" * 16})
-    (done,) = ours.finish(ours.connector.pull("old", PAIRS, 0))
+    (done,) = ours.finish(ours.pull("old", PAIRS, 0))
     assert done.error and ours.connector.lost() == []
 
 
 def test_an_idle_peer_that_ends_is_lost(ours: Pool, good: Pool) -> None:
-    ours.finish(ours.connector.pull("good", PAIRS, 0))
+    ours.finish(ours.pull("good", PAIRS, 0))
     good.connector.close()
     wait_for(lambda: ours.connector.lost() == ["good"])
-    (done,) = ours.finish(ours.connector.pull("good", PAIRS, 0))
+    (done,) = ours.finish(ours.pull("good", PAIRS, 0))
     assert "cannot be reached" in str(done.error)
 
 
@@ -239,12 +239,12 @@ def test_a_peer_that_always_closes_is_tried_a_few_times_only(ours: Pool) -> None
 def test_a_cancelled_pull_that_waits_for_another_ends_at_once() -> None:
     ours = Pool(open_patient)
     liar = lie_to(ours, HEAD, True)
-    first, second = ours.connector.pull("liar", PAIRS, 0), ours.connector.pull("liar", PAIRS, 0)
+    first, second = ours.pull("liar", PAIRS, 0), ours.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)
-    ours.connector.cancel(second)
-    assert [(done.ticket, done.error) for done in ours.connector.poll()] == [(second, "cancelled")]
-    ours.connector.cancel(second)  # has ended already
-    ours.connector.cancel(first)
+    second.cancel()
+    assert [(pull, pull.end.error) for pull in ours.connector.poll()] == [(second, "cancelled")]
+    second.cancel()  # has ended already
+    first.cancel()
     assert ours.finish(first)[0].error == "cancelled"
     ours.connector.close()
     liar.close()
@@ -252,12 +252,12 @@ def test_a_cancelled_pull_that_waits_for_another_ends_at_once() -> None:
 
 def test_bytes_are_counted_as_they_come(ours: Pool) -> None:
     liar = lie_to(ours, HEAD, True)
-    assert ours.connector.received("nobody") == 0
-    ticket = ours.connector.pull("liar", PAIRS, 0)
+    assert ours.pull("nobody", PAIRS, 0).received == 0
+    pull = ours.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)
-    before = ours.connector.received("liar")
+    before = pull.received
     liar.kept[-1].sendall(b"x" * 100)
-    wait_for(lambda: ours.connector.received("liar") >= before + 100)
-    ours.connector.cancel(ticket)
-    ours.finish(ticket)
+    wait_for(lambda: pull.received >= before + 100)
+    pull.cancel()
+    ours.finish(pull)
     liar.close()

@@ -215,7 +215,7 @@ def test_a_peer_too_many_is_told_so_and_the_log_has_it_once(
     source, readers = Pool(KINDS[kind]), [Pool(KINDS[kind]) for _ in range(4)]
 
     def error_of(reader: Pool) -> str | None:
-        (done,) = reader.finish(reader.connector.pull("P", [(3, 4)], 0))
+        (done,) = reader.finish(reader.pull("P", [(3, 4)], 0))
         return done.error
 
     def works(reader: Pool) -> bool:

@@ -14,7 +14,7 @@ from tiny_bert import write_tiny_bert
 from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder

@@ -9,7 +9,7 @@ import pytest
 from effort import examples
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Submit
 from pontil.runtime.worker.generate import load_gauge

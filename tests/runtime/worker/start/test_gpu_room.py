@@ -13,12 +13,12 @@ from tiny import build, layout_of, reference
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.batch import Batch, Tile
 from pontil.runtime.engine.device.block_rounds import Round
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
-from pontil.runtime.engine.model_runner import NONE, ModelRunner
+from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Batch, Tile
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 from pontil.runtime.worker.start.gpu_room import measure_room

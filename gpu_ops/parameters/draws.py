@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parameters of draws from logits, as everything that draws takes them."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceDraws:
+    """The numbers of each draw, all [draws] and in the memory of the logits. `row` int32: the row of logits that it is
+    from, or -1 where nothing is drawn. `temperature` float64: 0 for the highest logit. `top_k` int32, and `top_p`,
+    `min_p` and `uniform` float64, as in draws/sampling.py."""
+
+    row: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    uniform: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnRows:
+    """Rows to draw from where they are `tried` (bool [rows]), and where masses that are wrong by the share `doubt` of
+    their sum could not cut others. logits and masses float32 [rows, vocabulary]; floors float32 [rows, 1]: the lowest
+    logit that min_p keeps; top_p float64 [rows]. The logits have no NaN and a finite highest number in each row."""
+
+    logits: Tensor
+    masses: Tensor
+    floors: Tensor
+    top_p: Tensor
+    tried: Tensor
+    doubt: float

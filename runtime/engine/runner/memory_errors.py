@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps for which a device's memory does not suffice: they go on without the request that needs most."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
+
+logger = logging.getLogger("pontil.engine")
+
+MEMORY_RAN_OUT = (
+    "the memory of the device ran out while this request was computed: send it again, or a shorter one; if it happens "
+    "often, lower --gpu-memory-share or --max-num-batched-tokens"
+)
+# Errors of a CPU's allocator, of drivers, as at the start of a recorded step, and of the library of products.
+SIGNS = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+
+T = TypeVar("T")
+
+
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Return whether memory ran out. torch has an error type of its own for its own allocator on GPUs only."""
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(sign in str(error) for sign in SIGNS)
+
+
+def compute_what_fits(
+    batch: Batch, compute: Callable[[Batch], T], settle: Callable[[], None] = lambda: None
+) -> tuple[T, list[Sampled]]:
+    """Return what `compute` makes of a batch, and the ends of the requests that it had to do without, the largest
+    first. It is called until memory suffices, each time after `settle`, so it must destroy nothing that it reads. The
+    copies of a batch are made whatever becomes of its sequences. Raises what is no lack of memory, and a lack with
+    nothing left to do without."""
+    dropped, recorded = list[Sampled](), RecordedLogprobs(batch)
+    while batch.spans:
+        try:
+            return compute(batch), dropped
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("memory ran out in a step, whose largest request ends: %s", error)
+        # Only now that the error is gone, and what its traceback held, is the attempt's memory free.
+        settle()
+        recorded.restore()
+        largest = largest_of(batch)
+        batch = batch.without({largest})
+        dropped.append(Sampled(largest, largest.choice, [], 0, [], failure=MEMORY_RAN_OUT))
+    return compute(batch), dropped
+
+
+def left_out_of(sampled: Iterable[Sampled]) -> frozenset[Sequence]:
+    """Return the sequences of a step that memory did not suffice for: nothing of them was computed."""
+    return frozenset(one.sequence for one in sampled if one.failure == MEMORY_RAN_OUT)
+
+
+def largest_of(batch: Batch) -> Sequence:
+    """Return the sequence that has most rows in a batch, of equal ones the last."""
+    return max(enumerate(batch.spans), key=lambda one: (one[1].count, one[0]))[1].sequence
+
+
+class RecordedLogprobs:
+    """The prompt logprobs that sequences of a batch had before a step, so that a second attempt records none twice."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.known = [(span.sequence, len(span.sequence.prompt_logprobs)) for span in batch.spans]
+
+    def restore(self) -> None:
+        for sequence, count in self.known:
+            del sequence.prompt_logprobs[count:]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a batch through the model and samples from its logits. Takes no scheduling decision."""
+
+from collections.abc import Sequence as Sequential
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pontil.gpu_ops.products.batch_invariance import BatchInvariance
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
+from pontil.runtime.engine.runner.runner import Launched
+from pontil.runtime.engine.sampling.logprobs import logprobs_of
+from pontil.runtime.engine.sampling.sampler import Sampled, sample_rows
+from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.streamed import FrameMaker
+from pontil.runtime.engine.sequences.target_states import TargetStates
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.engine.tiles.rows import rows_of
+from pontil.runtime.engine.tiles.runner import HEAD_ROWS, TileRunner
+from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.model import Model
+
+
+class Followers(Protocol):
+    """The other ranks of a worker, which compute every tile together with this process."""
+
+    @property
+    def none(self) -> bool:
+        """Return whether there are no other ranks."""
+
+    def copy(self, pairs: Sequential[tuple[int, int]]) -> None:
+        """Have whole blocks copied, (from, to) each, before the next tile."""
+
+    def run(self, plan: TilePlan) -> None:
+        """Have a tile computed. Called before this process computes it."""
+
+
+class NoFollowers:
+    """The other ranks of a worker of one process."""
+
+    none = True
+
+    def copy(self, pairs: Sequential[tuple[int, int]]) -> None:
+        return
+
+    def run(self, plan: TilePlan) -> None:
+        return
+
+
+NONE = NoFollowers()
+
+
+class ModelRunner:
+    """Turns tiles of sequences into plans, has them computed, and samples. With a `frame_maker` each sampled id is the
+    first code of a frame."""
+
+    def __init__(
+        self,
+        model: Model,
+        storage: KVStorage,
+        followers: Followers = NONE,
+        frame_maker: FrameMaker | None = None,
+        classes: BatchInvariance | None = None,
+    ) -> None:
+        self.tiles, self.storage, self.followers = TileRunner(model, storage, classes), storage, followers
+        self.frame_maker, self.keeps_states = frame_maker, False
+
+    @property
+    def model(self) -> Model:
+        return self.tiles.model
+
+    @property
+    def rows_are_alike(self) -> bool:
+        """Return whether a position's KV has the same bits in a prompt and in an answer."""
+        return self.model.kernels is not None
+
+    def beside(self, storage: KVStorage) -> "ModelRunner":
+        return ModelRunner(self.model, storage)
+
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute a batch. Here all is done at once."""
+        sampled = self.run(batch)
+        return Launched(lambda: sampled, left_out=left_out_of(sampled))
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[Sampled]:
+        """Compute every tile; return the sampled tokens of each sequence whose known tokens are all computed."""
+        copies = list(batch.copies)
+        if copies:
+            self.followers.copy(copies)
+        if not self.followers.none:
+            # Followers would wait for the rest of a step that is begun anew.
+            return self.compute(batch, copies)
+        sampled, dropped = compute_what_fits(batch, lambda some: self.compute(some, copies))
+        return [*sampled, *dropped]
+
+    def compute(self, batch: Batch, copies: list[tuple[int, int]]) -> list[Sampled]:
+        """Make the copies that were not made yet, then compute every tile. A second time has the same results: it
+        writes the same KV."""
+        if copies:
+            self.storage.copy(copies)
+            copies.clear()
+        tiles = batch.tiles() if self.model.kernels is None else batch.mixed_tiles()
+        return [sampled for tile in tiles for sampled in self.run_tile(tile)]
+
+    def run_tile(self, tile: Tile) -> list[Sampled]:
+        wanted = rows_of(tile, self.keeps_states)
+        plan = wanted.plan
+        self.followers.run(plan)
+        states = states_wanted(tile)
+        hidden = self.forward(tile, plan, states)
+        if states is not None:
+            give_states(tile, states)
+        for span, own in wanted.kept:
+            self.keep_states(span, hidden[self.tiles.tensor(own)])
+        self.record_prompt_logprobs(plan, hidden, wanted.recorded)
+        if not plan.drawn:
+            return []
+        logits, highest = self.tiles.drawn_logits(plan, hidden)
+        sequences, drafts = [span.sequence for span in wanted.drawing], [span.drafts for span in wanted.drawing]
+        sampled = sample_rows(logits, sequences, drafts, highest, self.model.kernels)
+        if self.frame_maker is None:
+            return sampled
+        return completed(self.frame_maker, sampled, hidden[self.tiles.tensor(plan.drawn)])
+
+    def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
+        """Final hidden states of the plan's rows. `states` receives those of all the tile's rows."""
+        return self.tiles.forward(plan, states)
+
+    def keep_states(self, span: Span, hidden: Tensor) -> None:
+        """Give a sequence the states of a span's last positions."""
+        first, sequence = span.start + span.count - len(hidden), span.sequence
+        if sequence.target_states is None:
+            sequence.target_states = TargetStates(first, [])
+        sequence.target_states.record(first, list(self.model.normed(hidden)))
+
+    def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
+        """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
+        whose logprob each recorded row gives. Logits of at most HEAD_ROWS positions exist at a time."""
+        for part, logits in enumerate(self.tiles.prompt_logits(plan, hidden)):
+            sequences, positions = zip(*wanted[part * HEAD_ROWS : (part + 1) * HEAD_ROWS], strict=True)
+            tokens = [one.prompt[position] for one, position in zip(sequences, positions, strict=True)]
+            counts = [one.params.prompt_logprobs for one in sequences]
+            rows = torch.arange(len(logits), device=logits.device)
+            for sequence, logprobs in zip(
+                sequences, logprobs_of(logits, rows, self.tiles.tensor(tokens), counts), strict=True
+            ):
+                sequence.prompt_logprobs.append(logprobs)
+
+
+def states_wanted(tile: Tile) -> HiddenStates | None:
+    """Return a receiver of hidden states if any sequence of the tile wants them. All of a model want the same."""
+    wanted = (span.sequence.states for span in tile.spans if span.sequence.states is not None)
+    first = next(wanted, None)
+    return None if first is None else HiddenStates(first.layers)
+
+
+def give_states(tile: Tile, states: HiddenStates) -> None:
+    """Give each sequence that wants them the states of its positions. Such sequences have no drafts."""
+    assert states.embedding is not None and states.hidden is not None
+    row = 0
+    for span in tile.spans:
+        if span.sequence.states is not None:
+            rows = slice(row, row + span.count)
+            span.sequence.states.take(span.start, states.embedding[rows].cpu(), states.hidden[rows].cpu())
+        row += span.count
+
+
+def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list[Sampled]:
+    """Return the sampled ids with their whole frames. `hidden` has a row for each of them, as there are no drafts."""
+    rows = [
+        (one.sequence.params.seed, one.sequence.length, token, one.sequence.params.greedy)
+        for one in sampled
+        for token in one.tokens
+    ]
+    frames = iter(maker.frames(rows, hidden))
+    return [replace(one, frames=[next(frames) for _ in one.tokens]) for one in sampled]

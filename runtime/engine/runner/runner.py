@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's view of what computes its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Protocol
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.sampling.sampler import Sampled
+from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.foundation.value import value
+
+
+@value(frozen=True, slots=True)
+class Launched:
+    """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
+    known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:
+    rows of the next batch may refer to them. There are none where all is done at once. Nothing was computed of those
+    `left_out`, which end."""
+
+    collect: Callable[[], list[Sampled]]
+    places: Mapping[Sequence, int] = field(default_factory=dict)
+    left_out: frozenset[Sequence] = frozenset()
+
+
+class Runner(Protocol):
+    """Computes the batches of one pool. Where `keeps_states` is set, each sequence gets the final hidden states of its
+    newest positions."""
+
+    keeps_states: bool
+
+    @property
+    def rows_are_alike(self) -> bool:
+        """Return whether a position's KV has the same bits in a prompt and in an answer."""
+
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute a batch, after those that were launched before."""
+
+    def run(self, batch: Batch) -> list[Sampled]:
+        """Compute a batch; return the sampled tokens of each sequence whose known tokens are all computed."""
+
+    def beside(self, storage: KVStorage) -> Runner:
+        """Return a runner of the same model, in this process alone, for another pool."""

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request's tokens in one engine, and its state."""
+
+from __future__ import annotations
+
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from pontil.runtime.engine.sequences.compute_history import ComputeHistory
+from pontil.runtime.engine.sequences.guide import Guide
+from pontil.runtime.engine.sequences.narrowing import Narrowing
+from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
+from pontil.runtime.engine.sequences.prompt_lookup import PromptLookup
+from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
+from pontil.runtime.engine.sequences.sampling_state import SamplingState, penalized
+from pontil.runtime.engine.sequences.streamed import Outflow, RowInputs, StateOutputs
+from pontil.runtime.engine.sequences.target_states import TargetStates
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
+from pontil.runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
+    RUNNING = "running"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+# Every allowed state transition. FINISHED is final.
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset(
+        {SequenceState.RUNNING, SequenceState.WAITING_FOR_REMOTE_KVS, SequenceState.FINISHED}
+    ),
+    SequenceState.WAITING_FOR_REMOTE_KVS: frozenset(
+        {SequenceState.RUNNING, SequenceState.WAITING, SequenceState.FINISHED}
+    ),
+    SequenceState.RUNNING: frozenset({SequenceState.PAUSED, SequenceState.PREEMPTED, SequenceState.FINISHED}),
+    SequenceState.PAUSED: frozenset({SequenceState.RUNNING, SequenceState.PREEMPTED, SequenceState.FINISHED}),
+    SequenceState.PREEMPTED: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
+    SequenceState.FINISHED: frozenset(),
+}
+
+
+class FinishReason(Enum):
+    """The reason why a sequence ended. HANDED_OVER ends it in this engine only: another one decodes on."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    ERROR = "error"
+    HANDED_OVER = "handed_over"
+
+
+class StopCheck(Protocol):
+    """Checks the tokens of one sequence for its stop strings."""
+
+    def feed(self, token_id: int) -> str | None:
+        """Return the stop string that this token completed, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The first tokens of one choice, sampled elsewhere. The client has the first `delivered` of them; `logprobs` are
+    those of the others, if requested. `draft` guesses the tokens that follow. `hidden` is the target's state of the
+    prompt's last position, float32 [hidden_size]."""
+
+    choice: int
+    tokens: list[int]
+    delivered: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    draft: tuple[int, ...] = ()
+    hidden: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The state of a sequence: `length` tokens are known (prompt, then output) and the KV of `computed` of them is in
+    `blocks`.
+
+    Every step computes part of `length - computed`: prompt chunks, decode, replay, prefix hits and KV from another
+    worker differ only in these two numbers. Of the output, `received` tokens were sampled elsewhere, the first
+    `delivered` of which the client has already, and `generated` here, counted from the shapes of their tensors.
+    `logprobs` are those of the tokens that were not delivered. A sequence with `hands_over` stops after its first token
+    and keeps its blocks.
+
+    A request with n > 1 choices is one sequence until its first tokens are sampled, all from the same logits; then it
+    is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Each
+    needs a seat of its own: one without is paused, keeps its blocks, and goes on when it gets one. If only
+    some choices continue, they are `wanted`; `given` has the first tokens, by choice, that must not be sampled because
+    the client has them. A sequence with `draws` false exists for its KV alone. A waiting sequence with a
+    `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
+    are not computed in this engine; only a draft model leaves out any.
+
+    Of the tokens after its output, `unknown` have been drawn in steps whose results are not here yet. The newest of
+    them is at `place` among the results of the last such step; without a place the next row waits for it.
+
+    In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
+    positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
+    """
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    stop_token_ids: frozenset[int]
+    hands_over: bool = False
+    make_stop_check: Callable[[], StopCheck] | None = None
+    salt: str = ""
+    make_guide: Callable[[], Guide] | None = None
+    choice: int = 0
+    wanted: tuple[int, ...] = ()
+    given: Mapping[int, int] = field(default_factory=dict)
+    forked: bool = False
+    draws: bool = True
+    priority: int = 0
+    share: FairShare = EVERYBODY
+    arrival: int = 0
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    received: int = 0
+    delivered: int = 0
+    generated: int = 0
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    credits: int = 0
+    keys: PromptKeys | None = None
+    history: ComputeHistory = field(default_factory=ComputeHistory)
+    remote_prefill: RemotePrefill | None = None
+    skipped: int = 0
+    state: SequenceState = SequenceState.WAITING
+    finish: FinishReason | None = None
+    stop_match: str | None = None
+    # The target's states of the newest positions, where a draft layer reads them.
+    target_states: TargetStates | None = None
+    # The draft that came with a handoff; used once.
+    handed_draft: tuple[int, ...] = ()
+    # Built from the parameters and the tokens when first needed.
+    sampling_state: SamplingState | None = None
+    lookup: PromptLookup | None = None
+    own_guide: Guide | None = None
+    narrowing: Narrowing | None = None
+    inputs: RowInputs | None = None
+    states: StateOutputs | None = None
+    outflow: Outflow | None = None
+    unknown: int = 0
+    place: int | None = None
+    stop_check: StopCheck | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop_check = None if self.make_stop_check is None else self.make_stop_check()
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.output) + self.unknown
+
+    @property
+    def remaining(self) -> int:
+        return self.length - self.computed
+
+    @property
+    def max_length(self) -> int:
+        """Return the most positions whose KV may be needed: the last token sampled is never fed back."""
+        return len(self.prompt) + (0 if self.hands_over else max(0, self.params.max_tokens - 1))
+
+    @property
+    def due(self) -> int:
+        """Return how many positions can be computed now: all that remain, or those whose rows are here. Another stage
+        makes more rows only when it hears that these were computed (E13)."""
+        return self.remaining if self.inputs is None else self.inputs.ready(self.computed, self.length)
+
+    @property
+    def rests(self) -> bool:
+        """Return whether it waits for another stage, whatever room there is."""
+        if self.inputs is not None and not self.due:
+            return True
+        behind = self.states is not None and self.states.is_full
+        return behind or (self.outflow is not None and self.outflow.is_full)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Return whether it belongs to a stage that others follow or feed."""
+        return not (self.inputs is None and self.states is None and self.outflow is None)
+
+    @property
+    def guide(self) -> Guide | None:
+        """Return the guide that enforces its grammar, if it has one: each choice has its own."""
+        if self.own_guide is None and self.make_guide is not None:
+            self.own_guide = self.make_guide()
+        return self.own_guide
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Return the key of the scheduling order: the lowest priority first, then the earliest arrival."""
+        return self.priority, self.arrival, self.choice
+
+    @property
+    def turn(self) -> tuple[int, bool, int, int]:
+        """Return the key of the admission order: of equal priority, sequences that were admitted before and lost their
+        blocks go first."""
+        return self.priority, self.history.admissions == 0, self.arrival, self.choice
+
+    @property
+    def choices(self) -> abc.Sequence[int]:
+        """Return the choices whose next token is sampled from the next logits."""
+        if self.forked:
+            return (self.choice,)
+        return self.wanted or range(self.params.n)
+
+    @property
+    def leads(self) -> bool:
+        """Return whether it is the first of the choices that continue, which reports what they share."""
+        return self.choice == (self.wanted or (0,))[0]
+
+    def token(self, position: int) -> int:
+        """The token at a position; if it is unknown, -1 - its place among the last results."""
+        inside = position - len(self.prompt)
+        if inside >= len(self.output) and self.place is not None:
+            return -1 - self.place
+        return self.prompt[position] if inside < 0 else self.output[inside]
+
+    def move(self, state: SequenceState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(f"sequence {self.id}: {self.state.name} cannot become {state.name}")
+        self.state = state
+
+    def end(self, finish: FinishReason) -> None:
+        self.move(SequenceState.FINISHED)
+        self.finish = finish
+
+    def fork(self, choice: int) -> Sequence:
+        """Return a sequence for another choice of the same request, with the prompt's state. The caller counts the
+        owners of the blocks."""
+        self.forked = True
+        return Sequence(
+            self.id,
+            self.prompt,
+            self.params,
+            self.stop_token_ids,
+            hands_over=self.hands_over,
+            make_stop_check=self.make_stop_check,
+            make_guide=self.make_guide,
+            salt=self.salt,
+            choice=choice,
+            wanted=self.wanted,
+            forked=True,
+            priority=self.priority,
+            share=self.share,
+            arrival=self.arrival,
+            computed=self.computed,
+            history=self.history.fork(),
+            blocks=list(self.blocks),
+            keys=self.keys,
+            state=self.state,
+            target_states=None if self.target_states is None else self.target_states.copy(),
+        )
+
+    def advance(self, end: int) -> int:
+        """Mark the positions up to `end` as computed; return how many of them had been computed before, here or in an
+        earlier attempt."""
+        prompt, history = len(self.prompt), self.history
+        if history.reached == self.computed >= prompt + self.delivered:
+            # New tokens alone, one after the other: the general case, made short.
+            self.computed = history.reached = end
+            return 0
+        again = history.advance(self.computed, end, prompt, self.delivered)
+        self.computed = end
+        return again
+
+    def count_from(self, computed: int) -> None:
+        """Take the positions before this one for computed, and no others."""
+        self.computed = self.history.reached = computed
+
+    def roll_back(self) -> None:
+        """Discard the KV of rejected drafts: the newest token is always still to be computed."""
+        if self.computed >= self.length:
+            self.count_from(self.length - 1)
+
+    def draft(self, count: int) -> tuple[int, ...]:
+        """Propose at most `count` tokens that may come next, from what stood before."""
+        count = self.guessable(count)
+        return self.fitting(self.guess(count)) if count else ()
+
+    def guessable(self, count: int) -> int:
+        """Return how many tokens may be guessed, at most `count`: no more than the budget, minus the token that is
+        sampled anyhow, and none if penalties make the logits depend on tokens that are not known yet, or if another
+        stage gives the rows or reads their states."""
+        follows = self.inputs is not None or self.states is not None
+        if not self.output or penalized(self.params) or follows:
+            return 0
+        return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
+
+    def fitting(self, guessed: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the guesses up to the first that the grammar forbids."""
+        guide = self.guide
+        return guessed if guide is None or not guessed else guessed[: guide.fitting(self.output, guessed)]
+
+    def guess(self, count: int) -> tuple[int, ...]:
+        """Return tokens that a handoff brought, or that followed an earlier occurrence of the last ones."""
+        handed, self.handed_draft = self.handed_draft[:count], ()
+        if handed and self.generated == 0:
+            return handed
+        if self.lookup is None:
+            self.lookup = PromptLookup()
+        self.lookup.follow(self.prompt, self.output)
+        return self.lookup.propose(count)
+
+    def receive(self, known: Known) -> None:
+        """Add tokens that were sampled, and checked, elsewhere."""
+        self.output += known.tokens
+        self.logprobs += known.logprobs
+        self.received, self.delivered, self.handed_draft = len(known.tokens), known.delivered, known.draft
+        self.target_states = None if known.hidden is None else TargetStates(len(self.prompt) - 1, [known.hidden])
+        if self.stop_check is not None:
+            for token in known.tokens:
+                self.stop_check.feed(token)
+
+    def append_all(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> FinishReason | None:
+        """Accept tokens up to the one that ends the sequence, if one does."""
+        for place, token_id in enumerate(token_ids):
+            finish = self.append(token_id, logprobs[place] if logprobs else None)
+            if finish is not None:
+                return finish
+        return FinishReason.LENGTH if self.params.max_tokens == 0 else None
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
+        """Accept one sampled token, and return the reason if it ends the sequence. A stop exactly at the budget is a
+        stop, unless the grammar made it for the budget's sake."""
+        self.output.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        if token_id in self.stop_token_ids:
+            is_cut = self.guide is not None and token_id in self.guide.ends and self.guide.is_cut(len(self.output))
+            return FinishReason.LENGTH if is_cut else FinishReason.STOP
+        if self.stop_check is not None:
+            self.stop_match = self.stop_check.feed(token_id)
+            if self.stop_match is not None:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.output) >= self.params.max_tokens else None

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view that the engine has of a stage of a model of several stages (docs/decisions/051)."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class RowInputs(Protocol):
+    """The rows of a sequence that are embeddings instead of token ids, in order of positions. They arrive over time.
+
+    `frames` are those of the sequence's output, one for each id: a frame has all codes of a step, the first of which is
+    the id. The ids that are known from elsewhere are there from the beginning.
+    """
+
+    @property
+    def frames(self) -> list[list[int]]: ...
+
+    @property
+    def next_index(self) -> int:
+        """The index of the first item of the other stage that no row has used."""
+
+    def can_resume(self, frames: Sequence[list[int]], next_index: int) -> bool:
+        """Return whether another worker can have computed the prompt with this result."""
+
+    def resume(self, frames: Sequence[list[int]], next_index: int) -> None:
+        """Go on behind a prompt that another worker computed: it made the first frames, of the items so far."""
+
+    def ready(self, start: int, stop: int) -> int:
+        """Return how many rows from `start` on are known, of those before `stop`. Rows of a prompt that another worker
+        computed are asked for when they are wanted after all."""
+
+    def rows(self, start: int, count: int) -> Tensor:
+        """Return rows that are ready, float32 [count, hidden_size]."""
+
+    def take_frame(self, frame: list[int]) -> None:
+        """Append the frame that the last step made."""
+
+
+class StateOutputs(Protocol):
+    """The receiver of what a sequence's positions were computed to. `layers`: hidden states are those after so many
+    layers."""
+
+    @property
+    def layers(self) -> int: ...
+
+    def take(self, start: int, embedding: Tensor, hidden: Tensor) -> None:
+        """Take the states of positions from `start` on, both float32 [rows, hidden_size]. Positions may come again."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the consumer is too far behind for more."""
+
+
+class Outflow(Protocol):
+    """A consumer of a sequence's accepted ids."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the consumer is too far behind for more."""
+
+
+class FrameMaker(Protocol):
+    """Completes frames of several codes from the sampled ids of a step."""
+
+    def frames(self, rows: Sequence[tuple[int, int, int, bool]], hidden: Tensor) -> list[list[int]]:
+        """Return the whole frame of each row. `hidden` float32 [rows, hidden_size] are the final hidden states, as the
+        model's `forward` gives them; each of `rows` is (seed, position of the frame's id, sampled id, greedy)."""

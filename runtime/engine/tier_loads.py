@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefixes that are read back from a tier below the KV pool, while the sequences that need them wait and others go
+on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.tier.tier_store import TierResult, TierStore
+from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
+from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
+from pontil.runtime.engine.queues import SequenceQueues
+from pontil.runtime.engine.sequences.sequence import Sequence, SequenceState
+
+# Seconds that a sequence waits at least for a read: a turn of a thread may take longer than a few blocks.
+LEAST_PATIENCE = 0.02
+
+
+@dataclass(slots=True)
+class TierLoad:
+    """A read of `blocks` for a sequence, expected to take `expected` seconds. It is one of the blocks' owners: they are
+    written until it has ended, whatever becomes of the sequence. At the deadline the sequence has waited as long as
+    computing would take, and is computed."""
+
+    sequence: Sequence
+    keys: tuple[Key, ...]
+    blocks: tuple[int, ...]
+    expected: float
+    deadline: float
+    given_up: bool = False
+
+    @property
+    def is_awaited(self) -> bool:
+        return not self.given_up and self.sequence.state is SequenceState.WAITING_FOR_REMOTE_KVS
+
+
+class TierLoads:
+    """The reads of one engine from its `store`, None where it has no tier.
+
+    A sequence that waits is parked with all that admission reserved for it. When its read has ended, or takes too long,
+    it starts as any other one does: from the longest prefix that the pool has by then. So a block that is missing or
+    damaged is computed, and nothing else knows that it was to be read.
+
+    `hits` counts prompt tokens that were read for sequences, `refused` prompts that were computed since reading seemed
+    to take longer, and `late` reads that were given up.
+    """
+
+    def __init__(
+        self, prefix: PrefixCache, memory: KVCacheManager, queues: SequenceQueues,
+        start: Callable[[Sequence, PrefixHit], None], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.prefix, self.memory, self.queues, self.start, self.clock = prefix, memory, queues, start, clock
+        self.store: TierStore | None = None
+        self.unsent: list[TierLoad] = []
+        self.open: dict[int, TierLoad] = {}
+        self.hits = self.refused = self.late = 0
+
+    def use(self, store: TierStore) -> None:
+        """Keep what the pool evicts in these tiers, and read it back."""
+        self.store = store
+        self.memory.pool.evicted = store.evicted
+        self.memory.pool.index.below = store.chain
+
+    @property
+    def loads(self) -> Iterator[TierLoad]:
+        yield from self.open.values()
+        yield from self.unsent
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a sequence waits for a read, or one is to be begun or has ended."""
+        if self.store is None:
+            return False
+        return bool(self.unsent) or self.store.has_results or any(load.is_awaited for load in self.open.values())
+
+    def begin(self, sequence: Sequence, hit: PrefixHit) -> bool:
+        """Park a sequence that has its reservation, if tiers hold what follows the hit and reading it is worth the
+        wait. Return whether they do."""
+        tokens, tiers = self.missing(sequence, hit)
+        if self.store is None or not tiers:
+            return False
+        costs = self.store.costs
+        waiting = sum(load.expected for load in self.loads)
+        count = 0 if self.is_behind else costs.worth(zip(tiers, tokens, strict=False), waiting)
+        if count == 0:
+            costs.refused(tiers)
+            self.refused += 1
+            return False
+        expected = waiting + costs.seconds(tiers[:count])
+        patience = max(LEAST_PATIENCE, sum(tokens[:count]) * costs.per_token)
+        self.park(sequence, hit, count, expected, self.clock() + patience)
+        return True
+
+    def missing(self, sequence: Sequence, hit: PrefixHit) -> tuple[list[int], list[str]]:
+        """Return the tokens that each block would save of those that the pool lacks of the prompt, and the tiers of the
+        first of them. At least one position is always left to compute."""
+        if self.store is None or hit.source is not None or not self.prefix.may_use(sequence):
+            return [], []
+        found, size = len(hit.blocks), self.prefix.block_size
+        most = min(len(sequence.prompt), sequence.length - 1)
+        tokens = [min(size, most - start) for start in range(found * size, most, size)]
+        keys = self.prefix.keys_of(sequence).all[found : found + len(tokens)]
+        return tokens, self.store.tiers_of(keys)
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a read that was given up has not ended."""
+        return any(load.given_up for load in self.open.values())
+
+    def park(self, sequence: Sequence, hit: PrefixHit, count: int, expected: float, deadline: float) -> None:
+        found, size = len(hit.blocks), self.prefix.block_size
+        promised = self.memory.grow(sequence, (found + count) * size)
+        assert promised, "what is known of a sequence is reserved"
+        keys, blocks = self.prefix.keys_of(sequence).all[found : found + count], sequence.blocks[found:]
+        self.memory.pool.share(blocks)
+        sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
+        self.queues.park(sequence)
+        self.unsent.append(TierLoad(sequence, tuple(keys), tuple(blocks), expected, deadline))
+        # A copy that waits for the step may still have to read one of the blocks.
+        if not self.memory.copies:
+            self.send()
+
+    def send(self) -> None:
+        for load in self.unsent:
+            assert self.store is not None
+            self.open[self.store.read(list(zip(load.keys, load.blocks, strict=True)))] = load
+        self.unsent.clear()
+
+    def settle(self) -> None:
+        """Start the sequences whose read has ended, and those that have waited long enough. Called in a step, before it
+        admits others."""
+        if self.store is None:
+            return
+        self.send()
+        for result in self.store.poll():
+            self.end(self.open.pop(result.ticket), result)
+        now = self.clock()
+        for load in list(self.open.values()):
+            if load.is_awaited and now >= load.deadline:
+                self.late += 1
+                self.resume(load.sequence)
+                load.given_up = True
+
+    def end(self, load: TierLoad, result: TierResult) -> None:
+        """Register what was read, for this sequence and for any other."""
+        for key, block in zip(load.keys[: result.good], load.blocks, strict=False):
+            self.prefix.add(key, block)
+        self.memory.pool.release(load.blocks)
+        if load.is_awaited:
+            before = self.prefix.block_size * (len(load.sequence.blocks) - len(load.blocks))
+            hit = self.resume(load.sequence)
+            self.hits += max(0, hit.computed - before)
+
+    def resume(self, sequence: Sequence) -> PrefixHit:
+        """Start a parked sequence from what the pool has of its prompt. It needs no more blocks than it had."""
+        hit = self.prefix.find(sequence)
+        self.memory.give_back(sequence)
+        self.queues.remove(sequence)
+        if self.memory.reserve(sequence, hit, 0):
+            self.start(sequence, hit)
+        else:
+            # The blocks of a read that was given up are not free yet.
+            self.prefix.drop(sequence)
+            sequence.move(SequenceState.WAITING)
+            self.queues.wait(sequence)
+        return hit
+
+    def counters(self) -> dict[str, int]:
+        """Return the counts under their names in heartbeats; none without a tier."""
+        if self.store is None:
+            return {}
+        mine = {
+            "kv_tier_hit_tokens": self.hits, "kv_tier_refused_loads": self.refused, "kv_tier_late_loads": self.late,
+        }  # fmt: skip
+        return {**self.store.counters(), **mine}
+
+    def gauges(self) -> dict[str, int]:
+        """Return the blocks in each tier in use, and the fewest tokens that are read from it."""
+        return {} if self.store is None else self.store.gauges()

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a request as lines of a record, and a request made of them again.
+
+All of a request follows from its prompt, parameters and the ids that are accepted: the text is made anew. What another
+proxy's attempts generated stays in that one's books; this one's entry repeats it, so that the request's row is whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pontil.runtime.accounting.counts import WHOLE, Usage
+from pontil.runtime.accounting.ledger import Ledger
+from pontil.runtime.errors import MalformedFrame, RequestError
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
+from pontil.runtime.proxy.requests.choice_text import ChoiceText
+from pontil.runtime.proxy.requests.request import NO_TICKET, Request
+from pontil.runtime.proxy.requests.stream import Delta, Ended, Finished
+from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.resume.retold_text import RetoldText, recorded_ids
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEnd:
+    """The end of a request: what was billed, its label in the usage log, and the proxy that writes the row."""
+
+    usage: Usage
+    finish: str
+    owner: str
+
+
+def head_of(request: Request) -> dict[str, Any]:
+    """Return the part of a request that never changes."""
+    return {
+        "request": request.id, "prompt": request.prompt, "params": request.params.to_wire(),
+        "salt": request.ticket.cache_salt, "priority": request.ticket.priority, "caller": request.ticket.caller,
+        "arrived": request.arrived,
+    }  # fmt: skip
+
+
+def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict[str, Any]:
+    """Return the changing part. Of the ids of each choice only those after the `written` ones are in it."""
+    entry, known = request.entry, request.account.cached_by
+    shares: dict[tuple[int, str], list[Any]] = {}
+    for (attempt, worker, _), share in entry.shares.items():
+        proxy = entry.elsewhere.get((attempt, worker), incarnation)
+        row = shares.setdefault((attempt, worker), [attempt, worker, share.phase, 0, share.cached, None, proxy])
+        row[3] += share.booked
+        if share.computed is not None:
+            row[4], row[5] = share.cached, (row[5] or 0) + share.computed
+    return {
+        "attempt": request.attempt,
+        "new": [answer.ids[count:] for answer, count in zip(request.answers, written, strict=True)],
+        "reasons": {str(choice): [reason, request.stop_matches.get(choice)] for choice, reason in
+                    request.reasons.items()},
+        "cached": request.account.cached if any(known.values()) else None,
+        "stated": entry.prompt_stated,
+        "delivered": entry.delivered,
+        "discarded": entry.discarded,
+        "shares": list(shares.values()),
+        "times": [request.queued, request.first_token],
+        "drafts": [request.drafted, request.accepted],
+        "release": None if request.release is None else [request.release.revision, request.release.version],
+    }  # fmt: skip
+
+
+def release_of(line: Mapping[str, Any]) -> WorkerRelease | None:
+    """Return the release that a line's request stays with."""
+    release = line.get("release")
+    return None if release is None else WorkerRelease(*release)
+
+
+def end_of(line: Mapping[str, Any]) -> RecordedEnd | None:
+    """Return the end that a line states, if it does."""
+    end = line.get("end")
+    return None if end is None else RecordedEnd(Usage(*end["usage"]), end["finish"], str(end.get("owner", "")))
+
+
+def with_end(line: dict[str, Any], usage: Usage, finish: str, owner: str) -> dict[str, Any]:
+    shown = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+    return line | {"end": {"usage": shown, "finish": finish, "owner": owner}}
+
+
+def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Return the same end, as that of a proxy that took it over, to follow it in the record."""
+    return {**line, "new": [[] for _ in line["new"]], "end": {**line["end"], "owner": owner}}
+
+
+def restored(
+    lines: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None, ledger: Ledger | None, now: float,
+    retold: Sequence[RetoldText] = (), ticket: Ticket = NO_TICKET,
+) -> Request:  # fmt: skip
+    """Make the request of a record's lines. With a `ledger` its entry is opened there, with the shares of a time when
+    the request was this proxy's before. Its mailbox has all of the answer so far, of whose texts those `retold` are
+    begun; without a tokenizer the ids alone. `ticket` is its new reader's. Raises
+    RequestError for lines that are none."""
+    head, states = lines[0], lines[1:]
+    before = None if ledger is None else ledger.closed.pop(str(head.get("request")), None)
+    try:
+        request = Request.start(
+            head["request"], head["prompt"], SamplingParams.from_wire(head["params"]), tokenizer, now,
+            replace(ticket, caller=head["caller"], priority=head["priority"], cache_salt=head["salt"]), ledger,
+        )  # fmt: skip
+        request.arrived = head["arrived"]
+        if states:
+            ids = [own for own, _ in zip(recorded_ids(lines), request.answers, strict=True)]
+            take_state(request, ids, states[-1], retold or fresh_texts(request, tokenizer))
+        if before is not None:
+            request.entry.shares |= before.shares
+    except (KeyError, TypeError, ValueError, MalformedFrame) as error:
+        if ledger is not None:
+            ledger.entries.pop(str(head.get("request")), None)
+        raise RequestError(f"the record of this stream cannot be read ({error}): send the request again") from None
+    return request
+
+
+def take_state(
+    request: Request, ids: Sequence[list[int]], state: Mapping[str, Any], retold: Sequence[RetoldText]
+) -> None:  # fmt: skip
+    attempt = request.attempt = state["attempt"]
+    request.excused = attempt + 1
+    request.reasons = {int(choice): reason for choice, (reason, _) in state["reasons"].items()}
+    request.stop_matches = {int(choice): match for choice, (_, match) in state["reasons"].items()}
+    request.queued, request.first_token = state["times"]
+    request.drafted, request.accepted = state["drafts"]
+    request.begun, request.release = any(ids), release_of(state)
+    account, entry = request.account, request.entry
+    if attempt >= 0:
+        account.open(attempt, ())
+        account.died(attempt)
+        for choice, own in enumerate(ids):
+            account.choices[choice].attempts[attempt].accepted = len(own)
+        if state["cached"] is not None:
+            account.cached_by[attempt][WHOLE] = state["cached"]
+    entry.prompt_stated = state["stated"]
+    entry.delivered, entry.discarded = state["delivered"], dict(state["discarded"])
+    for share in state["shares"]:
+        entry.take_over(*share)
+    request.answers = tuple(told_again(request, choice, own, retold[choice]) for choice, own in enumerate(ids))
+    if (end := end_of(state)) is not None:
+        request.mailbox.end = Finished(request.reasons[0], end.usage, request.route_name)
+
+
+def rewind(request: Request, tokenizer: Tokenizer, retold: Sequence[RetoldText] = ()) -> None:
+    """Put all of the answer so far into the mailbox again, for a reader that begins anew."""
+    texts = retold or fresh_texts(request, tokenizer)
+    for choice, answer in enumerate(request.answers):
+        told_again(request, choice, answer.ids, texts[choice])
+
+
+def fresh_texts(request: Request, tokenizer: Tokenizer | None) -> list[RetoldText]:
+    return [RetoldText(tokenizer, request.params) for _ in request.answers]
+
+
+def told_again(request: Request, choice: int, ids: Sequence[int], retold: RetoldText) -> ChoiceText:
+    """Put a choice's answer so far into the mailbox, whatever is there; return its text."""
+    fresh, reason = retold.fresh, request.reasons.get(choice)
+    text = retold.finish(ids, reason, request.stop_matches.get(choice))
+    request.mailbox.deltas.pop(choice, None)
+    if ids or text:
+        request.mailbox.deltas[choice] = Delta(text, list(ids), choice, [])
+    if reason is not None:
+        request.mailbox.ended[choice] = Ended(choice, reason, fresh.stop_reason)
+    return fresh

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notes of a proxy in the record of a stream, while its request runs and when it ends."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.proxy.log_fields import about
+from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.resume.state import state_of, with_end
+from pontil.runtime.proxy.resume.stream_record import StreamRecord
+
+# A record has a note at most after each such part of its request's age.
+MOST_NOTES = 100
+LOG = logging.getLogger("pontil.proxy")
+
+
+class StreamJournal:
+    """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
+    there. `written` is the number of ids of each choice that the record has; it is `up_to_date` if the last note could
+    be written, and else nobody else may go on from it while this proxy lives. `end` is what was billed, with its label,
+    once the answer is complete. `cut` ends the connection of its client, who
+    `has_id` of the stream once the answer has begun: nobody else can continue it."""
+
+    def __init__(
+        self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
+    ) -> None:  # fmt: skip
+        self.record, self.request, self.incarnation, self.left = record, request, incarnation, left
+        self.detached_at: float | None = None
+        self.written = [0] * len(request.answers)
+        self.end: tuple[Usage, str] | None = None
+        self.up_to_date = True
+        self.seen = -1
+        self.noted_at = 0.0
+        self.cut: Callable[[], None] = nothing
+        self.has_id: Callable[[], bool] = lambda: True
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    def note(self) -> bool:
+        """Record the request as it is. What cannot be written is computed again by who goes on after this proxy's
+        death. Return whether it could be."""
+        try:
+            self.record.append(self.state())
+        except OSError as error:
+            if self.up_to_date:
+                LOG.warning("the record of a stream cannot be written: %s", error, extra=about(self.request))
+            self.up_to_date = False
+        else:
+            self.up_to_date = True
+            self.written = [len(answer.ids) for answer in self.request.answers]
+        return self.up_to_date
+
+    def note_changes(self, now: float) -> None:
+        """Record the request if it has moved: seldom once it is old, so that its record stays short. Ids that a client
+        has and the record has not are computed again."""
+        if now - self.noted_at < (now - self.request.arrived) / MOST_NOTES:
+            return
+        self.noted_at = now
+        moved = self.request.entry.delivered + sum(self.request.entry.discarded.values())
+        if moved != self.seen:
+            self.seen = moved
+            self.note()
+
+    def state(self) -> dict[str, Any]:
+        line = state_of(self.request, self.written, self.incarnation)
+        return line if self.end is None else with_end(line, *self.end, self.incarnation)
+
+    def close(self, billed: Usage, finish: str) -> None:
+        """Record the end of the request. A complete answer is kept for the window; of any other nothing is."""
+        if self.request.complete:
+            self.end = billed, finish
+            self.note()
+
+    def let_go(self) -> None:
+        """Leave the record once it has the end of a complete answer: until then only this proxy knows that, and tells
+        it. Another one would bill once more what it computed anew."""
+        if self.end is None or self.up_to_date or self.note():
+            self.left(self)
+
+
+def nothing() -> None:
+    """Leave the connection: the reader has left it."""

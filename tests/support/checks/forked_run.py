@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests in several processes at a time: the process that has collected them forks those that run them, so that what
+tests import is imported once."""
+
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+from warnings import WarningMessage
+
+import pytest
+from file_scheduling import WaitingFiles
+
+
+@dataclass(frozen=True, slots=True)
+class TestBegin:
+    """The begin of a test, given by its place, as a fork tells it. With the last that it has it `wants` more, so that
+    what the next one shares with it is kept."""
+
+    place: int
+    wants: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HookCall:
+    """News of a test, for a hook of pytest."""
+
+    hook: str
+    given: Mapping[str, Any]
+
+
+class FarHooks:
+    """Has hooks called in the process that shows what becomes of tests."""
+
+    def __init__(self, config: pytest.Config, pipe: "Connection[Any, Any]") -> None:
+        self.config, self.pipe = config, pipe
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
+        self.pipe.send(HookCall("pytest_runtest_logreport", data))
+
+    def pytest_warning_recorded(
+        self, warning_message: WarningMessage, when: str, nodeid: str, location: object
+    ) -> None:
+        if when != "runtest":
+            return  # it was recorded before the fork
+        given = {"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}
+        with suppress(pickle.PicklingError, TypeError, AttributeError):  # not every warning can be sent
+            self.pipe.send(HookCall("pytest_warning_recorded", given))
+
+
+class TestFork:
+    """One process that runs tests, given by their places. `left` are those that it was told to run and has not begun,
+    `running` the one that it began last."""
+
+    def __init__(self, session: pytest.Session, number: int, others: Sequence["TestFork"]) -> None:
+        self.left, self.running, self.is_done = list[int](), -1, False
+        self.starts_processes = number % 2 == 0
+        self.pipe, theirs = Pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            for one in (self, *others):
+                one.pipe.close()
+            run_and_end(session, theirs, number)
+        theirs.close()
+
+    def give(self, places: Sequence[int]) -> None:
+        self.left += places
+        self.pipe.send(places)
+
+    def end(self, number: signal.Signals | None = None) -> None:
+        """Wait for its end, or bring it about."""
+        self.pipe.close()
+        if number is not None:
+            os.kill(self.pid, number)
+        os.waitpid(self.pid, 0)
+
+
+def run_and_end(session: pytest.Session, pipe: "Connection[Any, Any]", number: int) -> None:
+    """Be a fork: run tests, and nothing of what its parent would do next."""
+    code = 1
+    try:
+        prepare(session.config, pipe, number)
+        run_tests(session, pipe)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def prepare(config: pytest.Config, pipe: "Connection[Any, Any]", number: int) -> None:
+    """Have a fork's own files for output, and a folder of its own: to number a folder, all that are there are read."""
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+    config.pluginmanager.unregister(name="terminalreporter")
+    config.pluginmanager.register(FarHooks(config, pipe))
+    folders = temporary_folders(config)
+    folders._basetemp = folders.getbasetemp() / f"fork-{number}"
+    folders._basetemp.mkdir()
+
+
+def temporary_folders(config: pytest.Config) -> Any:
+    untyped: Any = config
+    return untyped._tmp_path_factory
+
+
+def run_tests(session: pytest.Session, pipe: "Connection[Any, Any]") -> None:
+    given: Sequence[int] = pipe.recv()
+    while given:
+        following: Sequence[int] = ()
+        for place, after in pairwise([*given, -1]):
+            pipe.send(TestBegin(place, after < 0))
+            if after < 0 and (following := pipe.recv()):
+                after = following[0]
+            nextitem = session.items[after] if after >= 0 else None
+            session.config.hook.pytest_runtest_protocol(item=session.items[place], nextitem=nextitem)
+        given = following
+    pipe.send(None)
+
+
+class ForkedRun:
+    """The tests of a session, run by so many forks at a time."""
+
+    def __init__(self, session: pytest.Session, jobs: int, waiting: WaitingFiles) -> None:
+        self.session, self.jobs, self.waiting = session, jobs, waiting
+        self.forks, self.made = list[TestFork](), 0
+        # The folder in which each fork makes its own.
+        temporary_folders(session.config).getbasetemp()
+
+    def run(self) -> None:
+        """Run them all, unless too many fail."""
+        try:
+            for _ in range(self.jobs):
+                self.begin()
+            while self.forks:
+                ready = wait([fork.pipe for fork in self.forks])
+                for fork in [fork for fork in self.forks if fork.pipe in ready]:
+                    self.hear(fork)
+                if self.session.shouldfail:
+                    raise self.session.Failed(self.session.shouldfail)
+                if self.session.shouldstop:
+                    raise self.session.Interrupted(self.session.shouldstop)
+        finally:
+            for fork in self.forks:
+                fork.end(signal.SIGKILL)
+
+    def begin(self, places: Sequence[int] = ()) -> None:
+        """Have another fork run these tests first, or else those of a file that waits."""
+        fork = TestFork(self.session, self.made, self.forks)
+        self.made += 1
+        self.forks.append(fork)
+        fork.give(places or self.waiting.take(fork.starts_processes))
+
+    def hear(self, fork: TestFork) -> None:
+        try:
+            said = fork.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.forks.remove(fork)
+            fork.end()
+            self.go_on_after(fork)
+            return
+        if isinstance(said, HookCall):
+            self.call(said)
+        elif said is None:
+            fork.is_done = True
+        else:
+            fork.running = said.place
+            fork.left.remove(said.place)
+            if said.wants:
+                fork.give(self.waiting.take(fork.starts_processes))
+
+    def go_on_after(self, fork: TestFork) -> None:
+        """Have another fork do what is left, if this one has ended in the middle of a test, which has failed."""
+        if fork.is_done:
+            return
+        assert fork.running >= 0, "a fork ended before its first test"
+        test = self.session.items[fork.running]
+        why = f"{test.nodeid}: its process has ended"
+        report = pytest.TestReport(test.nodeid, test.location, {}, "failed", why, "call")
+        self.session.config.hook.pytest_runtest_logreport(report=report)
+        self.begin(fork.left)
+
+    def call(self, said: HookCall) -> None:
+        hooks = self.session.config.hook
+        if said.hook == "pytest_warning_recorded":
+            hooks.pytest_warning_recorded.call_historic(kwargs=dict(said.given))
+        else:
+            hooks.pytest_runtest_logreport(
+                report=hooks.pytest_report_from_serializable(config=self.session.config, data=said.given)
+            )

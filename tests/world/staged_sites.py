@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sites whose model has several stages: which, and the workers of the stages behind the first."""
+
+from dataclasses import dataclass
+
+from pontil.launcher.options.stage_list import stem
+from pontil.launcher.options.worker_roles import NODE
+
+TINY_SPEECH, SMALL_OMNI = "tiny-speech", "small-omni"
+
+
+@dataclass(frozen=True, slots=True)
+class StageWorkers:
+    """So many workers of one role of a stage."""
+
+    stage: str
+    role: str
+    count: int
+
+    @property
+    def stem(self) -> str:
+        return stem(self.stage, self.role)
+
+    @property
+    def asked(self) -> str:
+        """The words by which operators ask for more or fewer of them."""
+        return self.stage if self.role in (NODE, "mixed") else f"{self.stage}.{self.role}"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSite:
+    """A model's graph, the stage that answers in text, and the workers of the others."""
+
+    graph: str
+    first: str
+    later: tuple[StageWorkers, ...]
+
+    @property
+    def stages(self) -> int:
+        return 1 + len({one.stage for one in self.later})
+
+
+STAGED_SITES = (
+    StagedSite(TINY_SPEECH, "llm", (StageWorkers("speaker", NODE, 2),)),
+    StagedSite(
+        SMALL_OMNI, "thinker",
+        (
+            StageWorkers("talker", "prefill", 1), StageWorkers("talker", "decode", 2),
+            StageWorkers("code2wav", NODE, 2),
+        ),
+    ),
+    StagedSite(SMALL_OMNI, "thinker", (StageWorkers("talker", "mixed", 2), StageWorkers("code2wav", NODE, 1))),
+)  # fmt: skip
