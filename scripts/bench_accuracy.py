@@ -39,7 +39,7 @@ from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402
-from pontil.runtime.models.weights import Weights  # noqa: E402
+from pontil.runtime.models.weights import Packing, Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer  # noqa: E402
 
@@ -73,7 +73,7 @@ def open_engine(path: Path, way: str) -> Engine:
     checkpoint, torch_dtype = open_checkpoint(path), TORCH_DTYPES[dtype]
     levels = quantization == "gguf" and isinstance(checkpoint, GgufCheckpoint)
     tensors = checkpoint.levels(torch_dtype) if levels else checkpoint.tensors(torch_dtype)  # type: ignore[attr-defined]
-    weights = Weights(tensors, torch.device("cpu"), torch_dtype, library, quantization == "int8")
+    weights = Weights(tensors, torch.device("cpu"), torch_dtype, Packing.of(library, quantization == "int8"))
     config = checkpoint.config
     model = build_model(config, weights)
     cells = choose_kv_dtype(asked, dtype)

@@ -53,7 +53,7 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402
 from pontil.runtime.models.config import ModelConfig  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402
-from pontil.runtime.models.weights import Weights  # noqa: E402
+from pontil.runtime.models.weights import Packing, Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"
@@ -90,7 +90,7 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
         checkpoint.levels(dtype) if levels and isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensors(dtype)
     )
     int8 = library is not None and arguments.quantization == "int8"
-    model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, library, int8))
+    model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, Packing.of(library, int8)))
     cells = choose_kv_dtype(arguments.kv_cache_dtype, arguments.dtype)
     layout = KVLayout(
         16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None, planes=config.kv_planes

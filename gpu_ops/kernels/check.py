@@ -8,7 +8,7 @@ from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Ml
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.parameters.attention import LayerAttention
@@ -61,11 +61,9 @@ class Layer:
         )
         self.angles = rotary_table(rotary_frequencies(shape.head_dim, 1e4), LENGTH)
         self.norms = Norms(1e-6, *(self.random(size).float() for size in (HIDDEN, HIDDEN, *[shape.head_dim] * 2)))
-        qkv, out = pack_matrix(self.qkv, self.bias), pack_matrix(self.out)
+        qkv, out = pack(self.qkv, self.bias), pack(self.out)
         self.attention = AttentionHalf(library, qkv, out, self.norms, Rotation(*self.angles), shape, ATTENTION)
-        self.mlp = MlpHalf(
-            library, pack_matrix(alternate(self.gate, self.up)), pack_matrix(self.down), self.norms, GatedKind()
-        )
+        self.mlp = MlpHalf(library, pack(alternate(self.gate, self.up)), pack(self.down), self.norms, GatedKind())
 
     def random(self, *shape: int) -> Tensor:
         scale: float = shape[-1] ** -0.5

@@ -11,7 +11,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import Norms, Rotation, address
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import KernelTile
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack
 from pontil.gpu_ops.kernels.weights.structures import LatentFields, MatrixFields
 from pontil.gpu_ops.parameters.attention import LayerAttention
 
@@ -26,7 +26,7 @@ class HeadMatrices:
 
     @classmethod
     def packed(cls, weight: Tensor) -> "HeadMatrices":
-        return cls([pack_matrix(one.T) for one in weight])
+        return cls([pack(one.T) for one in weight])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 """The tensors of a checkpoint, handed out by name, each exactly once and in the shape the architecture expects."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,6 +31,21 @@ Weight = Tensor | QuantizedWeights | PackedWeights
 HeadProduct = HeadLinear | HeadMatrices
 
 
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The kernels for which weights of products are laid out. `int8` rounds them to signed bytes, and the `shelf` may
+    have them from an earlier process."""
+
+    kernels: KernelLibrary
+    int8: bool = False
+    shelf: Shelf = field(default_factory=PrivateShelf)
+
+    @classmethod
+    def of(cls, kernels: KernelLibrary | None, int8: bool = False) -> "Packing | None":
+        """The packing for kernels that there may not be."""
+        return None if kernels is None else cls(kernels, int8)
+
+
 class Weights:
     """A model takes the tensors that it needs; `finish` then names those that are left. Tensors are moved to `device`
     and `dtype`.
@@ -37,10 +53,9 @@ class Weights:
     Tensors are read when they are taken. Those that come before the wanted one in the file wait in `left`: few, if they
     come in the order in which the model takes them, so that the model is never in memory twice.
 
-    With `kernels`, products are laid out for these; the model they are for must fit them. The `shelf` may have all of
-    it from an earlier process. `int8` rounds weights of products to signed bytes. A rank of `communicator` keeps its
-    part of a product, which the product's `cut` says. Floats of 8 or 4 bits stay so; they have a scale for each `block`
-    of outputs and inputs. Products are `deterministic` where that is a choice.
+    With `packing`, products are laid out for kernels, which the model must fit. A rank of `communicator` keeps its part
+    of a product, which the product's `cut` says. Floats of 8 or 4 bits stay so; they have a scale for each `block` of
+    outputs and inputs. Products are `deterministic` where that is a choice.
     """
 
     def __init__(
@@ -48,23 +63,21 @@ class Weights:
         tensors: Iterable[tuple[str, Tensor]],
         device: torch.device,
         dtype: torch.dtype,
-        kernels: KernelLibrary | None = None,
-        int8: bool = False,
+        packing: Packing | None = None,
         communicator: Communicator | None = None,
         block: tuple[int, int] | None = None,
         deterministic: bool = False,
-        shelf: Shelf | None = None,
     ) -> None:
         self.source = iter(tensors)
         self.left: dict[str, Tensor] = {}
         self.device = device
         self.dtype = dtype
-        self.kernels = kernels
-        self.int8 = int8
+        self.kernels = None if packing is None else packing.kernels
+        self.int8 = packing is not None and packing.int8
+        self.shelf: Shelf = PrivateShelf() if packing is None else packing.shelf
         self.block = block
         self.deterministic = deterministic
         self.missing: list[str] = []
-        self.shelf = shelf or PrivateShelf()
         self.communicator = communicator or SingleRank()
         self.partition = Partition(self.communicator.rank, self.communicator.size)
 
@@ -145,11 +158,14 @@ class Weights:
         own = cut(self.partition, len(tensor))
         return tensor if len(own) == len(tensor) else tensor[own.start : own.stop].clone()
 
-    def heads(self, name: str, make: Callable[[], Tensor]) -> HeadProduct:
-        """A product with a weight of its own for each head, [heads, inputs, outputs]."""
+    def two_of_heads(self, name: str, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[HeadProduct, HeadProduct]:
+        """Two products with weights of their own for each head, [heads, inputs, outputs] both."""
         if self.kernels is None:
-            return HeadLinear(make())
-        return HeadMatrices(self.shelf.matrices(name, lambda: [(one.T, None) for one in make()]))
+            first, second = make()
+            return HeadLinear(first), HeadLinear(second)
+        packed = self.shelf.matrices(name, lambda: [(head.T, None) for part in make() for head in part])
+        heads = len(packed) // 2
+        return HeadMatrices(packed[:heads]), HeadMatrices(packed[heads:])
 
     def skip(self, name: str, outputs: int, inputs: int, bias: bool = False) -> None:
         """Pass over a product's weight that other ranks have."""
@@ -224,7 +240,8 @@ class Weights:
 
     def finish(self) -> None:
         """Raise ModelError if a tensor was missing or is left over."""
-        self.read_on()
+        if self.shelf.reads:
+            self.read_on()
         if self.missing:
             missing = ", ".join(self.missing)
             raise ModelError(f"the checkpoint lacks {missing}: it is incomplete or of another architecture")

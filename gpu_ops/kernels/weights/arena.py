@@ -19,7 +19,7 @@ CACHE_LINE = 64
 
 class Arena:
     """An allocator without a free operation: a chunk is released when no tensor in it is used any more. `grow` makes
-    memory of so many bytes, all zeros."""
+    memory of at least so many bytes, all zeros."""
 
     def __init__(self, grow: Callable[[int], Tensor] | None = None) -> None:
         self.grow = grow or fresh
@@ -31,7 +31,7 @@ class Arena:
         size = math.prod(shape) * dtype.itemsize
         if size > len(self.chunk) - self.used:
             if size > CHUNK // 2:
-                return self.grow(size).view(dtype).view(shape)
+                return self.grow(size)[:size].view(dtype).view(shape)
             self.chunk, self.used = self.grow(CHUNK), 0
         taken = self.chunk[self.used : self.used + size]
         self.used += size + -size % CACHE_LINE

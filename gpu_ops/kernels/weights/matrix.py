@@ -52,12 +52,12 @@ class Matrix:
         return MatrixFields(*pointers, self.kind, self.outputs - first, self.inputs, self.words, self.scale_words, 0)
 
 
-def pack_matrix(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:
+def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:
     """Pack a weight, whose inputs are a multiple of 16. It is not kept."""
     outputs, inputs = weight.shape
     own_bias = None if bias is None else arena.copy(padded(bias.float(), GROUP))
     if isinstance(weight, Tensor):
-        data = pack(weight, arena)
+        data = pack_floats(weight, arena)
         return Matrix(KINDS[weight.dtype], outputs, inputs, data.shape[1], 0, data, None, None, own_bias)
     kind, words = weight.kind, inputs // 2 + -(inputs // 2) % WORDS
     scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
@@ -72,7 +72,7 @@ def pack_matrix(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, a
     return Matrix(kind, outputs, inputs, words, scale_words, numbers.words, scales.words, own_units, own_bias)
 
 
-def pack(weight: Tensor, arena: Arena = ARENA) -> Tensor:
+def pack_floats(weight: Tensor, arena: Arena = ARENA) -> Tensor:
     """Pack [outputs, inputs] to int32 [groups, words, 2, 16]."""
     per_word = 4 // weight.element_size()
     outputs, inputs = weight.shape

@@ -10,19 +10,20 @@ order with its parts' types, shapes and places, and has a sum for each piece of 
 import ctypes
 import hashlib
 import json
+import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE, Arena
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack_matrix
+from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE, Arena, fresh
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 
 MAGIC = b"pontil packed weights 1\n"
@@ -30,6 +31,8 @@ TRAILER = 8 + 8 + 32 + len(MAGIC)
 # The largest index that is read, and the protection of memory by the system (sys/mman.h).
 MOST_INDEX, PROT_READ = 1 << 28, 1
 DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.float32, torch.bfloat16, torch.int64, torch.uint8)}
+
+logger = logging.getLogger("pontil.worker")
 
 LIBRARY = ctypes.CDLL(None, use_errno=True)
 LIBRARY.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -43,8 +46,8 @@ class PackedFileError(Exception):
 
 
 class Shelf(Protocol):
-    """What hands out a model's weights. Names and order are the same in each process that loads the model. Whether it
-    `reads` the checkpoint: else it calls no `make`."""
+    """The weights of a model as it takes them, under the same names in the same order in each process that loads it.
+    Whether the shelf `reads` the checkpoint: else it calls no `make`."""
 
     reads: bool
 
@@ -65,72 +68,91 @@ class PrivateShelf:
         return make()
 
     def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
-        return [pack_matrix(*item) for item in make()]
+        return [pack(*item) for item in make()]
 
     def finish(self) -> None:
         pass
 
 
 class WritingShelf:
-    """Weights in the memory of a file that is written as they are made, and then read by other processes. This process
-    uses them too, and can write them no more once they are `finish`ed."""
+    """Weights in the memory of a file that is written as they are made, and gets its name once they are `finish`ed.
+    This process uses them too, and from then on can write them no more. A disk that fills has the rest be private, and
+    the file be given up. The `lock` is held until then."""
 
     reads = True
 
-    def __init__(self, path: Path, about: dict[str, object]) -> None:
+    def __init__(self, path: Path, about: dict[str, object], lock: IO[bytes]) -> None:
         """Raises OSError."""
-        self.about = about
-        self.file = path.open("w+b")
-        self.regions: list[mmap.mmap] = []
-        self.places: list[tuple[int, int, int]] = []
+        self.path, self.about, self.lock = path, about, lock
+        self.partial = path.with_suffix(".partial")
+        self.file = self.partial.open("w+b")
+        # Address, place in the file, and size of each region, with what maps it.
+        self.regions: list[tuple[int, int, int, mmap.mmap]] = []
         self.items: list[dict[str, object]] = []
         self.size = 0
+        self.failure: OSError | None = None
         self.arena = Arena(self.grow)
 
     def grow(self, size: int) -> Tensor:
         """Map so many bytes more of the file, as whole huge pages."""
         size += -size % HUGE_PAGE
-        # Blocks that a full disk has no room for would end this process when it writes there.
-        os.posix_fallocate(self.file.fileno(), self.size, size)
-        region = mmap.mmap(self.file.fileno(), size, mmap.MAP_SHARED, offset=self.size)
+        try:
+            # A page that a full disk has no room for would end this process when it writes there.
+            os.posix_fallocate(self.file.fileno(), self.size, size)
+            region = mmap.mmap(self.file.fileno(), size, mmap.MAP_SHARED, offset=self.size)
+        except OSError as error:
+            self.failure = error
+            return fresh(size)
         memory = torch.frombuffer(region, dtype=torch.uint8)
-        self.regions.append(region)
-        self.places.append((memory.data_ptr(), self.size, size))
+        self.regions.append((memory.data_ptr(), self.size, size, region))
         self.size += size
         return memory
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         kept = self.arena.copy(make())
-        self.items.append({"name": name, "tensor": self.described(kept)})
+        if self.failure is None:
+            self.items.append({"name": name, "tensor": self.described(kept)})
         return kept
 
     def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
-        made = [pack_matrix(*item, self.arena) for item in make()]
-        self.items.append({"name": name, "matrices": [self.described_matrix(one) for one in made]})
-        return made
+        packed = [pack(*item, self.arena) for item in make()]
+        if self.failure is None:
+            self.items.append({"name": name, "matrices": [self.described_matrix(one) for one in packed]})
+        return packed
 
     def described(self, tensor: Tensor) -> dict[str, object]:
         address = tensor.data_ptr()
-        start, offset = next((at, offset) for at, offset, size in self.places if at <= address < at + size)
-        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "offset": offset + address - start}
+        start, place = next((at, place) for at, place, size, _ in self.regions if at <= address < at + size)
+        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "offset": place + address - start}
 
     def described_matrix(self, matrix: Matrix) -> dict[str, object]:
         values = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
         return {name: self.described(one) if isinstance(one, Tensor) else one for name, one in values.items()}
 
     def finish(self) -> None:
-        """Write the index, and have the system write all of it to the disk. Raises OSError."""
-        sums = [piece for region in self.regions for piece in sums_of(torch.frombuffer(region, dtype=torch.uint8))]
+        """Write the index and have the system write all of it to the disk; then give the file its name."""
+        try:
+            if self.failure is not None:
+                raise self.failure
+            self.write_index()
+            os.fsync(self.file.fileno())
+            self.partial.rename(self.path)
+        except OSError as error:
+            logger.warning("weights are not shared with other processes: %s", error)
+            self.partial.unlink(missing_ok=True)
+        finally:
+            self.file.close()
+            self.lock.close()
+        for address, _, size, _ in self.regions:
+            LIBRARY.mprotect(address, size, PROT_READ)
+
+    def write_index(self) -> None:
+        sums = [piece for *_, region in self.regions for piece in sums_of(torch.frombuffer(region, dtype=torch.uint8))]
         index = json.dumps({"about": self.about, "items": self.items, "sums": sums}).encode()
         digest = hashlib.sha256(index).digest()
-        trailer = self.size.to_bytes(8, "little") + len(index).to_bytes(8, "little") + digest + MAGIC
         self.file.seek(self.size)
-        self.file.write(index + trailer)
+        self.file.write(index + self.size.to_bytes(8, "little") + len(index).to_bytes(8, "little") + digest + MAGIC)
         self.file.flush()
-        os.fsync(self.file.fileno())
-        for address, _, size in self.places:
-            if LIBRARY.mprotect(address, size, PROT_READ):
-                raise OSError(ctypes.get_errno(), "the packed weights cannot be protected")
 
 
 class MappedShelf:

@@ -2,7 +2,6 @@
 """Multi-head latent attention (DeepSeek-AI, 2024, arXiv 2405.04434) of one layer."""
 
 from dataclasses import replace
-from functools import cache
 
 from torch import Tensor, cat
 
@@ -57,13 +56,12 @@ class LatentAttention:
         """The products that make a query fit the latent, and a value from it."""
         one, sizes = self.latent.key_dim + self.latent.value_dim, (self.latent.key_dim, self.latent.value_dim)
 
-        @cache
-        def parts() -> tuple[Tensor, ...]:
+        def parts() -> tuple[Tensor, Tensor]:
             weight = weights.dense(name, heads * one, self.latent.rank, by_heads(one))
-            return tuple(weight.view(-1, one, self.latent.rank).split(sizes, dim=1))
+            keys, values = weight.view(-1, one, self.latent.rank).split(sizes, dim=1)
+            return keys, values.transpose(1, 2)
 
-        keys = weights.heads(f"{name}.keys", lambda: parts()[0])
-        return keys, weights.heads(f"{name}.values", lambda: parts()[1].transpose(1, 2))
+        return weights.two_of_heads(name, parts)
 
     @property
     def linears(self) -> list[Product]:

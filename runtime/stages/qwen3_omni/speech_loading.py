@@ -10,7 +10,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config, read_talker_config
 from pontil.runtime.stages.qwen3_omni.directory import (
@@ -29,7 +29,7 @@ def load_talker_decoder(
     config = read_talker_config(path)
     tensors = talker_checkpoint(path, config).tensors(dtype)
     block = config.decoder.weight_block
-    return build_model(config.decoder, Weights(tensors, device, dtype, kernels, block=block))
+    return build_model(config.decoder, Weights(tensors, device, dtype, Packing.of(kernels), block=block))
 
 
 def load_talker(path: Path, decoder: Model, deterministic: bool = False) -> Talker:
@@ -38,7 +38,7 @@ def load_talker(path: Path, decoder: Model, deterministic: bool = False) -> Talk
     config = read_talker_config(path)
 
     def weights(tensors: Iterable[tuple[str, Tensor]]) -> Weights:
-        return Weights(tensors, decoder.device, decoder.dtype, decoder.kernels, deterministic=deterministic)
+        return Weights(tensors, decoder.device, decoder.dtype, Packing.of(decoder.kernels), deterministic=deterministic)
 
     predictor = weights(predictor_checkpoint(path, config).tensors())
     return build_talker(config, decoder, predictor, weights(projections_checkpoint(path, config).tensors()))

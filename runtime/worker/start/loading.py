@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,12 +29,13 @@ from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.partition import check_division
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
+from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
 from pontil.runtime.worker.start.stage_model import stage_checkpoint
 from pontil.runtime.worker.start.weights_progress import told
 
@@ -143,23 +143,30 @@ def read_weights(
 ) -> Weights:
     """Read the weights, quantized if so configured. Raises ModelError for a quantization that is not possible here."""
     wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
-    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     if wanted not in ("none", "int8", "gguf"):
         raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
-    if wanted == "none":
-        return Weights(
-            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, communicator=communicator,
-            block=checkpoint.config.weight_block, deterministic=config.deterministic,
-        )  # fmt: skip
-    if kernels is None or dtype != "bfloat16":
+    if wanted != "none" and (kernels is None or dtype != "bfloat16"):
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
-    if wanted == "int8":
-        return Weights(
-            telling(checkpoint.tensors(torch_dtype)), device, torch_dtype, kernels, int8=True, communicator=communicator
-        )
-    if not isinstance(checkpoint, GgufCheckpoint):
-        raise ModelError(NO_GGUF)
-    return Weights(telling(checkpoint.levels(torch_dtype)), device, torch_dtype, kernels, communicator=communicator)
+    tensors = checkpoint.tensors
+    if wanted == "gguf":
+        if not isinstance(checkpoint, GgufCheckpoint):
+            raise ModelError(NO_GGUF)
+        tensors = checkpoint.levels
+    telling = told(tensors(torch_dtype), total=len(checkpoint.places), tell=report.progress)
+    block = checkpoint.config.weight_block if wanted == "none" else None
+    packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
+    return Weights(telling, device, torch_dtype, packing, communicator, block, config.deterministic)
+
+
+def open_packing(
+    config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary, report: Reporter
+) -> Packing:
+    """Find what other processes of this host have packed of the same weights for the same kernels."""
+    model = PackedModel(
+        checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization, config.rank, config.ranks
+    )
+    shelf = shelf_for(config.cache_path, model, report.progress)
+    return Packing(kernels, config.quantization == "int8", shelf)
 
 
 def find_kernels(

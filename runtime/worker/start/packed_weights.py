@@ -2,15 +2,19 @@
 """Packed weights that all processes of a host share: the first that needs them writes a file, which all map."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from pontil.gpu_ops.kernels.weights.shelf import PrivateShelf, Shelf, WritingShelf
-from pontil.runtime.reporting import Reporter
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PackedFileError, PrivateShelf, Shelf, WritingShelf
 
 logger = logging.getLogger("pontil.worker")
 
@@ -21,15 +25,19 @@ LEAST_BYTES = 64 << 20
 SPARED_BYTES = 1 << 30
 # Code that decides what the file holds, and in which order.
 SOURCES = ("gpu_ops/kernels/weights", "runtime/models", "runtime/loaders")
+PRODUCT = Path(__file__).resolve().parents[3]
+# Bytes that packing may make of a byte of the model's files.
+PACKED_SHARE = 2
 READ_BYTES = 1 << 20
-LOOK = 0.2
+LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """What decides the bits of packed weights besides the model's `files`: kernels, type, quantization, and which of so
-    many ranks."""
+    """The facts that decide the bits of packed weights: the model by its fingerprint and `files`, kernels, type,
+    quantization, and which of so many ranks."""
 
+    fingerprint: str
     files: Sequence[Path]
     kernels: str
     dtype: str
@@ -41,6 +49,7 @@ class PackedModel:
     def about(self) -> dict[str, object]:
         """The facts that a file of these weights states."""
         return {
+            "fingerprint": self.fingerprint,
             "files": [str(path.resolve()) for path in self.files],
             "kernels": self.kernels,
             "dtype": self.dtype,
@@ -56,23 +65,80 @@ class PackedModel:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
-@contextlib.contextmanager
-def open_shelf(cache_path: Path | None, model: PackedModel, report: Reporter) -> Iterator[Shelf]:
-    """Give the shelf of a model: its file, or one that writes it while this process loads the model; private memory
-    where that is not possible. It waits while another process writes."""
+def shelf_for(cache_path: Path | None, model: PackedModel, report: Callable[[str], None]) -> Shelf:
+    """Return the shelf of a model: its file, or one that writes it while this process loads the model; private memory
+    where that is not possible. Wait while another process writes it."""
     size = sum(path.stat().st_size for path in model.files)
     if cache_path is None or size < LEAST_BYTES:
-        yield PrivateShelf()
-        return
-    folder = cache_path.expanduser() / FOLDER
+        return PrivateShelf()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (model.key(folder) + SUFFIX)
-        with written_alone(path, report) as found:
-            shelf = found or writing_shelf(path, model, size)
-            yield shelf
-            if isinstance(shelf, WritingShelf) and shelf.finished:
-                part_of(path).rename(path)
+        return shared_shelf(cache_path.expanduser() / FOLDER, model, size, report)
     except OSError as error:
         logger.warning("weights are not shared with other processes: %s", error)
-        yield PrivateShelf()
+        return PrivateShelf()
+
+
+def shared_shelf(folder: Path, model: PackedModel, size: int, report: Callable[[str], None]) -> Shelf:
+    """Map the model's file, or begin to write it. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (model.key(folder) + SUFFIX)
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while (shelf := whole_shelf(path)) is None:
+        lock = path.with_suffix(".lock").open("wb")
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return whole_shelf(path) or writing_shelf(path, model, size, lock)
+        lock.close()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"another process has not written {path} within {LOCK_TIMEOUT:.0f} s")
+        report("waiting for another process to pack the weights")
+        time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
+    return shelf
+
+
+def whole_shelf(path: Path) -> MappedShelf | None:
+    """Map a file that is there and whole. Its time says when it was last used."""
+    try:
+        shelf = MappedShelf(path)
+    except FileNotFoundError:
+        return None
+    except PackedFileError as error:
+        logger.warning("%s: the weights are packed anew", error)
+        return None
+    os.utime(path)
+    return shelf
+
+
+def writing_shelf(path: Path, model: PackedModel, size: int, lock: IO[bytes]) -> WritingShelf:
+    """Begin to write the file, where the disk has room for more than what it replaces. Raises OSError."""
+    free = shutil.disk_usage(path.parent).free
+    if free < PACKED_SHARE * size + SPARED_BYTES:
+        raise OSError(f"{path.parent} has {free >> 20} MiB left, which is too little")
+    return WritingShelf(path, model.about, lock)
+
+
+def digest_of(path: Path, folder: Path) -> str:
+    """Hash a file's bytes, once for each state of it: its place, size and times name what was found before."""
+    state = path.stat()
+    place = "-".join(map(str, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)))
+    known = folder / f"{place}.digest"
+    with contextlib.suppress(FileNotFoundError):
+        return known.read_text()
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while part := file.read(READ_BYTES):
+            digest.update(part)
+    found = digest.hexdigest()
+    written = folder / f"{place}.{os.getpid()}"
+    written.write_text(found)
+    written.rename(known)
+    return found
+
+
+def source_digest() -> str:
+    """Hash the code that decides what a file holds, and in which order."""
+    digest = hashlib.sha256()
+    for place in SOURCES:
+        for path in sorted((PRODUCT / place).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

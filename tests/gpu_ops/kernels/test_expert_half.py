@@ -9,7 +9,7 @@ import torch
 from layer_cases import ExpertCase, random
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.weights.matrix import pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -69,6 +69,6 @@ def computed_with(library: KernelLibrary, choice: ExpertChoice, products: torch.
     """The results of rows that all have these products of the router."""
     case = ExpertCase(FLOAT32, choice, rows=3)
     half = case.half(library)
-    router = pack_matrix(torch.zeros(choice.count, case.hidden), products)
+    router = pack(torch.zeros(choice.count, case.hidden), products)
     half.fields.router = router.fields
     return case.computed(half)

@@ -20,7 +20,7 @@ from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Ml
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import decode, row_cells
@@ -117,14 +117,14 @@ class Case:
         gate, up, down = self.mlp
         attention = AttentionHalf(
             library,
-            pack_matrix(qkv, bias),
-            pack_matrix(out),
+            pack(qkv, bias),
+            pack(out),
             self.norms,
             Rotation(*self.angles),
             self.shape,
             self.layer,
         )
-        mlp = MlpHalf(library, pack_matrix(alternate(gate, up)), pack_matrix(down), self.norms, GatedKind(self.gelu))
+        mlp = MlpHalf(library, pack(alternate(gate, up)), pack(down), self.norms, GatedKind(self.gelu))
         count = -(-self.length // self.block_size)
         blocks = (torch.randperm(count + 3, generator=torch.Generator().manual_seed(8)) + 1)[:count].tolist()
         cells = self.cells or self.dtype
@@ -191,7 +191,7 @@ def test_linear_in_any_company(library: KernelLibrary, dtype: torch.dtype) -> No
     generator = torch.Generator().manual_seed(3)
     weight, bias = torch.randn(77, 176, generator=generator).to(dtype), torch.randn(77, generator=generator)
     x = torch.randn(300, 176, generator=generator)
-    matrix = pack_matrix(weight, bias)
+    matrix = pack(weight, bias)
     whole = library.linear(matrix, x)
     expected = x.to(dtype).double() @ weight.double().T + bias.double()
     torch.testing.assert_close(whole.double(), expected, atol=1e-3, rtol=1e-5)
@@ -212,7 +212,7 @@ def test_a_head_norms_and_finds_the_highest(library: KernelLibrary, dtype: torch
     # Every logit of this row is below zero.
     weight[:, 5], x[2] = 1, 0
     x[2, 5] = -1
-    matrix = pack_matrix(weight)
+    matrix = pack(weight)
     logits, highest = library.head(matrix, x, norm, 1e-6)
     expected = rms_norm(x, norm, 1e-6, dtype).double() @ weight.double().T
     torch.testing.assert_close(logits.double(), expected, atol=0.2 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
@@ -227,9 +227,7 @@ def test_sequences_in_one_tile_know_nothing_of_each_other(library: KernelLibrary
     case = Case(torch.bfloat16, HeadShape(6, 2, 64), 96, 64, 140, 50, 16, (140,), False, True, False, False)
     qkv, bias, out = case.qkv
     layer = LayerAttention(0, 0.1, case.window)
-    half = AttentionHalf(
-        library, pack_matrix(qkv), pack_matrix(out), case.norms, Rotation(*case.angles), case.shape, layer
-    )
+    half = AttentionHalf(library, pack(qkv), pack(out), case.norms, Rotation(*case.angles), case.shape, layer)
     starts, counts = (0, 139, 64, 3), (90, 1, 30, 1)
     pool = torch.randn(60, 1, 2, 2, 16, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     tables = [list(range(1 + 12 * number, 13 + 12 * number)) for number in range(4)]
@@ -250,7 +248,7 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
 ) -> None:
     case = Case(dtype, HeadShape(6, 2, 48), 64, 32, 40, 9, 16, (40,), False, True, bias, False)
     qkv, out_bias, out = case.qkv
-    matrices, layer = (pack_matrix(qkv, out_bias), pack_matrix(out)), LayerAttention(1, 0.2, 9)
+    matrices, layer = (pack(qkv, out_bias), pack(out)), LayerAttention(1, 0.2, 9)
     half = AttentionHalf(library, *matrices, case.norms, Rotation(*case.angles), case.shape, layer)
     pools = torch.zeros(2, 8, LAYERS, 2, 2, 16, 48, dtype=dtype)
     spans = [TileSpan(3, 20, [2, 1]), TileSpan(17, 4, [5, 4])]
@@ -266,8 +264,8 @@ def test_rows_that_nobody_looks_at_leave_the_same_keys_and_values(
     qkv, _, out = narrow.qkv
     half = AttentionHalf(
         library,
-        pack_matrix(qkv),
-        pack_matrix(out),
+        pack(qkv),
+        pack(out),
         narrow.norms,
         Rotation(*narrow.angles),
         narrow.shape,
@@ -286,8 +284,8 @@ def test_unused_slots_can_be_zeroed_and_nothing_is_lost(
     qkv, _, out = case.qkv
     half = AttentionHalf(
         library,
-        pack_matrix(qkv),
-        pack_matrix(out),
+        pack(qkv),
+        pack(out),
         case.norms,
         Rotation(*case.angles),
         case.shape,
@@ -316,8 +314,8 @@ def test_extreme_scores_stay_numbers(library: KernelLibrary) -> None:
     qkv, _, out = case.qkv
     half = AttentionHalf(
         library,
-        pack_matrix(qkv * 300),
-        pack_matrix(out),
+        pack(qkv * 300),
+        pack(out),
         case.norms,
         Rotation(*case.angles),
         case.shape,

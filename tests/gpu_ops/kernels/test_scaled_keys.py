@@ -9,7 +9,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import AttentionHalf, HeadShape, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kernels.weights.slots import unpacked
 from pontil.gpu_ops.kernels.weights.structures import CELLS
 from pontil.gpu_ops.kv.cells import LARGEST, decode, encode, row_cells
@@ -31,7 +31,7 @@ def copying(library: KernelLibrary) -> AttentionHalf:
     out = torch.cat([torch.eye(DIM), torch.zeros(DIM, DIM)])
     still = torch.ones(ROWS, DIM // 2), torch.zeros(ROWS, DIM // 2)
     shape, layer = HeadShape(1, 1, DIM), LayerAttention(0, 1.0, 1)
-    return AttentionHalf(library, pack_matrix(qkv), pack_matrix(out), Norms(1e-6), Rotation(*still), shape, layer)
+    return AttentionHalf(library, pack(qkv), pack(out), Norms(1e-6), Rotation(*still), shape, layer)
 
 
 def numbers() -> Tensor:

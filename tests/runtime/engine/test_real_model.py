@@ -19,7 +19,7 @@ from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.long
@@ -44,7 +44,7 @@ def runner(request: pytest.FixtureRequest, path: Path) -> ModelRunner:
     assert isinstance(checkpoint, GgufCheckpoint)
     library = None if request.param == "torch" else kernels.opened()
     tensors = checkpoint.levels() if request.param == "gguf" else checkpoint.tensors()
-    weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, library, int8=request.param == "int8")
+    weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, Packing.of(library, request.param == "int8"))
     model = build_model(config, weights)
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16", library is not None)
     return ModelRunner(model, KVStorage(layout, 2500, torch.device("cpu")))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sparse_gguf import write_sparse_8b
 
-from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
@@ -54,13 +54,13 @@ def packed_bytes(matrix: Matrix) -> int:
 @pytest.mark.parametrize("kind", LEVELS)
 def test_a_type_is_packed_in_as_many_bytes_as_its_format_says(kind: int) -> None:
     assert set(LEVELS) == set(GGUF_FORMATS)
-    assert packed_bytes(pack_matrix(levels(kind, 64, 512))) == GGUF_FORMATS[kind].size(64 * 512)
+    assert packed_bytes(pack(levels(kind, 64, 512))) == GGUF_FORMATS[kind].size(64 * 512)
 
 
 def test_weights_of_several_types_in_one_product_are_as_wide_as_the_widest() -> None:
     q4, q6, whole = GGUF_FORMATS[12], GGUF_FORMATS[14], NumberFormat(16)
     assert stacked([q4, q4]) == q4 and stacked([q4, q4, q6]) == q6 and stacked([q4, whole]) == whole
-    assert packed_bytes(pack_matrix(per_channel(torch.ones(64, 512)))) == NumberFormat(8, 512).size(64 * 512)
+    assert packed_bytes(pack(per_channel(torch.ones(64, 512)))) == NumberFormat(8, 512).size(64 * 512)
 
 
 def memory_of(name: str) -> int:
@@ -77,7 +77,7 @@ def test_packing_takes_as_much_more_for_a_while_as_is_said(kind: int) -> None:
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = memory_of("VmRSS")
-    pack_matrix(weight)
+    pack(weight)
     taken, said = memory_of("VmHWM") - before + own, packing(GGUF_FORMATS[kind], count, count, INPUTS, 1)
     print(f"{GGML_TYPES[kind].name}: {said >> 20} MiB said, {taken >> 20} MiB taken")
     assert taken <= said * 1.15 and said <= taken * 1.3

@@ -116,7 +116,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/start": {
-        "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/cache/tier",
+        "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights",
+        "runtime/cache", "runtime/cache/tier",
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",
         "runtime/loaders/gguf", "runtime/loaders/hf", "runtime/models", "runtime/models/families",

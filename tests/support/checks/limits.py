@@ -40,7 +40,6 @@ FIELDS = {
 }
 PARAMETERS = {
     "runtime/engine/scheduler.py Scheduler.__init__": 9,
-    "runtime/models/weights.py Weights.__init__": 8,
     "runtime/proxy/requests/request.py Request.start": 8,
     "runtime/stages/runs/entry.py RunEntry.__init__": 8,
     "runtime/stages/worker/stream_ports.py StreamPorts.__init__": 8,

@@ -18,7 +18,7 @@ from pontil.runtime.engine.tiles.plan_tables import PlanReader, PlanWriter
 from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config
 from pontil.runtime.stages.qwen3_omni.directory import talker_checkpoint
 
@@ -40,7 +40,7 @@ def computed(
     checkpoint: Checkpoint = talker_checkpoint(path, read_talker_config(path)) if talker else open_checkpoint(path)
     config = checkpoint.config
     weights = Weights(
-        checkpoint.tensors(dtype), torch.device("cpu"), dtype, library, communicator=communicator,
+        checkpoint.tensors(dtype), torch.device("cpu"), dtype, Packing.of(library), communicator=communicator,
         block=config.weight_block,
     )  # fmt: skip
     model = build_model(config, weights)

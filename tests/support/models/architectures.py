@@ -22,7 +22,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 
 VOCAB = 97
 SIZES: dict[str, Any] = {
@@ -121,5 +121,7 @@ def read_model(
 ) -> Model:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
-    weights = Weights(checkpoint.tensors(dtype), torch.device(device), dtype, kernels, block=config.weight_block)
+    weights = Weights(
+        checkpoint.tensors(dtype), torch.device(device), dtype, Packing.of(kernels), block=config.weight_block
+    )
     return build_model(config, weights)

@@ -9,7 +9,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import AttentionHalf, GatedKind, HeadShape, Layers, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix, stack
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.parameters.attention import LayerAttention
@@ -79,8 +79,8 @@ class DividedLayer:
         out = cut(self.weight(seed + 3, self.hidden, self.shape.heads * dim), partition.columns(self.hidden))
         out_bias = self.random(seed + 8, self.hidden)[partition.columns(self.hidden)]
         return AttentionHalf(
-            library, pack_matrix(stack(*qkv), torch.cat(bias) if self.bias else None),
-            pack_matrix(out, out_bias if self.bias else None), self.norms(seed + 20),
+            library, pack(stack(*qkv), torch.cat(bias) if self.bias else None),
+            pack(out, out_bias if self.bias else None), self.norms(seed + 20),
             Rotation(*rotary_table(rotary_frequencies(dim, 1e4), self.prompt + 8)), self.own(partition),
             LayerAttention(layer, dim**-0.5, self.window),
         )  # fmt: skip
@@ -89,9 +89,7 @@ class DividedLayer:
         seed, inner = 1000 * layer + 40, partition.columns(self.inner)
         gate, up = (cut(self.weight(seed + i, self.inner, self.hidden), inner) for i in range(2))
         down = cut(self.weight(seed + 2, self.hidden, self.inner), partition.columns(self.hidden))
-        return MlpHalf(
-            library, pack_matrix(alternate(gate, up)), pack_matrix(down), self.norms(seed + 20), GatedKind(self.gelu)
-        )
+        return MlpHalf(library, pack(alternate(gate, up)), pack(down), self.norms(seed + 20), GatedKind(self.gelu))
 
     def pool(self, partition: Partition) -> Tensor:
         cells = self.cells or self.dtype

@@ -13,7 +13,7 @@ from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.reference import LatentWeights, expert_half, latent_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.parameters.attention import LayerAttention
@@ -81,8 +81,8 @@ class LatentCase:
     def half(self, library: KernelLibrary) -> LatentHalf:
         own = self.weights
         matrices = LatentMatrices(
-            pack_matrix(own.compress), None if own.down is None else pack_matrix(own.down), pack_matrix(own.query),
-            HeadMatrices.packed(own.keys), HeadMatrices.packed(own.values), pack_matrix(own.out),
+            pack(own.compress), None if own.down is None else pack(own.down), pack(own.query),
+            HeadMatrices.packed(own.keys), HeadMatrices.packed(own.values), pack(own.out),
         )  # fmt: skip
         rotation = Rotation(*self.angles, interleaved=True)
         return LatentHalf(library, matrices, self.norms, rotation, EPSILON, LayerAttention(1, self.scale))
@@ -142,10 +142,8 @@ class ExpertCase:
         experts = []
         for number in range(self.choice.count):
             gate, up, down = (self.stored(one) for one in self.expert(number))
-            experts.append(
-                MlpHalf(library, pack_matrix(alternate(gate, up)), pack_matrix(down), Norms(0.0), GatedKind())
-            )
-        return ExpertHalf(library, self.choice, pack_matrix(self.router), experts, 0, self.norms)
+            experts.append(MlpHalf(library, pack(alternate(gate, up)), pack(down), Norms(0.0), GatedKind()))
+        return ExpertHalf(library, self.choice, pack(self.router), experts, 0, self.norms)
 
     def computed(self, half: ExpertHalf, rows: slice = slice(None)) -> Tensor:
         hidden = self.x[rows].contiguous()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.compile.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.weights.matrix import alternate, pack_matrix, stack
+from pontil.gpu_ops.kernels.weights.matrix import alternate, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_scales, per_channel, stacked
 
 # Numbers from 0 on, or from -128.
@@ -33,7 +33,7 @@ def random_levels(kind: str, outputs: int, inputs: int, group: int, seed: int = 
 
 
 def check(library: KernelLibrary, levels: QuantizedWeights, x: Tensor) -> None:
-    matrix = pack_matrix(levels, torch.arange(levels.shape[0]).float())
+    matrix = pack(levels, torch.arange(levels.shape[0]).float())
     found = library.linear(matrix, x)
     bias = torch.arange(levels.shape[0]).double()
     expected = x.bfloat16().double() @ levels.dense().double().T + bias
@@ -75,7 +75,7 @@ def test_parts_of_different_kinds_become_one(library: KernelLibrary) -> None:
 
 def test_every_instruction_set_has_the_same_bits() -> None:
     """Sums are exact but for additions in float32, which all do in the same order."""
-    matrix, x = pack_matrix(random_levels("bytes", 64, 544, 16)), torch.randn(9, 544)
+    matrix, x = pack(random_levels("bytes", 64, 544, 16)), torch.randn(9, 544)
     found = [kernels.opened(one.name).linear(matrix, x) for one in usable_sets() if "-DPONTIL_TILES" not in one.flags]
     assert len(found) > 1 and all(torch.equal(one, found[0]) for one in found)
 
@@ -84,10 +84,10 @@ def test_every_instruction_set_has_the_same_bits() -> None:
 def test_what_is_not_finite_is_not_hidden(library: KernelLibrary, spoiled: float) -> None:
     levels, x = random_levels("nibbles", 32, 64, 32), torch.randn(3, 64)
     x[1, 5] = spoiled
-    found = library.linear(pack_matrix(levels), x)
+    found = library.linear(pack(levels), x)
     assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
     levels.scales[7, 1] = spoiled
-    found = library.linear(pack_matrix(levels), x[:1])
+    found = library.linear(pack(levels), x[:1])
     assert not found[0, 7].isfinite() and found[0, torch.arange(32) != 7].isfinite().all()
 
 

@@ -16,7 +16,7 @@ from pontil.gpu_ops.pooling import pooled, unit
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint
 from pontil.runtime.models.families.bert import Bert
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 
 TEXTS = [[2, 5, 3], [2, 40, 41, 9, 9, 30, 3], [7], [2, *range(4, 60), 3]]
 
@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bert(folder: Path, kernels: str) -> Bert:
     checkpoint = EncoderCheckpoint.open(folder)
     library = open_kernels(kernels, 2, CACHE)
-    return Bert(checkpoint.config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.float32, library))
+    return Bert(
+        checkpoint.config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.float32, Packing.of(library))
+    )
 
 
 @pytest.fixture(scope="module", params=["torch", "auto"])

@@ -14,7 +14,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
 from pontil.runtime.models.layers.experts import Experts
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 
 # With so many inputs, oneDNN computes a single row differently from several.
 HIDDEN, INNER, COUNT = 2048, 64, 6
@@ -45,7 +45,7 @@ def build(
     kernels: KernelLibrary | None = None,
 ) -> Experts:
     more = [] if shared is None else shared_tensors(shared.gated)
-    weights = Weights(chain(tensors(), more), torch.device("cpu"), dtype, kernels)
+    weights = Weights(chain(tensors(), more), torch.device("cpu"), dtype, Packing.of(kernels))
     experts = Experts(ExpertConfig(COUNT, 3, INNER, normalize, shared=shared), HIDDEN, "mlp.", weights)
     weights.finish()
     return experts

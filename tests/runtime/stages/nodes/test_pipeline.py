@@ -18,7 +18,7 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.nodes.recognizer import Recognizer
 from pontil.runtime.stages.nodes.speaker import Speaker
@@ -34,7 +34,9 @@ PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 def engine(smollm2_path: Path) -> Engine:
     checkpoint = open_checkpoint(smollm2_path)
     library = kernels.opened()
-    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.bfloat16, library))
+    model = build_model(
+        checkpoint.config, Weights(checkpoint.tensors(), torch.device("cpu"), torch.bfloat16, Packing.of(library))
+    )
     config = checkpoint.config
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16", True)
     runner = ModelRunner(model, KVStorage(layout, BLOCKS, torch.device("cpu")))

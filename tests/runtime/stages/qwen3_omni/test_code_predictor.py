@@ -16,7 +16,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.sampling.sampler import uniform
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
 from pontil.runtime.stages.qwen3_omni.code_predictor import CodePredictor, FrameNumbers, PredictorDecoder
 from pontil.runtime.stages.qwen3_omni.config import OTHER_CODES
@@ -84,7 +84,7 @@ def test_codes_of_many_groups_are_those_of_transformers(
     model = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(sizes).float().eval()
     config = replace(read_talker_config(pair.path).predictor, max_model_len=groups)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = Weights(state.items(), torch.device("cpu"), torch.float32, library)
+    weights = Weights(state.items(), torch.device("cpu"), torch.float32, Packing.of(library))
     predictor = CodePredictor(PredictorDecoder(config, groups, weights), groups, OTHER_CODES)
     states, first, entering = inputs(config.hidden_size)
     codes = predictor.complete(states[:3], first[:3], entering[:3], [None] * 3)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that a process has packed are mapped by the next one: the same bits, and nothing that is not whole."""
+
+import errno
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import kernels
+import pytest
+import torch
+from tiny_latent import write_tiny_deepseek
+
+from pontil.gpu_ops.kernels.linear import matrix_of
+from pontil.gpu_ops.kernels.weights import arena
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, read_index
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.weights import Packing, Weights
+from pontil.runtime.worker.start import packed_weights
+from pontil.runtime.worker.start.packed_weights import FOLDER, SUFFIX, PackedModel, shelf_for
+
+PROMPT = torch.arange(3, 40)
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_llama(tmp_path / "model", dtype="bfloat16")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+class Loading:
+    """A process that loads a model with kernels, and may have its weights from another one."""
+
+    def __init__(self, path: Path, cache: Path | None, quantization: str = "none", rank: int = 0) -> None:
+        checkpoint = self.checkpoint = open_checkpoint(path)
+        library = kernels.opened()
+        packed = PackedModel(
+            checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
+        )
+        self.shelf: Shelf = shelf_for(cache, packed, lambda text: None)
+        packing = Packing(library, quantization == "int8", self.shelf)
+        self.weights = Weights(checkpoint.tensors(torch.bfloat16), torch.device("cpu"), torch.bfloat16, packing)
+
+    def model(self) -> Decoder:
+        built = build_model(self.checkpoint.config, self.weights)
+        assert isinstance(built, Decoder)
+        return built
+
+
+def bits(model: Decoder) -> list[bytes]:
+    """Return every packed word and every embedding."""
+    matrices = [part for product in model.linears for part in matrix_of(product).parts if part is not None]
+    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, model.embedding]]
+
+
+def packed_files(cache: Path) -> list[Path]:
+    return sorted((cache / FOLDER).glob(f"*{SUFFIX}"))
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("kind", ["llama", "deepseek"])
+def test_the_next_process_maps_the_same_bits_and_reads_nothing(
+    tmp_path: Path, cache: Path, kind: str, quantization: str
+) -> None:
+    path = tmp_path / "model"
+    write_tiny_llama(path) if kind == "llama" else write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    private, first = (Loading(path, place, quantization) for place in (None, cache))
+    expected, own = private.model(), first.model()
+    second = Loading(path, cache, quantization)
+    mapped = second.model()
+    kinds = [type(one.shelf) for one in (private, first, second)]
+    assert kinds == [PrivateShelf, WritingShelf, MappedShelf]
+    assert bits(expected) == bits(own) == bits(mapped)
+    assert next(second.weights.source, None) is not None, "the checkpoint was read"
+    assert torch.equal(expected.embed(PROMPT), mapped.embed(PROMPT))
+
+
+def test_other_settings_have_another_file(model: Path, cache: Path) -> None:
+    for settings in ({}, {"quantization": "int8"}, {"rank": 1}):
+        assert isinstance(Loading(model, cache, **settings).shelf, WritingShelf)
+
+
+def test_a_model_that_was_changed_is_packed_anew(model: Path, cache: Path) -> None:
+    Loading(model, cache).model()
+    assert isinstance(Loading(model, cache).shelf, MappedShelf)
+    (file,) = model.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    changed = Loading(model, cache)
+    assert isinstance(changed.shelf, WritingShelf)
+    assert bits(changed.model()) == bits(Loading(model, None).model())
+
+
+@pytest.mark.parametrize("place", [10, 1 << 20, -100, -1])
+def test_a_damaged_file_is_packed_anew(model: Path, cache: Path, place: int) -> None:
+    expected = bits(Loading(model, cache).model())
+    (file,) = packed_files(cache)
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    again = Loading(model, cache)
+    assert isinstance(again.shelf, WritingShelf) and bits(again.model()) == expected
+    assert isinstance(Loading(model, cache).shelf, MappedShelf)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_a_file_that_was_cut_off_is_packed_anew(model: Path, cache: Path, share: float) -> None:
+    Loading(model, cache).model()
+    (file,) = packed_files(cache)
+    os.truncate(file, int(share * file.stat().st_size))
+    again = Loading(model, cache)
+    assert isinstance(again.shelf, WritingShelf)
+    again.model()
+    assert isinstance(Loading(model, cache).shelf, MappedShelf)
+
+
+def test_a_process_that_dies_while_it_packs_leaves_nothing_that_is_used(model: Path, cache: Path) -> None:
+    """The kernel lets go of its lock."""
+    pid = os.fork()
+    if not pid:
+        dying = Loading(model, cache)
+        dying.weights.take(
+            "model.embed_tokens.weight", dying.checkpoint.config.vocab_size, dying.checkpoint.config.hidden_size
+        )
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert not packed_files(cache) and list((cache / FOLDER).glob("*.partial"))
+    again = Loading(model, cache)
+    assert isinstance(again.shelf, WritingShelf)
+    again.model()
+    assert isinstance(Loading(model, cache).shelf, MappedShelf)
+    assert not list((cache / FOLDER).glob("*.partial"))
+
+
+def test_who_comes_while_another_packs_waits_for_it(model: Path, cache: Path) -> None:
+    first, second = Loading(model, cache), list[Loading]()
+    waiting = threading.Thread(target=lambda: second.append(Loading(model, cache)))
+    waiting.start()
+    first.model()
+    waiting.join(timeout=60)
+    assert isinstance(first.shelf, WritingShelf) and isinstance(second[0].shelf, MappedShelf)
+
+
+def test_who_waits_for_long_packs_for_itself(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "LOCK_TIMEOUT", 0.1)
+    first = Loading(model, cache)
+    assert isinstance(first.shelf, WritingShelf) and isinstance(Loading(model, cache).shelf, PrivateShelf)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Room for so many regions."""
+    room, real = [0], os.posix_fallocate
+
+    def allocate(file: int, start: int, size: int) -> None:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room[0] -= 1
+        real(file, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    yield room
+
+
+@pytest.mark.parametrize("regions", [0, 1])
+def test_a_full_disk_has_each_process_keep_its_own(
+    model: Path, cache: Path, full_disk: list[int], regions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena, "CHUNK", 4096)
+    full_disk[0] = regions
+    loading = Loading(model, cache)
+    assert bits(loading.model()) == bits(Loading(model, None).model())
+    assert not packed_files(cache) and not list((cache / FOLDER).glob("*.partial"))
+
+
+def test_where_no_file_can_be_written_weights_are_private(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    assert isinstance(Loading(model, tmp_path / "cache").shelf, PrivateShelf)
+
+
+def test_nobody_writes_what_others_read(model: Path, cache: Path) -> None:
+    first = Loading(model, cache)
+    models = [first.model(), Loading(model, cache).model()]
+    for built in models:
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            built.embedding[0, 0] = 1
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
+
+
+def test_the_index_says_what_the_file_is_of(model: Path, cache: Path) -> None:
+    Loading(model, cache).model()
+    index = read_index(packed_files(cache)[0])
+    assert index.about["quantization"] == "none" and index.about["kernels"] == kernels.opened().name
+    assert index.about["files"] == [str(path.resolve()) for path in model.glob("*.safetensors")]
+    with (cache / FOLDER / packed_files(cache)[0].with_suffix(".lock").name).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
