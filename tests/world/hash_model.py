@@ -68,6 +68,12 @@ def token_after(running: int, seed: int, choice: int, vocab: int) -> int:
 
 def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int) -> list[int]:
     """Return the tokens of a choice: the oracle."""
+    return list(tokens_after(tuple(prompt), seed, choice, count, vocab))
+
+
+@cache
+def tokens_after(prompt: tuple[int, ...], seed: int, choice: int, count: int, vocab: int) -> list[int]:
+    """Return the tokens of a choice. Several checks ask for those of each."""
     running, ids = 0, list[int]()
     for token in prompt:
         running = mixed(running, token)

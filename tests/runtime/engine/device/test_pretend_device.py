@@ -68,10 +68,17 @@ def site_of(there: PretendDevice, model: Model, blocks: int = 100, seats: int = 
     return Site(there, link, Engine(runner, scheduler), runner)
 
 
-@pytest.fixture
-def site(there: PretendDevice, path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def model(there: PretendDevice, path: Path) -> Model:
     with there:
-        yield site_of(there, read_model(path, device=str(there.device)))
+        made: Model = read_model(path, device=str(there.device))
+        return made
+
+
+@pytest.fixture
+def site(there: PretendDevice, model: Model) -> Iterator[Site]:
+    with there:
+        yield site_of(there, model)
 
 
 def test_a_step_waits_for_nothing_and_makes_one_copy_each_way(site: Site) -> None:
