@@ -31,8 +31,8 @@ from pontil.runtime.foundation.number_ranges import spell
 
 # Packages that the processes of a launch import, as setup.cfg declares them.
 PACKAGES = (
-    "aiohttp", "click", "cryptography", "gguf", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy",
-    "prometheus_client", "prompt_toolkit", "psutil", "rich", "safetensors", "sanic", "tokenizers", "torch", "zmq",
+    "click", "cryptography", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy", "prometheus_client",
+    "prompt_toolkit", "psutil", "rich", "safetensors", "sanic", "tokenizers", "torch", "zmq",
 )  # fmt: skip
 # Seconds, compiling kernels for the first time included.
 EXAMINATION_TIMEOUT = 300.0

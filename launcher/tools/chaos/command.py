@@ -83,8 +83,10 @@ def chaos(
     import asyncio
 
     from pontil.launcher.commands.terminal.chat_session import first_model
+    from pontil.launcher.tools.bench.extra import require
     from pontil.launcher.tools.chaos.chaos_run import ChaosRun, ChaosSettings
 
+    require("aiohttp", "chaos sends its load")
     environment = read_environment()
     shown = bearer(key, ADMIN, environment.variables)
     greedy = {} if greedy_key is None else bearer(greedy_key, ADMIN, environment.variables)
