@@ -226,9 +226,9 @@ class Engine:
         sequence.unknown = max(0, sequence.unknown - 1)
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
-        if sequence.inputs is not None:
+        if sequence.streams.inputs is not None:
             for frame in sampled.frames:
-                sequence.inputs.take_frame(frame)
+                sequence.streams.inputs.take_frame(frame)
         sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
@@ -248,7 +248,7 @@ class Engine:
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = sequence.delivered if first or sequence.delivered == len(sequence.output) else before
         ids, logprobs = sequence.output[index:], sequence.logprobs[index - sequence.delivered :]
-        frames = [] if sequence.inputs is None else sequence.inputs.frames[index:]
+        frames = [] if sequence.streams.inputs is None else sequence.streams.inputs.frames[index:]
         return Output(
             sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
         )

@@ -336,7 +336,7 @@ class Scheduler:
         self.drafter.forget(sequence)
         sequence.end(finish)
         ended = finish in (FinishReason.STOP, FinishReason.LENGTH)
-        if ended and self.prefix.enabled and sequence.inputs is None and sequence.states is None:
+        if ended and self.prefix.enabled and not sequence.streams.exchange_rows:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)

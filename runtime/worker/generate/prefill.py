@@ -324,8 +324,8 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
         [one.choice for one in going_on],
         [known.get(choice, []) for choice in range(n)] if known else None,
         [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
-        None if sequence.inputs is None else [sequence.inputs.frames[0]],
-        None if sequence.inputs is None else sequence.inputs.next_index,
+        None if sequence.streams.inputs is None else [sequence.streams.inputs.frames[0]],
+        None if sequence.streams.inputs is None else sequence.streams.inputs.next_index,
         hidden,
         None if hidden is None else digest_of(hidden),
     )

@@ -31,7 +31,7 @@ FIELDS = {
     "RegisteredWorker": 21,
     "Request": 45,
     "Scheduler": 21,
-    "Sequence": 44,
+    "Sequence": 35,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,

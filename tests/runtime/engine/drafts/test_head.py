@@ -117,7 +117,7 @@ def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     first = head_in(one).followers[made].twin
     while len(made.output) < WINDOW + 10:
         one.engine.step()
-    assert made.target_states is not None and len(made.target_states.rows) == WINDOW
+    assert made.drafting.target_states is not None and len(made.drafting.target_states.rows) == WINDOW
     one.scheduler.speculative_tokens = 3
     one.engine.step()
     again = head_in(one).followers[made].twin
@@ -156,10 +156,10 @@ def test_guesses_are_those_of_the_layer_fed_with_the_targets_states(pair: Drafti
         one.engine.step()
     (found,) = head_in(one).propose([(made, 4)])
     fresh = head_of(pair)
-    assert made.target_states is not None and made.target_states.start == 0
+    assert made.drafting.target_states is not None and made.drafting.target_states.start == 0
     (expected,) = fresh.propose([(made, 4)])
     assert found == expected and len(found) == 4
-    states, known, guessed = torch.stack(made.target_states.rows), made.prompt + made.output, list[int]()
+    states, known, guessed = torch.stack(made.drafting.target_states.rows), made.prompt + made.output, list[int]()
     for _ in range(4):
         hidden, logits = once(pair, known[1:] + guessed, states)
         guessed.append(int(logits[-1].argmax()))
