@@ -310,7 +310,7 @@ def has_room(halves: abc.Mapping[str, HalfTransfer], transfer_id: str) -> bool:
 def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: Scheduler) -> PrefillResult:
     """Return the result of a computed prompt, for the Handoff."""
     sequence, n = going_on[0], going_on[0].params.n
-    made = scheduler.drafter.hand_over(going_on, scheduler.speculative_tokens)
+    made = scheduler.drafts.drafter.hand_over(going_on, scheduler.drafts.most)
     drafts = {one.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
     hidden = last_state(sequence)
     tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}

@@ -51,7 +51,7 @@ def drafting(
 
 
 def draft_of(one: Rig) -> DraftModel:
-    drafter = one.scheduler.drafter
+    drafter = one.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter)
     return drafter.model
 
@@ -161,7 +161,7 @@ def test_a_prompt_is_read_once_and_found_again(model: Model) -> None:
 
 def taken(one: Rig, act: object) -> list[tuple[int, float]]:
     """Return the runs of the draft model while something is done."""
-    draft, drafter, runs = draft_of(one), one.scheduler.drafter, list[tuple[int, float]]()
+    draft, drafter, runs = draft_of(one), one.scheduler.drafts.drafter, list[tuple[int, float]]()
     assert isinstance(drafter, ModelDrafter) and callable(act)
     drafter.policy.drafted = lambda rows, seconds: runs.append((rows, seconds))  # type: ignore[method-assign]
     act()
@@ -186,7 +186,7 @@ def test_a_text_that_was_not_followed_is_joined_inside_the_answer(model: Model) 
     one.engine.add(made)
     while len(made.output) < WINDOW + 10:
         one.engine.step()
-    one.scheduler.speculative_tokens = 4
+    one.scheduler.drafts.most = 4
     while one.engine.has_work:
         one.engine.step()
     assert made.output == plain.ids and one.engine.drafted > 20
@@ -249,9 +249,9 @@ def test_a_handed_draft_stands_in_for_repeated_text(model: Model, other: Model) 
     one = drafting(model, other, 4, lookup=True)
     made = sequence("a", REPEATING, 30)
     made.output, made.drafting.handed = full.ids[:1], tuple(full.ids[1:4])
-    (draft,) = one.scheduler.drafter.propose([made], 4, 30)
+    (draft,) = one.scheduler.drafts.drafter.propose([made], 4, 30)
     assert draft == tuple(full.ids[1:4])
-    one.scheduler.drafter.forget(made)
+    one.scheduler.drafts.drafter.forget(made)
 
 
 def test_a_penalized_request_has_no_guesses(model: Model) -> None:
