@@ -30,8 +30,7 @@ FIELDS = {
     "Proxy": 37,
     "RegisteredWorker": 21,
     "Request": 45,
-    "Scheduler": 21,
-    "Sequence": 44,
+    "Sequence": 35,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,
@@ -39,7 +38,6 @@ FIELDS = {
     "WorkerLoad": 21,
 }
 PARAMETERS = {
-    "runtime/engine/scheduler.py Scheduler.__init__": 9,
     "runtime/models/weights.py Weights.__init__": 8,
     "runtime/proxy/requests/request.py Request.start": 8,
     "runtime/stages/runs/entry.py RunEntry.__init__": 8,

@@ -319,7 +319,7 @@ def open_small(
         model, folder, name, role, kv_cache_memory=shares * (BLOCKS + 1) * layout.block_bytes, block_size=BLOCK_SIZE,
         kv_connector=kv, speculative_tokens=drafts, speculative_model=draft_model and str(draft_model),
     )  # fmt: skip
-    drafter = worker.machine.scheduler.drafter
+    drafter = worker.machine.scheduler.drafts.drafter
     if isinstance(drafter, ModelDrafter):
         # So tiny a model saves no time that could be measured.
         drafter.policy = AlwaysDraft(with_lookup=True)
