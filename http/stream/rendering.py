@@ -16,7 +16,8 @@ from pontil.http.stream.sse import EventWriter, StreamWriter
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Ended, Stream
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Ended
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
 

@@ -19,8 +19,10 @@ from pontil.http.stream.sse import DONE, event
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Logprobs
 
@@ -261,8 +263,8 @@ class ReplyShape(ABC):
             if self.delivery.token_ids:
                 shown["token_ids"] = choice.ids
         head = {"object": self.whole_object} | self.base | {"choices": made, "usage": self.usage(usage)}
-        remote = choices[0].request.remote_kv
-        if remote is not None and (told := remote.told(choices[0].request)) is not None:
+        first = choices[0].request
+        if isinstance(first.work, Generation) and (told := first.work.told(first)) is not None:
             head["kv_transfer_params"] = told
         if self.delivery.token_ids:
             self.show_of_prompts(head, choices, "prompt_token_ids", lambda request: request.prompt)

@@ -16,7 +16,8 @@ from pontil.http.stream.sse import DONE
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 
 

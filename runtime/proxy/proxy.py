@@ -23,18 +23,18 @@ from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.fleet.self_test import SelfTest
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
+from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.answer_frames import AnswerFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
-from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.in_flight import InFlight
+from pontil.runtime.proxy.requests.request import Work
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, joined
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import every_route
-from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.proxy.routing.remote_kv import KVTransfers, RemoteKV
+from pontil.runtime.proxy.routing.remote_kv import KVTransfers
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.conductor import Conductor
@@ -118,8 +118,8 @@ class Proxy:
             config, self.incarnation, self.dispatcher, self.in_flight, self.books, self.metrics, clock
         )  # fmt: skip
         self.runs = RunEntry(
-            self.graph, self.registry, self.admissions, self.in_flight, self.books, self.conductor, self.turn,
-            lambda: self.draining,
+            self.graph, self.registry, self.in_flight, self.conductor, self.turn,
+            lambda ticket, work, snapshot: self.submit(ticket, work, snapshot=snapshot),
         )  # fmt: skip
         self.readiness = Readiness(
             self.registry, self.graph, self.self_test,
@@ -224,53 +224,34 @@ class Proxy:
             self.server.close(LINGER)
         self.context.term()
 
-    def submit(
-        self, ticket: Ticket, prompt: list[int], params: SamplingParams
-    ) -> Stream:  # fmt: skip
-        """Call `submit_all` with one prompt."""
-        return self.submit_all(ticket, [(prompt, params)])
-
-    def submit_all(
-        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]],
-        snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
-        prefixes: Sequence[PromptPrefix] = (), remote_kv: RemoteKV | None = None,
-    ) -> Stream:  # fmt: skip
-        """Admit one request per prompt, or none of them. `snapshot` is the registry snapshot that earlier decisions
-        about these requests used, if any. With an
-        `embedding` task the answer to each prompt is a vector. `prefixes` are those of all prompts, or none, as
-        `prepare` found them. With `remote_kv` there is one prompt, whose KV moves.
-
-        Raises Unavailable at once if they cannot be served in time, TooManyRequests for more than the key allows now.
-        """
+    def submit(self, ticket: Ticket, *works: Work, snapshot: RegistrySnapshot | None = None) -> Stream:
+        """Admit a request for each of these works, which are of one kind and for the same workers, or none of them.
+        `snapshot` is the registry snapshot that earlier decisions about them used, if any. Raises Unavailable at once
+        if they cannot be served in time, TooManyRequests for more than the key allows now."""
         if self.draining:
             raise Unavailable("the server is shutting down: try again in a moment")
-        model = None if embedding is None else embedding.model
-        snapshot = snapshot or self.registry.of(model).snapshot()
-        admission = self.admissions.by_group[model]
-        admission.check(ticket, asked, snapshot.workers)
+        group = works[0].group
+        snapshot = snapshot or self.registry.of(group).snapshot()
+        admission = self.admissions.by_group[group]
+        admission.check(ticket, works, snapshot.workers)
         requests = []
-        for place, (prompt, params) in enumerate(asked):
-            request = self.in_flight.open(ticket, prompt, params, embedding)
-            request.prefix, request.release = prefixes[place] if prefixes else None, snapshot.release
-            request.remote_kv = remote_kv
+        for work in works:
+            request = self.in_flight.open(ticket, work)
+            request.release = snapshot.release
             admission.enter(request)
             self.books.admit(request)
             requests.append(request)
         admission.dispatch()
         return Stream(requests, self.in_flight.cancel, self.turn)
 
-    async def submit_in_portions(
-        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], embedding: EmbeddingTask,
-        snapshot: RegistrySnapshot,
-    ) -> Stream:  # fmt: skip
-        """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
-        self.admissions.by_group[embedding.model].check(ticket, asked, snapshot.workers)
+    async def submit_in_portions(self, ticket: Ticket, works: Sequence[Work], snapshot: RegistrySnapshot) -> Stream:
+        """Do what `submit` does, for many works: the event loop has its turns in between."""
+        self.admissions.by_group[works[0].group].check(ticket, works, snapshot.workers)
         with ExitStack() as broken:
-            streams, answer = [], WholeAnswer(len(asked))
+            streams, answer = [], WholeAnswer(len(works))
             broken.callback(answer.fail)
-            for first in range(0, len(asked), PORTION):
-                portion = asked[first : first + PORTION]
-                stream = self.submit_all(ticket, portion, snapshot, embedding)
+            for first in range(0, len(works), PORTION):
+                stream = self.submit(ticket, *works[first : first + PORTION], snapshot=snapshot)
                 stream.expect_whole(answer)
                 broken.callback(stream.cancel)
                 streams.append(stream)
@@ -290,9 +271,8 @@ class Proxy:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
         if isinstance(route, SoundRoute):
             return self.runs.try_out(prompt, params, cache_salt)
-        request = self.in_flight.open(Ticket("self-test", cache_salt=cache_salt), prompt, params)
-        request.trial = True
-        request.recorder.is_hidden = True
+        ticket = Ticket("self-test", cache_salt=cache_salt)
+        request = self.in_flight.open(ticket, Generation(prompt, params), trial=True)
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
         return Stream([request], self.in_flight.cancel, self.turn)

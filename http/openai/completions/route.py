@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from sanic import HTTPResponse, Request
@@ -37,6 +38,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.checks import check_together, token_budget
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
@@ -283,10 +285,12 @@ class GenerationRoutes:
     ) -> Stream:  # fmt: skip
         """Submit all of the prompts, or none. A router discards the answer to a prompt that is only to be kept, so
         that one choice of it is enough."""
-        asked = [(one.prompt, one.params) for one in admitted]
-        if isinstance(remote, KeepPrompt):
-            asked = [(prompt, replace(params, n=1)) for prompt, params in asked]
-        return self.proxy.submit_all(ticket, asked, snapshot, prefixes=prefixes, remote_kv=remote)
+        keeps = isinstance(remote, KeepPrompt)
+        works = [
+            Generation(one.prompt, replace(one.params, n=1) if keeps else one.params, prefix, remote)
+            for one, prefix in zip_longest(admitted, prefixes)
+        ]
+        return self.proxy.submit(ticket, *works, snapshot=snapshot)
 
 
 async def prefixes_of(admitted: Sequence[Admitted], ticket: Ticket, proxy: Proxy) -> Sequence[PromptPrefix]:

@@ -16,8 +16,9 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.wire.messages import Logprobs
 

@@ -43,7 +43,7 @@ class ModelAdmissions:
         return self.by_group[None]
 
     def of(self, request: Request) -> AdmissionControl:
-        return self.by_group[request.group]
+        return self.by_group[request.work.group]
 
     def queue_of(self, request: Request) -> RequestQueue:
         return self.of(request).queue

@@ -29,7 +29,6 @@ FIELDS = {
     "NodeWorker": 22,
     "Proxy": 37,
     "RegisteredWorker": 21,
-    "Request": 45,
     "Scheduler": 21,
     "Sequence": 44,
     "SpokenFunctionShape": 21,
@@ -41,8 +40,6 @@ FIELDS = {
 PARAMETERS = {
     "runtime/engine/scheduler.py Scheduler.__init__": 9,
     "runtime/models/weights.py Weights.__init__": 8,
-    "runtime/proxy/requests/request.py Request.start": 8,
-    "runtime/stages/runs/entry.py RunEntry.__init__": 8,
     "runtime/stages/worker/stream_ports.py StreamPorts.__init__": 8,
 }
 # Defaults of one name and value, and how many classes have them.
@@ -56,19 +53,7 @@ DEFAULTS = {
     "warps = 4": 2,
 }
 # Groups of modules that import each other.
-CIRCLES = (
-    (
-        "runtime.proxy.requests.choice_text",
-        "runtime.proxy.requests.embedding_task",
-        "runtime.proxy.requests.request",
-        "runtime.proxy.requests.stream",
-        "runtime.proxy.routing.remote_kv",
-        "runtime.stages.runs.run",
-        "runtime.stages.runs.stage_task",
-        "runtime.stages.runs.stream",
-    ),
-    ("runtime.worker.generate.kept_prompts", "runtime.worker.generate.prefill"),
-)
+CIRCLES = (("runtime.worker.generate.kept_prompts", "runtime.worker.generate.prefill"),)
 
 
 def above(
