@@ -7,7 +7,7 @@ The chunks of a stream differ only in their text, so the bytes around it are mad
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -137,8 +137,7 @@ class ReplyShape(ABC):
     chunk_object: str
 
     def __init__(self, heading: ReplyHeading, delivery: Delivery, shown: ShownText) -> None:
-        self.delivery, self.shown = delivery, shown
-        self.base = {name: getattr(heading, name) for name in ReplyHeading.__slots__}
+        self.heading, self.delivery, self.shown = heading, delivery, shown
         head = {"object": self.chunk_object} | self.base
         self.before = b"data: " + COMPACT.encode(head).encode()[:-1] + b',"choices":['
         # If the client asked for usage every chunk has the field, null except where it is known.
@@ -149,6 +148,11 @@ class ReplyShape(ABC):
         self.opened: set[int] = set()
         # Set if answers have to be checked at their end. The last chunk of each choice is then `closing`.
         self.schema_watch: SchemaWatch | None = None
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The fields of the reply and of each of its chunks."""
+        return asdict(self.heading)
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream; a choice's opening comes before its first."""

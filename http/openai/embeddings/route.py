@@ -7,7 +7,7 @@ from functools import partial
 from sanic import HTTPResponse, Request
 from sanic.response import raw
 
-from pontil.http.intake.body import BodyReader
+from pontil.http.intake.body import BodyReader, understood
 from pontil.http.intake.encoder import SHORT_TEXT, TextLimit
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import ServedModel, no_model
@@ -16,7 +16,6 @@ from pontil.http.openai.embeddings.body import embedding_body
 from pontil.http.openai.embeddings.request import EmbeddingRequest, read_embedding
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.stream.rendering import route_of
-from pontil.http.stream.resumable_routes import check_limits
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.checks import check_together, maximum
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
@@ -51,9 +50,9 @@ class EmbeddingRoutes:
         snapshot = served.snapshot
         check_together(snapshot.workers, len(wanted.inputs), "input")
         check_dimensions(wanted.dimensions, snapshot)
-        check_limits(self.proxy, request, len(wanted.inputs))
+        self.proxy.admissions.check_limits(ticket, len(wanted.inputs))
         ids = await self.input_ids(wanted, served, snapshot)
-        self.bodies.in_flight.let_go(request)
+        understood(request)
         works = [TextEmbedding(one, served.name, wanted.dimensions) for one in ids]
         stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
         return await self.answered(stream, works, wanted, served)

@@ -32,10 +32,11 @@ class ResponsesShape:
 
     def __init__(
         self, heading: ReplyHeading, echoed: dict[str, Any], streamed: bool, shown: ShownText,
-        make_reader: Callable[[], AnswerReader], schema_watch: SchemaWatch | None = None,
+        make_reader: Callable[[], AnswerReader],
     ) -> None:  # fmt: skip
         self.heading, self.echoed, self.streamed = heading, echoed, streamed
-        self.shown, self.make_reader, self.schema_watch = shown, make_reader, schema_watch
+        self.shown, self.make_reader = shown, make_reader
+        self.schema_watch: SchemaWatch | None = None
         self.reader = make_reader()
         self.output = ResponseOutput(heading.id.removeprefix(PREFIX))
         self.request: Request | None = None
