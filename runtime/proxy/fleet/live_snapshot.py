@@ -46,7 +46,7 @@ class LiveSnapshot:
     def about(self, now: float) -> dict[str, Any]:
         """Return what this proxy says of itself. It can have workers changed while a supervisor is heard."""
         proxy, config = self.proxy, self.proxy.config
-        age = proxy.table_age
+        age = proxy.changes.table_age
         return {
             "name": config.name,
             "number": config.number,
@@ -55,7 +55,7 @@ class LiveSnapshot:
             "model": config.served_model_name,
             "embedding_model": config.served_embedding_model_name,
             "objection": proxy.readiness.objection,
-            "draining": proxy.draining,
+            "draining": proxy.readiness.is_draining,
             "supervised": age is not None,
             "table_age": None if age is None else round(age, 1),
             "is_stale": age is not None and age > FRESH,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pontil.runtime.accounting.ledger import Ledger
-from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
+from pontil.runtime.errors import MalformedFrame, RequestError, Unavailable
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics.all_series import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.requests.answer import BrokenAnswer, Finished
+from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
@@ -75,9 +76,8 @@ class MessageRouter:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrames:
-    """The handlers of messages about requests. `finish` is called with a request whose answer is complete and with the
-    worker that sent the last frame, `fail` with a request that cannot be answered. `unobserved` are numbers of tokens
-    and the seconds since those before, for the metrics once the tokens are written."""
+    """The handlers of messages about requests. `unobserved` are numbers of tokens and the seconds since those before,
+    for the metrics once the tokens are written."""
 
     requests: Mapping[str, Request]
     registry: Registry
@@ -85,10 +85,8 @@ class AnswerFrames:
     metrics: Metrics
     dispatcher: Dispatcher
     admissions: ModelAdmissions
-    turn: MessageTurn
+    in_flight: InFlight
     clock: Callable[[], float]
-    finish: Callable[[Request, str], None]
-    fail: Callable[[Request, PontilError], None]
     unobserved: list[tuple[int, float]] = field(default_factory=list)
 
     def expecting(self, message: "Tokens | Embedding | NodeOutput | Progress | Failed") -> Request | None:
@@ -123,7 +121,7 @@ class AnswerFrames:
         elif not request.trial:
             self.unobserved.append((len(row) - HEAD, now - before))
             if len(self.unobserved) == 1:
-                self.turn.defer(self.observe)
+                self.in_flight.turn.defer(self.observe)
         return True
 
     def observe(self) -> None:
@@ -174,7 +172,7 @@ class AnswerFrames:
         if new and not request.trial:
             self.metrics.add_tokens(new, now - (before if begun else times.arrived), not begun, request)
         if isinstance(request.mailbox.end, Finished):
-            self.finish(request, frame.sender)
+            self.in_flight.finish(request, frame.sender)
 
     def on_embedding(self, frame: Embedding) -> None:
         """Take the vector of a text, which ends its request."""
@@ -194,7 +192,7 @@ class AnswerFrames:
             work.accept(request, frame, now)
             request.load.prompt_done(request.share)
             self.admissions.queue_of(request).started(request, now)
-            self.finish(request, frame.sender)
+            self.in_flight.finish(request, frame.sender)
 
     def on_node_output(self, frame: NodeOutput) -> None:
         """Take an output of a node, of which the final one ends its request."""
@@ -210,7 +208,7 @@ class AnswerFrames:
             self.dispatcher.retry(request, str(error), BROKEN)
             return
         if isinstance(request.mailbox.end, Finished):
-            self.finish(request, frame.sender)
+            self.in_flight.finish(request, frame.sender)
 
     def on_progress(self, message: Progress) -> None:
         """Take the progress of a prompt's computation, which restarts the request's deadline. What was found cached
@@ -234,12 +232,12 @@ class AnswerFrames:
             self.metrics.dropped.labels("stale").inc()
         elif request.needs(message.sender):
             if message.late:
-                self.fail(
+                self.in_flight.fail(
                     request,
                     Unavailable(f"{message.reason}: try again later", self.admissions.queue_of(request).deadline),
                 )
             elif 400 <= message.status < 500:
-                self.fail(request, RequestError(message.reason, status=message.status))
+                self.in_flight.fail(request, RequestError(message.reason, status=message.status))
             else:
                 moved = message.moved and self.registry.is_leaving(message.sender)
                 self.dispatcher.retry(request, message.reason, MOVED if moved else FAILED)

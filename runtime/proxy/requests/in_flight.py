@@ -3,7 +3,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.row import last_row, row_of
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.timeline.slow_log import log_slow
@@ -37,6 +38,7 @@ class InFlight:
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
+        self.turn = MessageTurn()
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:
             self.timelines.on_complete(log_slow, dispatcher.config.slow_log)
@@ -66,6 +68,10 @@ class InFlight:
         self.timelines.admit(request.id, request.recorder)
         if self.tracer is not None:
             request.trace = self.tracer.join(request.id, request.params, received)
+
+    def stream(self, requests: Sequence[Request]) -> Stream:
+        """Return the answers of these requests to one reader, who cancels them by leaving."""
+        return Stream(requests, self.cancel, self.turn)
 
     def start(self) -> None:
         if self.tracer is not None:

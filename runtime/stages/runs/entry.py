@@ -9,7 +9,7 @@ from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.requests.in_flight import InFlight
-from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.wakeup import Wakeup
 from pontil.runtime.sampling_params import SamplingParams
@@ -28,10 +28,10 @@ class RunEntry:
 
     def __init__(
         self, graph: GraphModel | None, registry: Registry, in_flight: InFlight, conductor: Conductor,
-        turn: MessageTurn, door: Callable[[Ticket, StageRun, RegistrySnapshot], Stream],
+        door: Callable[[Ticket, StageRun, RegistrySnapshot], Stream],
     ) -> None:  # fmt: skip
         self.graph, self.registry, self.in_flight = graph, registry, in_flight
-        self.conductor, self.turn, self.door = conductor, turn, door
+        self.conductor, self.door = conductor, door
 
     def submit(
         self, ticket: Ticket, prompt: list[int], params: SamplingParams, options: Mapping[str, Any] = NO_OPTIONS
@@ -104,7 +104,7 @@ class RunEntry:
 
     def stream(self, work: StageRun) -> RunStream:
         assert work.run is not None, "its keeper began a run"
-        return RunStream(work.run, self.conductor.cancel, self.turn)
+        return RunStream(work.run, self.conductor.cancel, self.in_flight.turn)
 
 
 def graph_of(name: str | None) -> GraphModel | None:

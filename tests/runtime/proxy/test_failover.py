@@ -194,7 +194,7 @@ def test_a_cancel_that_was_refused_is_sent_later_and_before_another_attempt(play
         await submitted(worker)
         left.cancel()
         assert len(dispatcher.cancels) == 1
-        live_proxy.proxy.frames.on_failed(
+        live_proxy.proxy.router.handlers[Failed](
             Failed(worker.incarnation, live_proxy.proxy.incarnation, stream.request.id, 0, "no room")
         )
         last = [(type(message), getattr(message, "request_id", "")) for message in sent[-3:]]

@@ -143,9 +143,9 @@ def test_a_message_of_a_stage_with_wrong_fields_ends_no_other_run(tokenizer: Tok
         wrong, right = (site.runs.submit(Ticket(), RUN_PROMPT, params) for _ in range(2))
         for _ in range(chance.randrange(2, 14)):
             site.step()
-        if not site.conductor.runs:
+        if not site.runs.conductor.runs:
             continue
-        run = next(iter(site.conductor.runs.values()))
+        run = next(iter(site.runs.conductor.runs.values()))
         node = "talker" if kind == "pass" else "wav"
         asked = run.requests.get(node, run.first)
         site.router.on_messages([mutated(ABOUT_RUNS[kind](f"{node}:0", site.incarnation, asked), chance)])

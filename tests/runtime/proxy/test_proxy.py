@@ -288,7 +288,7 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
     now = 130.3
     proxy.tick()
     assert not proxy.registry.workers
-    proxy.context.term()
+    proxy.link.context.term()
 
 
 def test_closing_leaves_no_thread_and_no_descriptor(play: Callable[..., None], tmp_path: Path) -> None:  # D5

@@ -71,7 +71,7 @@ def submit(site: StageSite, **options: Any) -> Heard:
 
 
 def nothing_is_left(site: StageSite) -> None:
-    assert site.idle and not site.conductor.runs and not site.dispatcher.stranded
+    assert site.idle and not site.runs.conductor.runs and not site.dispatcher.stranded
     assert site.ledger.imbalance == 0
     assert all(worker.in_flight == worker.taken == 0 for worker in site.registry.workers.values())
     assert not any(worker.kept or worker.jobs for worker in site.workers.values())

@@ -27,7 +27,6 @@ FIELDS = {
     "Architecture": 30,
     "ModelConfig": 28,
     "NodeWorker": 22,
-    "Proxy": 37,
     "RegisteredWorker": 21,
     "Scheduler": 21,
     "Sequence": 44,
