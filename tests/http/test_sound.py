@@ -297,4 +297,4 @@ def test_a_client_that_leaves_ends_every_stage(broken: ScriptedSite, path: str, 
     response.close()
     connection.close()
     assert speaker.cancels.get(timeout=DEADLINE).request_id
-    eventually(lambda: not broken.proxy.requests and not broken.proxy.conductor.runs, "the end of all stages")
+    eventually(lambda: not broken.proxy.requests and not broken.proxy.runs.conductor.runs, "the end of all stages")
