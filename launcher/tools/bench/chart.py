@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.tools.bench.figures import Figures
 
 COLOURS = ("#2563b0", "#c2571a")
