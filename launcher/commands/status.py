@@ -14,8 +14,7 @@ import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.chat import SERVER
-from pontil.launcher.commands.terminal.status_colours import coloured
-from pontil.launcher.commands.terminal.status_table import cut, duration, plain, table
+from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, table
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.options.options import read_environment
 
