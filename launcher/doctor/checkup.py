@@ -19,7 +19,7 @@ from pontil.launcher.commands.launch import choose_ports
 from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import CGROUP_MOUNT, MEMBERSHIP, HostDevices, cpu_quota, find_machine
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.options.environment import LaunchEnvironment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 
 # The rest is imported where it is used: no other command needs asyncio.

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_server import FAILS, HOSTILE, REFUSED, KnownServer, known_server
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.tools.bench.bench_run import Outcomes
 from pontil.launcher.tools.bench.command import bench
 from pontil.launcher.tools.bench.figures import Limits, figures_of, spread

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.tools.chaos.chaos_checks import ChaosCheck
 from pontil.launcher.tools.chaos.chaos_run import ChaosReport
 from pontil.launcher.tools.chaos.command import chaos, lines_of
