@@ -3,7 +3,7 @@
 
 from importlib import import_module
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 
 
 def require(library: str, purpose: str) -> None:
