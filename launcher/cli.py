@@ -12,8 +12,8 @@ from typing import Literal, NoReturn
 
 import click
 
-from pontil.launcher.errors import LaunchError
-from pontil.launcher.version import VERSION
+from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.foundation.version import VERSION
 from pontil.runtime.foundation.entry_points import entry_point, missing
 
 INTERRUPTED = 130

@@ -25,7 +25,7 @@ from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu
 from pontil.launcher.child.fork.quick_import import quick_import
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
 from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.foundation.errors import LaunchError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
 from pontil.launcher.options.worker_roles import WORKER_ROLES

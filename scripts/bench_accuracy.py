@@ -30,6 +30,7 @@ from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
+from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
 from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequences.batch import Batch, Span  # noqa: E402
@@ -81,7 +82,10 @@ def open_engine(path: Path, way: str) -> Engine:
         16, config.num_layers, config.num_kv_heads, config.head_dim, cells, library is not None, planes=config.kv_planes
     )
     storage = KVStorage(layout, BLOCKS, torch.device("cpu"))
-    return Engine(ModelRunner(model, storage), Scheduler(BlockPool(BLOCKS), layout, 8, WINDOW, prefix_caching=False))
+    return Engine(
+        ModelRunner(model, storage),
+        Scheduler(BlockPool(BLOCKS), layout, 8, StepBudget(WINDOW), prefix_caching=False),
+    )
 
 
 def sequence(ids: list[int]) -> Sequence:

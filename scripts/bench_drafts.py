@@ -128,7 +128,7 @@ def measure_costs(machine: WorkerResources, drafter: ModelDrafter, now: Callable
     """Measure steps of each number of rows, by drafts of each length."""
     timings = Timings()
     drafter.policy = timings
-    machine.scheduler.drafter, machine.scheduler.speculative_tokens = drafter, 16
+    machine.scheduler.drafts.drafter, machine.scheduler.drafts.most = drafter, 16
     for count in (0, 1, 2, 4, 8):
         timings.count = count
         run(machine, TASKS["code"][0], 30 + 8 * count, {}, DraftResult(), now)
@@ -182,7 +182,7 @@ def show(task: str, way: str, result: DraftResult, plain: DraftResult, timings: 
 def measure(arguments: argparse.Namespace) -> None:
     now = time.process_time if arguments.cpu else time.perf_counter
     machine = open_machine(arguments)
-    drafter = machine.scheduler.drafter
+    drafter = machine.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter) and isinstance(drafter.policy, AdaptivePolicy)
     ratio = drafter.policy.ratio
     machine.scheduler.clock = drafter.clock = drafter.model.clock = now
@@ -199,8 +199,8 @@ def measure(arguments: argparse.Namespace) -> None:
         for text in TASKS[task]:
             answers = {}
             for way in arguments.ways:
-                machine.scheduler.drafter = drafters[way]
-                machine.scheduler.speculative_tokens = 0 if way == "none" else arguments.tokens
+                machine.scheduler.drafts.drafter = drafters[way]
+                machine.scheduler.drafts.most = 0 if way == "none" else arguments.tokens
                 answers[way] = run(machine, text, arguments.answer, how, results[way], now)
             if any(answer != answers["none"] for answer in answers.values()):
                 sys.exit(f"drafts changed the answer to {text!r}: report this")

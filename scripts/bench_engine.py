@@ -45,6 +45,7 @@ from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
+from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
 from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
@@ -100,7 +101,7 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
     blocks = seats * layout.blocks_for(longest) + 1
     # Run all prompts in one step, so that all sequences have the same context afterwards.
     budget = max(seats * arguments.context, arguments.prompt)
-    scheduler = Scheduler(BlockPool(blocks), layout, seats, budget, prefix_caching=False)
+    scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(budget), prefix_caching=False)
     return Engine(ModelRunner(model, KVStorage(layout, blocks, torch.device("cpu"))), scheduler), config
 
 

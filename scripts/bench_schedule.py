@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
+from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
@@ -39,9 +40,7 @@ class ScheduledCourse:
 
     def __init__(self, running: int, seats: int, blocks: int) -> None:
         self.pool = BlockPool(blocks)
-        self.scheduler = Scheduler(
-            self.pool, KVLayout(BLOCK, 1, 1, 8, "float32"), seats, 4096, max_interleaved_tokens=64
-        )
+        self.scheduler = Scheduler(self.pool, KVLayout(BLOCK, 1, 1, 8, "float32"), seats, StepBudget(4096, 64))
         for number in range(running):
             self.scheduler.add(sequence(f"runs {number}", [number] * 8, 100_000))
         while len(self.scheduler.running) < running:

@@ -33,7 +33,7 @@ def least(measure: Callable[[], float]) -> float:
 
 
 def per_token(tokens: int) -> float:
-    """Return the seconds for the time of one token, as TokenPath.try_accept takes it, with its share of the folding
+    """Return the seconds for the time of one token, as TokenSource.try_accept takes it, with its share of the folding
     of an answer of 4096 tokens."""
     spent, gaps, now = 0.0, StepGaps(), 0.0
     for first in range(0, tokens, 4096):

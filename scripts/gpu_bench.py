@@ -33,6 +33,7 @@ from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
+from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
 from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
@@ -96,7 +97,9 @@ def make_engine(config: ModelConfig, device: torch.device, sequences: int, conte
     model = build_model(config, Weights(random_tensors(config, device), device, torch.bfloat16))
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
     blocks = 1 + sequences * (layout.blocks_for(context + 2 * ROUNDS) + 1) + layout.blocks_for(prompt + 16)
-    scheduler = Scheduler(BlockPool(blocks), layout, sequences, max(prompt, sequences), prefix_caching=False)
+    scheduler = Scheduler(
+        BlockPool(blocks), layout, sequences, StepBudget(max(prompt, sequences)), prefix_caching=False
+    )
     return Engine(ModelRunner(model, KVStorage(layout, blocks, device)), scheduler)
 
 

@@ -20,6 +20,10 @@ from shuffling import shuffled
 
 import app  # noqa: F401
 
+# isort: split
+
+from pontil.runtime.foundation.garbage import YOUNG_OBJECTS
+
 if TYPE_CHECKING:
     from served import Served
 
@@ -72,8 +76,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from scanning libraries and tests, which are millions of objects, over and over."""
+    """Keep the garbage collector from scanning libraries and tests, which are millions of objects, over and over, and
+    what a test makes too often."""
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
     gc.enable()
 
 

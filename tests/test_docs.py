@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from source_tree import each, text_of, texts
 
 from pontil.launcher.cli import cli
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import OPTIONS, flag_name, read_options
 from pontil.launcher.options.sources import load_toml

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from itertools import count
 from pathlib import Path
 
@@ -80,27 +80,22 @@ class InFlightBodies:
             says = "%d bodies were being read when the last two proxies died: they are refused for up to %.0f s"
             LOG.warning(says, refused, REFUSED_SECONDS)
 
-    def noting(self, handler: Handler) -> Handler:
-        """Wrap the handler of a body, which is in flight from `note` until `let_go` or the handler's end."""
+    def recorded(self, handler: Handler) -> Handler:
+        """Wrap the handler of a body, which is recorded from `note` until it is `understood` or the handler ends."""
 
         @wraps(handler)
-        async def noted(request: Request) -> HTTPResponse | None:
-            request.ctx.in_flight = None
+        async def handle(request: Request, **places: str) -> HTTPResponse | None:
+            request.ctx.understood = nothing
             try:
-                return await handler(request)
+                return await handler(request, **places)
             finally:
-                self.let_go(request)
+                request.ctx.understood()
 
-        return noted
+        return handle
 
     def note(self, request: Request, body: bytes) -> None:
         """Record that the body is complete and about to be read. Raises RequestError for a refused one."""
-        request.ctx.in_flight = self.take(body, peer_of(request))
-
-    def let_go(self, request: Request) -> None:
-        """Clear the record of a body that has been read."""
-        if request.ctx.in_flight is not None:
-            self.clear(request.ctx.in_flight)
+        request.ctx.understood = partial(self.clear, self.take(body, peer_of(request)))
 
     def take(self, body: bytes, peer: str) -> int:
         """Claim a slot and return the id by which to clear it. Raises RequestError for a refused body."""
@@ -140,6 +135,10 @@ class InFlightBodies:
         if self.file is not None:
             os.close(self.file)
         self.file = None
+
+
+def nothing() -> None:
+    """Leave the records: the body is not in them."""
 
 
 def left_over(data: bytes, now: float) -> dict[bytes, SuspectBody]:

@@ -150,6 +150,12 @@ class BufferShare:
         self.size = 0
 
 
+def understood(request: Request) -> None:
+    """Clear the record of a request's body, all of which has been read. It would be cleared at the handler's end."""
+    clear: Callable[[], None] = request.ctx.understood
+    clear()
+
+
 def parse_and(understand: Callable[[dict[str, Any]], T], body: bytes) -> T:
     return understand(parse_body(body))
 

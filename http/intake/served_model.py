@@ -14,7 +14,7 @@ def model_object(proxy: Proxy, name: str, vocab_size: int, snapshot: RegistrySna
     return {
         "id": name,
         "object": "model",
-        "created": proxy.started_at,
+        "created": int(proxy.books.started),
         "owned_by": "pontil",
         "root": name,
         "parent": None,

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.intake.body import BodyReader
+from pontil.http.intake.body import BodyReader, understood
 from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import WordType
@@ -54,11 +54,9 @@ class ChangeRoutes:
     async def role_for(self, request: Request) -> str | None:
         """Return the role that the body names. Raises RequestError. It counts as being read only until then: the same
         body may be sent again if the proxy dies before the change is done."""
-        request.ctx.in_flight = None
-        try:
-            return await self.bodies.read(request, partial(read_role, ignored=self.bodies.ignored(request)))
-        finally:
-            self.bodies.in_flight.let_go(request)
+        role = await self.bodies.read(request, partial(read_role, ignored=self.bodies.ignored(request)))
+        understood(request)
+        return role
 
 
 def read_role(data: Mapping[str, Any], ignored: IgnoredFields | None = None) -> str | None:

@@ -2,15 +2,17 @@
 """The table of all routes."""
 
 import logging
-from collections.abc import Callable
+from dataclasses import replace
 
-from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
+from pontil.http.access.endpoint import Endpoint, RouteAccess
+from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.intake.body import BODY_ERRORS, BodyReader, largest_body
 from pontil.http.intake.encoder import Encoder
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
+from pontil.http.openai.completions.preparation import Preparation
 from pontil.http.openai.completions.request import COMPLETION
 from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.http.openai.embeddings.body import EMBEDDINGS
@@ -46,8 +48,6 @@ LOG = logging.getLogger("pontil.http")
 GENERATION = (*BODY_ERRORS, 403, 429, 503)
 KEPT = (400, 404, 503)
 
-Noting = Callable[[Handler], Handler]
-
 
 def endpoints(
     proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, page: RoutedRoom,
@@ -66,24 +66,24 @@ def endpoints(
         lambda: config.max_body_size or largest_body(None if hears else model.known_context), intake.in_flight,
         config.strict_parameters,
     )  # fmt: skip
-    routes = GenerationRoutes(proxy, model, prompts, bodies, intake.grammars, answers)
+    routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
     name = config.served_embedding_model_name
     served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
     vectors, models = EmbeddingRoutes(proxy, model, served, bodies), ModelList(model, served)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
-    noting, lasting = intake.in_flight.noting, routes.resumable.serving
+    resumable = routes.resumable.serving
     listed = (
-        Endpoint("POST", "/v1/completions", noting(lasting(routes.completions)), "Continue texts.", reply.COMPLETION,
+        Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION),
-        Endpoint("POST", "/v1/chat/completions", noting(lasting(routes.chat)), "Answer a conversation.", reply.CHAT,
+        Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION),
-        *response_endpoints(ResponsesRoutes(routes, kept), noting),
-        Endpoint("POST", "/v1/embeddings", noting(vectors.embeddings), "Vectors of texts.", EMBEDDINGS, EMBEDDING,
+        *response_endpoints(ResponsesRoutes(routes, kept)),
+        Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION),
-        *sound_endpoints(routes.sounds, noting),
-        Endpoint("POST", "/tokenize", noting(tokens.tokenize), "Token ids of a text or a conversation.",
+        *sound_endpoints(routes.sounds),
+        Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.",
                  reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY_ERRORS),
-        Endpoint("POST", "/detokenize", noting(tokens.detokenize), "The text of token ids.", reply.DETOKENIZED,
+        Endpoint("POST", "/detokenize", tokens.detokenize, "The text of token ids.", reply.DETOKENIZED,
                  DETOKENIZE, errors=BODY_ERRORS),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),
@@ -92,7 +92,7 @@ def endpoints(
                  door=RouteAccess.OPEN),
         Endpoint("GET", "/metrics", status.metrics, "Metrics for Prometheus.", reply.TEXT, content_type=METRICS_TYPE),
         Endpoint("GET", "/version", status.version, "The version of this program.", reply.VERSION),
-        *compatibility_endpoints(CompatibilityRoutes(routes), ChatBatchRoutes(routes), noting),
+        *compatibility_endpoints(CompatibilityRoutes(routes), ChatBatchRoutes(routes)),
         Endpoint("GET", "/admin/topology", status.topology, "The processes and their states.", reply.TOPOLOGY,
                  door=RouteAccess.ADMIN),
         *timeline_endpoints(RequestTimes(proxy)),
@@ -102,7 +102,12 @@ def endpoints(
     )  # fmt: skip
     asked = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
     described = OpenApiRoute(listed, config.version, model.vocab_size, asked=asked, strict=config.strict_parameters)
-    return (*listed, described.own)
+    return tuple(recorded(one, intake.in_flight) for one in (*listed, described.own))
+
+
+def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:
+    """Return the route with its bodies recorded while they are read, where it takes any."""
+    return endpoint if endpoint.takes is None else replace(endpoint, handler=bodies.recorded(endpoint.handler))
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
@@ -115,22 +120,22 @@ def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
     )  # fmt: skip
 
 
-def sound_endpoints(sounds: SoundRoutes, noting: Noting) -> tuple[Endpoint, ...]:
+def sound_endpoints(sounds: SoundRoutes) -> tuple[Endpoint, ...]:
     """The audio API."""
     return (
-        Endpoint("POST", "/v1/audio/speech", noting(sounds.speech), "The sound of a text.", reply.SOUND_FILE, SPEECH,
+        Endpoint("POST", "/v1/audio/speech", sounds.speech, "The sound of a text.", reply.SOUND_FILE, SPEECH,
                  errors=GENERATION, content_type="audio/wav"),
-        Endpoint("POST", "/v1/audio/transcriptions", noting(sounds.transcriptions), "The text of a recording.",
+        Endpoint("POST", "/v1/audio/transcriptions", sounds.transcriptions, "The text of a recording.",
                  reply.TRANSCRIBED, TRANSCRIPTION, errors=GENERATION, body_type="multipart/form-data"),
     )  # fmt: skip
 
 
-def response_endpoints(responses: ResponsesRoutes, noting: Noting) -> tuple[Endpoint, ...]:
+def response_endpoints(responses: ResponsesRoutes) -> tuple[Endpoint, ...]:
     """The Responses API."""
     return (
-        Endpoint("POST", "/v1/responses", noting(responses.create_response), "Make a response.", shown.RESPONSE,
+        Endpoint("POST", "/v1/responses", responses.create_response, "Make a response.", shown.RESPONSE,
                  RESPONSES, shown.EVENT, GENERATION),
-        Endpoint("POST", "/v1/responses/input_tokens", noting(responses.count_input_tokens), "Count a response's "
+        Endpoint("POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Count a response's "
                  "input.", shown.INPUT_TOKENS, RESPONSES, errors=GENERATION),
         Endpoint("GET", "/v1/responses/{response_id}", responses.get_response, "A response that is kept.",
                  shown.RESPONSE, errors=KEPT, asks=(("stream", {"const": "false"}),)),
@@ -143,19 +148,17 @@ def response_endpoints(responses: ResponsesRoutes, noting: Noting) -> tuple[Endp
     )  # fmt: skip
 
 
-def compatibility_endpoints(
-    others: CompatibilityRoutes, batches: ChatBatchRoutes, noting: Noting
-) -> tuple[Endpoint, ...]:
+def compatibility_endpoints(others: CompatibilityRoutes, batches: ChatBatchRoutes) -> tuple[Endpoint, ...]:
     """Routes of other servers."""
     return (
-        Endpoint("POST", "/v1/chat/completions/batch", noting(batches.chat_batch), "Answer several conversations.",
+        Endpoint("POST", "/v1/chat/completions/batch", batches.chat_batch, "Answer several conversations.",
                  reply.CHAT_BATCH, CHAT_BATCH, errors=GENERATION),
-        Endpoint("POST", "/v1/chat/completions/render", noting(others.render), "The prompt of a conversation.",
+        Endpoint("POST", "/v1/chat/completions/render", others.render, "The prompt of a conversation.",
                  reply.RENDERED, CHAT, errors=GENERATION),
-        Endpoint("POST", "/invocations", noting(others.invocations), "Answer a conversation, or continue texts.",
+        Endpoint("POST", "/invocations", others.invocations, "Answer a conversation, or continue texts.",
                  {"anyOf": [reply.CHAT, reply.COMPLETION]}, CHAT,
                  {"anyOf": [reply.CHAT_CHUNK, reply.COMPLETION_CHUNK]}, GENERATION, alternative=COMPLETION),
-        Endpoint("POST", "/generate", noting(others.generate), "Continue a text, as SGLang does.", reply.GENERATED,
+        Endpoint("POST", "/generate", others.generate, "Continue a text, as SGLang does.", reply.GENERATED,
                  GENERATE, reply.GENERATED, GENERATION),
         Endpoint("GET", "/ping", others.ping, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
         Endpoint("GET", "/load", others.load, "How many requests are in flight.", reply.SERVER_LOAD),

@@ -54,7 +54,7 @@ class StatusRoutes:
         """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), and
         the result of each route's last self-test; also that this launch allows chaos, if it does."""
         shown: dict[str, Any] = {"processes": self.proxy.topology(), "routes": self.proxy.self_test.shown}
-        if (age := self.proxy.table_age) is not None:
+        if (age := self.proxy.changes.table_age) is not None:
             shown["age_seconds"] = round(age, 1)
         if self.proxy.config.allow_chaos:
             shown["chaos"] = True

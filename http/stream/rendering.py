@@ -10,13 +10,14 @@ from typing import Any, Protocol
 from sanic import HTTPResponse, Request
 from sanic.response import raw
 
-from pontil.http.stream.reply_shape import ReplyChoice
+from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading
 from pontil.http.stream.schema_watch import SchemaWatch, schema_header
 from pontil.http.stream.sse import EventWriter, StreamWriter
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Ended, Stream
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Ended
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
 
@@ -52,6 +53,9 @@ class ReplyFormat(WholeFormat, Protocol):
     """The vocabulary of an endpoint whose replies are `streamed` as events or not."""
 
     @property
+    def heading(self) -> ReplyHeading: ...
+
+    @property
     def streamed(self) -> bool: ...
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
@@ -64,7 +68,7 @@ class ReplyFormat(WholeFormat, Protocol):
         """Return the events that end a stream that broke after its beginning."""
 
 
-async def nothing(end: AnswerEnd) -> None:
+async def keep_nothing(end: AnswerEnd) -> None:
     """Keep nothing of a reply."""
 
 
@@ -73,7 +77,7 @@ async def as_json(answer: Mapping[str, Any]) -> bytes:
 
 
 async def reply(
-    request: Request, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = nothing,
+    request: Request, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = keep_nothing,
     write: WriteAnswer = as_json,
 ) -> HTTPResponse | None:  # fmt: skip
     """Answer the request; return None if it was streamed. Once the answer is complete `keep` is called, before its end
@@ -100,7 +104,7 @@ def route_of(stream: Stream) -> dict[str, str]:
 
 
 async def reply_whole(
-    stream: Stream, shape: WholeFormat, keep: KeepAnswer = nothing, write: WriteAnswer = as_json
+    stream: Stream, shape: WholeFormat, keep: KeepAnswer = keep_nothing, write: WriteAnswer = as_json
 ) -> HTTPResponse:
     choices = [ReplyChoice(request) for request in stream.by_choice]
     for index, said in await stream.all():
@@ -132,7 +136,9 @@ async def settled(stream: Stream, writer: EventWriter) -> None:
         await stream.settled()
 
 
-async def reply_streaming(writer: EventWriter, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = nothing) -> None:
+async def reply_streaming(
+    writer: EventWriter, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = keep_nothing
+) -> None:
     """Send the events of a stream. Nothing is sent before the first one, so that until then every error can still be an
     HTTP status. The end of an answer is sent after its usage has been logged (A12), and after the check by its
     schema, where there is one."""
@@ -144,7 +150,7 @@ async def reply_streaming(writer: EventWriter, stream: Stream, shape: ReplyForma
         await settled(stream, writer)
         await writer.send(shape.failure(error), last=True)
     else:
-        if shape.schema_watch is not None or keep is not nothing:
+        if shape.schema_watch is not None or keep is not keep_nothing:
             writer.flush()
         await settled(stream, writer)
         verdicts = await schema_verdicts(stream, shape)

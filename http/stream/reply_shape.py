@@ -7,7 +7,7 @@ The chunks of a stream differ only in their text, so the bytes around it are mad
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -19,8 +19,10 @@ from pontil.http.stream.sse import DONE, event
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Logprobs
 
@@ -135,8 +137,7 @@ class ReplyShape(ABC):
     chunk_object: str
 
     def __init__(self, heading: ReplyHeading, delivery: Delivery, shown: ShownText) -> None:
-        self.delivery, self.shown = delivery, shown
-        self.base = {name: getattr(heading, name) for name in ReplyHeading.__slots__}
+        self.heading, self.delivery, self.shown = heading, delivery, shown
         head = {"object": self.chunk_object} | self.base
         self.before = b"data: " + COMPACT.encode(head).encode()[:-1] + b',"choices":['
         # If the client asked for usage every chunk has the field, null except where it is known.
@@ -147,6 +148,11 @@ class ReplyShape(ABC):
         self.opened: set[int] = set()
         # Set if answers have to be checked at their end. The last chunk of each choice is then `closing`.
         self.schema_watch: SchemaWatch | None = None
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The fields of the reply and of each of its chunks."""
+        return asdict(self.heading)
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream; a choice's opening comes before its first."""
@@ -261,8 +267,8 @@ class ReplyShape(ABC):
             if self.delivery.token_ids:
                 shown["token_ids"] = choice.ids
         head = {"object": self.whole_object} | self.base | {"choices": made, "usage": self.usage(usage)}
-        remote = choices[0].request.remote_kv
-        if remote is not None and (told := remote.told(choices[0].request)) is not None:
+        first = choices[0].request
+        if isinstance(first.work, Generation) and (told := first.work.told(first)) is not None:
             head["kv_transfer_params"] = told
         if self.delivery.token_ids:
             self.show_of_prompts(head, choices, "prompt_token_ids", lambda request: request.prompt)

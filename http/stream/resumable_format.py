@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pontil.http.stream.rendering import ReplyFormat
-from pontil.http.stream.reply_shape import ReplyChoice
+from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading
 from pontil.http.stream.resume_point import ChoicePlace, GroupPlace, NoSuchEvent, ResumePoint, parts
 from pontil.http.stream.schema_watch import SchemaWatch
 from pontil.http.stream.sse import DONE
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -123,6 +124,10 @@ class ResumableFormat:
         self.choices = [ResumedChoice(index, since.place(index), since.group_of(index)) for index in range(params.n)]
         self.places = [choice.has for choice in self.choices]
         self.waiting: list[ChoiceEvent] = []
+
+    @property
+    def heading(self) -> ReplyHeading:
+        return self.form.heading
 
     @property
     def streamed(self) -> bool:

@@ -2,7 +2,7 @@
 """Streams that a client can continue: asked for by the header pontil-resume, continued by Last-Event-ID."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -10,7 +10,6 @@ from sanic import HTTPResponse, Request
 from sanic.http import Stage
 
 from pontil.http.access.endpoint import Handler
-from pontil.http.fields.delivery import Delivery
 from pontil.http.stream.rendering import ReplyFormat
 from pontil.http.stream.reply_shape import ReplyHeading
 from pontil.http.stream.resumable_format import ResumableFormat
@@ -18,12 +17,12 @@ from pontil.http.stream.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.request import Work
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.resume.retold_text import RetoldText
 from pontil.runtime.proxy.resume.state import release_of as recorded_release
 from pontil.runtime.proxy.resume.stream_journal import StreamJournal
 from pontil.runtime.proxy.resume.stream_record import StreamRecord
-from pontil.runtime.sampling_params import SamplingParams
 
 ASKED, CONTINUED = "pontil-resume", "last-event-id"
 CODE = "stream_not_found"
@@ -78,21 +77,15 @@ def heading_of(request: Request) -> ReplyHeading | None:
     return None if context is None or context.claimed is None else ReplyHeading(**context.head["heading"])
 
 
-def release_of(request: Request) -> WorkerRelease | None:
-    """Return the release that began the stream which this request continues, if it does."""
-    context = context_of(request)
-    if context is None or context.claimed is None:
-        return None
-    claimed = context.claimed
+def check_not_continued(request: Request) -> None:
+    """Raise RequestError where an answer in sound is to be one that can be continued."""
+    if context_of(request) is not None:
+        raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
+
+
+def release_of(claimed: StreamRecord | StreamJournal) -> WorkerRelease | None:
+    """Return the release that began a stream."""
     return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
-
-
-def check_limits(proxy: Proxy, request: Request, prompts: int = 1) -> None:
-    """Raise TooManyRequests where the key allows no so many requests now, before any work is done on them. One that
-    continues a stream is counted already."""
-    context = context_of(request)
-    if context is None or context.claimed is None:
-        proxy.admissions.check_limits(request.ctx.ticket, prompts)
 
 
 class ResumableRoutes:
@@ -127,6 +120,7 @@ class ResumableRoutes:
                 says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
                 raise RequestError(says, code=CODE)
             context.body = context.head["body"]
+            request.ctx.ticket = replace(request.ctx.ticket, release=release_of(claimed), continues=True)
             context.retold = await self.proxy.streams.retold(claimed)
             return await handler(request)
         finally:
@@ -135,16 +129,17 @@ class ResumableRoutes:
                 self.proxy.streams.put_back(claimed)
 
     def stream(
-        self, request: Request, delivery: Delivery, params: SamplingParams, form: ReplyFormat, heading: ReplyHeading,
-        submit: Callable[[], Stream],
-    ) -> tuple[Stream, ReplyFormat]:  # fmt: skip
-        """Return the stream that answers a request, and its format: as `submit` makes it, one that is recorded besides,
-        or one that goes on."""
-        context = context_of(request)
-        if context is None and delivery.stream:
+        self, request: Request, works: Sequence[Work], form: ReplyFormat, submit: Callable[[], Stream]
+    ) -> tuple[Stream, ReplyFormat]:
+        """Return the stream that answers a request for these works, and its format: as `submit` makes it, one that is
+        recorded besides, or one that goes on."""
+        context, params = context_of(request), works[0].params
+        if context is None and form.streamed:
             check_not_asked(request)
-        if context is None or not (delivery.stream or context.claimed):
+        if context is None or not (form.streamed or context.claimed):
             return submit(), form
+        if len(works) > 1:
+            raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
         streams = self.proxy.streams
         if context.claimed is not None:
             since, claimed = context.since, context.claimed
@@ -157,7 +152,7 @@ class ResumableRoutes:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
-        about = {"path": context.path, "body": context.body or b"", "heading": asdict(heading)}
+        about = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
         name, stream = streams.begin(submit(), about, partial(cut, request), partial(has_begun, request))
         request.ctx.stream_id = name
         return stream, ResumableFormat(form, ResumePoint(name), params)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.runtime.grammar.processes.verdict import SchemaState, Verdict
-from pontil.runtime.proxy.requests.stream import Delta, Ended
+from pontil.runtime.proxy.requests.answer import Delta, Ended
 
 HEADER = "x-pontil-schema"
 FIELD = "x_pontil_schema"

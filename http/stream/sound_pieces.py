@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from pontil.http.fields.audio_output import Form
 from pontil.runtime.foundation.wav_header import wav_header
-from pontil.runtime.stages.runs.stream import AudioDelta, AudioEvent, RunStream
+from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEvent
+from pontil.runtime.stages.runs.stream import RunStream
 
 # Bytes that become whole groups of base64, so that pieces can be decoded one by one or joined, and whole samples.
 GROUP = 6

@@ -8,7 +8,8 @@ from typing import Any
 
 from sanic import HTTPResponse, Request
 
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, MessageTurn, Stream
+from pontil.runtime.proxy.requests.answer import ChoiceEvent
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 from pontil.runtime.proxy.wakeup import Wakeup
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from pontil.runtime.chat.answer_part import AnswerPart, Content
 from pontil.runtime.chat.answer_reader import AnswerReader
-from pontil.runtime.proxy.requests.stream import Delta
+from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.wire.messages import Logprobs
 

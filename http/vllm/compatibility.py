@@ -16,7 +16,7 @@ class CompatibilityRoutes:
 
     def __init__(self, routes: GenerationRoutes) -> None:
         self.routes = routes
-        self.proxy, self.model, self.bodies = routes.proxy, routes.model, routes.bodies
+        self.proxy, self.model = routes.proxy, routes.model
 
     async def ping(self, request: Request) -> HTTPResponse:
         """Report that the process is alive, as /health does."""
@@ -42,18 +42,18 @@ class CompatibilityRoutes:
 
     async def invocations(self, request: Request) -> HTTPResponse | None:
         """Answer a chat or a completion."""
-        wanted = await self.bodies.read(request, self.routes.reading(request, read_either))
+        wanted = await self.routes.read(request, read_either)
         if isinstance(wanted, ChatRequest):
             return await self.routes.answer_chat(request, wanted)
         return await self.routes.answer_completion(request, wanted)
 
     async def generate(self, request: Request) -> HTTPResponse | None:
         """Answer as SGLang does."""
-        wanted = await self.bodies.read(request, self.routes.reading(request, read_generate))
+        wanted = await self.routes.read(request, read_generate)
         return await self.routes.answer_completion(request, wanted, GenerateShape)
 
     async def render(self, request: Request) -> HTTPResponse:
         """Return the prompt of a chat, which is not answered."""
-        wanted = await self.bodies.read(request, self.routes.reading(request, read_chat))
-        ids = await self.routes.rendered(wanted)
+        wanted = await self.routes.read(request, read_chat)
+        ids = await self.routes.preparation.rendered(wanted)
         return json_response({"request_id": request.ctx.request_id, "model": self.model.name, "token_ids": ids})

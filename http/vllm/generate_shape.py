@@ -9,7 +9,8 @@ from pontil.http.stream.reply_shape import CompletionShape, ReplyChoice
 from pontil.http.stream.schema_watch import SchemaWatch
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.grammar.processes.verdict import Verdict
-from pontil.runtime.proxy.requests.stream import Delta, Ended, Stream
+from pontil.runtime.proxy.requests.answer import Delta, Ended
+from pontil.runtime.proxy.requests.stream import Stream
 
 
 class GenerateShape(CompletionShape):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 
-from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.foundation.errors import LaunchError, RefusedError
 
 # A child's exit code after an error of its GPU: a CUDA context that failed once answers nothing more.
 EXIT_GPU_FAULT = 72

@@ -10,7 +10,7 @@ from typing import Protocol
 from pontil.launcher.cluster.child_launch import ChildLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterPlan, PlacedWorker
 from pontil.launcher.cluster.slots import ActorEnded, ActorPlaced, Slot, SlotState
-from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.foundation.errors import LaunchError, RefusedError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.signals import SignalPipe

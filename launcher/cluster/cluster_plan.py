@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pontil.launcher.cluster.spelling import words_for
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.device_list import JOIN, DeviceItem
 from pontil.launcher.host.devices import even_runs
 from pontil.launcher.options.options import OPTIONS, LaunchOptions

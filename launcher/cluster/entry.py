@@ -11,7 +11,7 @@ from pontil.launcher.cluster.child_launch import ChildLaunch
 from pontil.launcher.cluster.cluster_launch import ClusterLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterPlan, plan_cluster
 from pontil.launcher.cluster.ray_cluster import RayCluster, import_ray
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import SECRET_BYTES, key_text, read_key_file

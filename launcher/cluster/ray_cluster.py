@@ -14,7 +14,7 @@ from typing import Any
 from pontil.launcher.cluster import worker_actor
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker
 from pontil.launcher.cluster.slots import ActorEnded, ActorPlaced
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 
 # Calls of an actor at the same time: `run`, which lasts, and another one.
 CONCURRENCY = 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker
-from pontil.launcher.errors import RefusedError
+from pontil.launcher.foundation.errors import RefusedError
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 
 # Exits to remember: one more than the restarts that can be asked for, so no policy looks at more.

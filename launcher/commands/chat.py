@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import read_environment
 
 SERVER = "http://127.0.0.1:8000"

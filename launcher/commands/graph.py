@@ -3,7 +3,7 @@
 
 import click
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.plan.graph_choice import graph_of
 from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import NAMES

@@ -19,7 +19,7 @@ from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.control.local_proxy import at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import find_machine
 from pontil.launcher.host.disk_room import check_folder
 from pontil.launcher.host.gpus import TOOL

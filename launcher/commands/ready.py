@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from pontil.launcher.control.control_client import RunningLaunch, find_launch
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.options.options import read_environment
 
 READY = "ready"

@@ -9,7 +9,7 @@ import click
 
 from pontil.launcher.commands.launch_choice import LaunchChoice, chooses_a_launch
 from pontil.launcher.control.control_client import ask
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES
 

@@ -14,9 +14,8 @@ import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.chat import SERVER
-from pontil.launcher.commands.terminal.status_colours import coloured
-from pontil.launcher.commands.terminal.status_table import cut, duration, plain, table
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, table
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.options.options import read_environment
 
 # The server renews its own figures once a second.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.worker_roles import NODE

@@ -12,7 +12,7 @@ import click
 
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.commands.unit_file import SECRETS, UnitFile
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
 from pontil.launcher.options.options import OPTIONS, flag_name, read_options

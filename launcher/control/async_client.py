@@ -8,7 +8,7 @@ from typing import Any
 
 from pontil.launcher.control.control_client import CONNECT_TIMEOUT, SILENCE_TIMEOUT, ControlReply
 from pontil.launcher.control.control_socket import NAME
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 LONGEST_LINE = 1 << 24
 

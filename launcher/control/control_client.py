@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pontil.launcher.control.control_socket import NAME
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 
 CONNECT_TIMEOUT = 5.0
 # The supervisor writes much more often than this, if only an empty line.

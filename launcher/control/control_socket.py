@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 NAME = "supervisor"
 MAX_REQUEST_BYTES = 1 << 16

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.worker_roles import NODE
 from pontil.launcher.plan.addresses import controls_of

@@ -19,7 +19,7 @@ from pontil.launcher.commands.launch import choose_ports
 from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import CGROUP_MOUNT, MEMBERSHIP, HostDevices, cpu_quota, find_machine
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.options.environment import LaunchEnvironment
@@ -31,8 +31,8 @@ from pontil.runtime.foundation.number_ranges import spell
 
 # Packages that the processes of a launch import, as setup.cfg declares them.
 PACKAGES = (
-    "aiohttp", "click", "cryptography", "gguf", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy",
-    "prometheus_client", "prompt_toolkit", "psutil", "rich", "safetensors", "sanic", "tokenizers", "torch", "zmq",
+    "click", "cryptography", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy", "prometheus_client",
+    "prompt_toolkit", "psutil", "rich", "safetensors", "sanic", "tokenizers", "torch", "zmq",
 )  # fmt: skip
 # Seconds, compiling kernels for the first time included.
 EXAMINATION_TIMEOUT = 300.0

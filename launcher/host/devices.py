@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, RankDevice, repeated
 from pontil.launcher.host.gpus import find_gpus
 from pontil.runtime.foundation.number_ranges import spell

@@ -4,7 +4,7 @@
 import os
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 
 
 def check_folder(option: str, path: Path, needed: int) -> None:

@@ -7,7 +7,7 @@ import socket
 from ipaddress import ip_address
 from typing import Any
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 
 # Family, kind, protocol, canonical name and address, as getaddrinfo gives them.
 ResolvedAddress = tuple[int, int, int, str, Any]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.key_settings import Settings, read_key_settings
 from pontil.launcher.keys.private_file import PrivateFile
 from pontil.launcher.options.environment import ADMIN_VARIABLE, CLIENT_VARIABLE

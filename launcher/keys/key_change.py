@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.key_file import read_key_file
 
 

@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.private_file import PrivateFile
 from pontil.launcher.options.environment import TRACE_HEADER_VARIABLES
 from pontil.launcher.options.options import LaunchOptions

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.launcher.control.run_directory import take_lock
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 # Seconds after a failure until writing is tried again.
 RETRY_AFTER = 10.0

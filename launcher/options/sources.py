@@ -11,7 +11,7 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.environment import OWN_VARIABLES, PREFIX
 from pontil.launcher.options.service_links import service_links
 

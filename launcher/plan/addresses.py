@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.runtime.foundation.loopback import LOCALHOST, is_loopback
 
 # The length of sockaddr_un's path, less the NUL that ends it.

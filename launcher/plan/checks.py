@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.parsers import host_of
 from pontil.launcher.options.worker_roles import EMBED, LISTED_ROLES, NODE

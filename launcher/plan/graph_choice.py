@@ -4,7 +4,7 @@
 import json
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import LaunchOptions
 from pontil.runtime.foundation.entry_points import entry_point, missing
 from pontil.runtime.foundation.staged_model import ARCHITECTURES, NAMES, ModelStage, StagedModel

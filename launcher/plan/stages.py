@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices, check_cores, check_gpus
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.stage_list import PHASES, PlacedStage, read_placement, stem

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.host.devices import CPU, HostDevices
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.addresses import check_endpoints, controls_of, url_host
@@ -27,7 +28,6 @@ from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.plan.workers import plan_demands, plan_workers
-from pontil.launcher.version import VERSION
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.proxy_config import ProxyOptions
 from pontil.runtime.foundation.staged_model import StagedModel

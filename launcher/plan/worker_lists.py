@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.host.device_list import repeated
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
 from pontil.launcher.host.ports import address_towards
@@ -21,7 +22,6 @@ from pontil.launcher.plan.graph_choice import first_stage, stage_model
 from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.plan.stages import stage_lists
 from pontil.launcher.plan.worker_lists import WorkerList, role_lists, roles_of
-from pontil.launcher.version import VERSION
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
 from pontil.runtime.foundation.staged_model import StagedModel

@@ -6,7 +6,7 @@ from typing import Any
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.overview import example, overview

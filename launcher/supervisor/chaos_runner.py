@@ -15,7 +15,7 @@ from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.control.control_socket import ControlConnection
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.supervisor.disturbance import Disturbance, FaultAction, FaultKind, advance, begin

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.exit_cause import ExitCause
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pontil.launcher.child.child import Child
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.client_keys import change_client_keys, read_client_keys
 from pontil.launcher.keys.key_change import change_keys
 from pontil.launcher.options.options import NOTHING, OPTIONS, LaunchOptions, flag_name

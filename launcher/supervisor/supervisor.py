@@ -14,7 +14,7 @@ from pontil.launcher.child.health import HealthLimits
 from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.control.control_socket import NAME, ControlSocket
 from pontil.launcher.control.run_directory import RunDirectory
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.notify import Notifier, NotifyState
 from pontil.launcher.host.oom import OomWatch, kill_counter

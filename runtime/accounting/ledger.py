@@ -59,13 +59,17 @@ class WorkShare:
             new -= known
         return new
 
-    def go_on(self, count: int) -> None:
-        """Do what `LedgerEntry.hear` does, for the `count` ids from `reached` on, if all are its own and none was
-        vouched for."""
-        self.reached += count
-        self.booked += count
-        self.book.heard += count
-        self.book.booked += count
+    def generate(self, index: int, count: int, stated: int | None = None) -> int:
+        """Note a frame of an open request. Return how many ids it added to those generated; `LedgerEntry.settle` books
+        their use."""
+        new = self.hear(index, count)
+        self.booked += new
+        self.book.booked += new
+        if stated is not None and self.stated is None:
+            self.stated = stated_count(stated)
+        if self.source is not None and count and index < self.first:
+            return new + self.source.vouch()
+        return new
 
     def hear_prompt(self, cached: int | None, computed: int) -> None:
         """Note how many prompt tokens were cached and computed. Only the first statement is booked, later ones are
@@ -148,17 +152,8 @@ class LedgerEntry:
                 self.shares[attempt, worker, choice] = WorkShare(book, phase, first, first, source)
 
     def hear(self, attempt: int, worker: str, choice: int, index: int, count: int, stated: int | None = None) -> int:
-        """Note a frame of an open request. Return how many ids it added to those generated; `settle` books their
-        use."""
-        share = self.shares[attempt, worker, choice]
-        new = share.hear(index, count)
-        share.booked += new
-        share.book.booked += new
-        if stated is not None and share.stated is None:
-            share.stated = stated_count(stated)
-        if share.source is not None and count and index < share.first:
-            return new + share.source.vouch()
-        return new
+        """Do what `WorkShare.generate` does, for the share of a worker."""
+        return self.shares[attempt, worker, choice].generate(index, count, stated)
 
     def hear_prompt(self, attempt: int, worker: str, cached: int | None, computed: int | None) -> None:
         known = stated_count(computed)

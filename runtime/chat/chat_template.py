@@ -154,7 +154,7 @@ def cut_at_mark(text: str, ending: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
     made.filters["tojson"] = to_json
     made.globals["raise_exception"] = refuse
     made.globals["strftime_now"] = strftime_now
@@ -184,7 +184,7 @@ class RangeBudget:
         return items
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks an assistant's text, for training; here its body is rendered unchanged."""
 
     tags = {"generation"}

@@ -166,14 +166,14 @@ class Engine:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
         for sequence, place in launched.places.items():
             drawn(sequence, place)
-        return StepInFlight(batch, launched, began, self.scheduler.asked_drafter)
+        return StepInFlight(batch, launched, began, self.scheduler.drafts.asked)
 
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
         """Return whether the next step may be launched before this one is over. Not if something reads what it computed
         as soon as it is marked as computed, or needs its tokens, or if requests end with it."""
         if not step.launched.places or step.launched.left_out:
             return False
-        if self.scheduler.held_up or self.scheduler.has_draft_room:
+        if self.scheduler.held_up or self.scheduler.drafts.has_room:
             return False
         sequences = [span.sequence for span in step.batch.spans]
         return not any(one.hands_over or one.is_streamed or one.params.prompt_logprobs is not None for one in sequences)
@@ -184,7 +184,7 @@ class Engine:
         sampled = [as_given(one) for one in step.launched.collect()]
         ended = self.scheduler.clock()
         if step.asked:
-            self.scheduler.drafter.computed(step.batch, ended - step.began)
+            self.scheduler.drafts.drafter.computed(step.batch, ended - step.began)
         self.begun = step.note_chunks(ended)
         if sampled:
             # Sequences may have waited for these tokens.
@@ -226,9 +226,9 @@ class Engine:
         sequence.unknown = max(0, sequence.unknown - 1)
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
-        if sequence.inputs is not None:
+        if sequence.streams.inputs is not None:
             for frame in sampled.frames:
-                sequence.inputs.take_frame(frame)
+                sequence.streams.inputs.take_frame(frame)
         sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
@@ -236,7 +236,7 @@ class Engine:
         sequence.generated += count
         self.generated += count
         self.drafts.add(sampled.drafted, accepted)
-        self.scheduler.drafter.verified(sequence, sampled.drafted, accepted)
+        self.scheduler.drafts.drafter.verified(sequence, sampled.drafted, accepted)
         if sampled.count == 0 and sampled.failure is None:
             sequence.delivered = len(sequence.output)
         if sampled.failure is not None:
@@ -248,7 +248,7 @@ class Engine:
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = sequence.delivered if first or sequence.delivered == len(sequence.output) else before
         ids, logprobs = sequence.output[index:], sequence.logprobs[index - sequence.delivered :]
-        frames = [] if sequence.inputs is None else sequence.inputs.frames[index:]
+        frames = [] if sequence.streams.inputs is None else sequence.streams.inputs.frames[index:]
         return Output(
             sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
         )

@@ -16,6 +16,18 @@ from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.sequences.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """The most prompt positions that a step computes: `whole`, or `interleaved` beside sequences that decode (None: as
+    many)."""
+
+    whole: int
+    interleaved: int | None = None
+
+    def of_step(self, decodes: bool) -> int:
+        return min(self.interleaved or self.whole, self.whole) if decodes else self.whole
+
+
 class PromptTurns:
     """The turns of one engine. It remembers callers and prompts while they have something to compute in every step."""
 

@@ -4,15 +4,14 @@
 import time
 from collections.abc import Callable, Iterator
 
-from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
-from pontil.runtime.engine.drafts.drafter import Drafter, LookupDrafter
+from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.prefixes.block_shortage import BlockShortage
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
-from pontil.runtime.engine.prompt_turns import PromptTurns
+from pontil.runtime.engine.prompt_turns import PromptTurns, StepBudget
 from pontil.runtime.engine.queues import SequenceQueues
 from pontil.runtime.engine.sampling.unknown_tokens import is_ready
 from pontil.runtime.engine.sequences.batch import Batch, Span
@@ -45,17 +44,12 @@ class Scheduler:
         pool: BlockPool,
         layout: KVLayout,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
+        budget: StepBudget,
         prefix_caching: bool = True,
-        max_interleaved_tokens: int | None = None,
-        speculative_tokens: int = 0,
         clock: Callable[[], float] = lambda: time.monotonic(),
-        drafter: Drafter | None = None,
+        drafts: StepDrafts | None = None,
     ) -> None:
-        self.speculative_tokens, self.clock = speculative_tokens, clock
-        self.drafter: Drafter = drafter or LookupDrafter()
-        self.max_interleaved_tokens = min(max_interleaved_tokens or max_num_batched_tokens, max_num_batched_tokens)
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.budget, self.clock, self.drafts = budget, clock, drafts or StepDrafts()
         self.prefix = PrefixCache(pool, layout.block_size, prefix_caching, clock)
         self.memory = KVCacheManager(pool, layout)
         self.answer_recompute = AnswerRecompute(self.prefix, self.memory, layout.block_size)
@@ -65,8 +59,6 @@ class Scheduler:
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
-        # Of the last step: rows were left for drafts, and the drafter was asked for them.
-        self.has_draft_room = self.asked_drafter = False
 
     @property
     def has_work(self) -> bool:
@@ -96,13 +88,12 @@ class Scheduler:
         return [sequence] if known is None else self.receive(sequence, known)
 
     def schedule(self) -> Batch:
-        """Build a batch of at most `max_num_batched_tokens` prompt positions, or at most `max_interleaved_tokens` if
-        other sequences decode in the step. A decode row is never refused for its cost. Afterwards `held_up` tells
-        whether a sequence would have been preempted, had its last step been over."""
+        """Build a batch within the budget of prompt positions. A decode row is never refused for its cost. Afterwards
+        `held_up` tells whether a sequence would have been preempted, had its last step been over."""
         self.held_up = False
         self.admit()
-        spans = self.with_drafts(list(self.decode_spans()))
-        spans += self.chunks(self.max_interleaved_tokens if spans else self.max_num_batched_tokens)
+        spans = self.drafts.add(list(self.decode_spans()), self.memory)
+        spans += self.chunks(self.budget.of_step(decodes=bool(spans)))
         self.stalled = not spans and self.has_work
         return Batch(tuple(spans), self.memory.take_copies())
 
@@ -120,23 +111,6 @@ class Scheduler:
             ready = sequence.state is SequenceState.RUNNING and decodes(sequence) and is_ready(sequence)
             if ready and self.make_room(sequence, in_turn):
                 yield Span(sequence, sequence.computed, 1)
-
-    def with_drafts(self, spans: list[Span]) -> list[Span]:
-        """Return the spans with drafts. Oldest first, sequences verify at most `speculative_tokens` guesses each, in
-        the rows that the first tile has left. Slots for all of them are reserved before anything is written (C10), from
-        blocks that no other sequence needs in this step. No drafter runs without a row left, or before the tokens that
-        it starts from are known."""
-        room = GENERATED_ROWS - len(spans)
-        self.has_draft_room = self.speculative_tokens > 0 and room > 0
-        self.asked_drafter = self.has_draft_room and not any(span.sequence.unknown for span in spans)
-        if not self.asked_drafter:
-            return spans
-        drafts = self.drafter.propose([span.sequence for span in spans], self.speculative_tokens, room)
-        for place, (span, draft) in enumerate(zip(spans, drafts, strict=True)):
-            count = 1 + len(draft)
-            if draft and self.memory.grow(span.sequence, span.start + count):
-                spans[place] = Span(span.sequence, span.start, count, draft)
-        return spans
 
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
@@ -333,10 +307,10 @@ class Scheduler:
         peer may be reading them, and the prefill side releases them."""
         self.queues.remove(sequence)
         self.prefix.drop(sequence)
-        self.drafter.forget(sequence)
+        self.drafts.drafter.forget(sequence)
         sequence.end(finish)
         ended = finish in (FinishReason.STOP, FinishReason.LENGTH)
-        if ended and self.prefix.enabled and sequence.inputs is None and sequence.states is None:
+        if ended and self.prefix.enabled and not sequence.streams.exchange_rows:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
             self.memory.give_back(sequence)

@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.slow_readers import SlowReaders
+from pontil.runtime.proxy.control_link import ControlLink
 from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
 from pontil.runtime.proxy.fleet.proxies import Fleet
 from pontil.runtime.proxy.fleet.readiness import Readiness
@@ -23,27 +26,26 @@ from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.fleet.self_test import SelfTest
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
+from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.answer_frames import AnswerFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
-from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.in_flight import InFlight
-from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, joined
+from pontil.runtime.proxy.requests.request import Request, Work
+from pontil.runtime.proxy.requests.stream import Stream, joined
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import every_route
-from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.proxy.routing.remote_kv import KVTransfers, RemoteKV
+from pontil.runtime.proxy.routing.remote_kv import KVTransfers
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.entry import RunEntry, graph_of
 from pontil.runtime.stages.runs.sound_route import SoundRoute, TrialRoute, sound_routes
 from pontil.runtime.threads import go_on
+from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.links.keys import Keys
-from pontil.runtime.wire.links.sockets import ControlServer, open_context
 from pontil.runtime.wire.messages import (
     AttemptTimes,
     Embedding,
@@ -68,11 +70,22 @@ TICK = 0.25
 LATE = 1.0
 # Ticks between two searches of the queue for requests that can no longer be served in time.
 SWEEP_TICKS = 2
-# Seconds that the last messages, cancels above all, have to leave the socket when the proxy ends.
-LINGER = 0.2
 # Requests that are admitted in one turn of the event loop, where there are many.
 PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
+
+
+class Ticks:
+    """The ticks of the event loop: their `number`, and the time of the last one."""
+
+    def __init__(self, now: float) -> None:
+        self.number, self.last = 0, now
+
+    def take(self, now: float) -> bool:
+        """Count a tick; return whether it is in time."""
+        self.number += 1
+        late, self.last = now - self.last > LATE, now
+        return not late
 
 
 class Proxy:
@@ -83,14 +96,12 @@ class Proxy:
         self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] | None = None,
         graph: GraphModel | None = None,
     ) -> None:  # fmt: skip
-        self.config = config
+        self.config, self.incarnation = config, secrets.token_hex(8)
+        clock = time.monotonic if clock is None else clock
         # The stages of the model, None for a model of one.
-        self.graph = graph_of(config.graph) if graph is None else graph
-        self.tokenizer, self.clock = tokenizer, (clock := time.monotonic if clock is None else clock)
-        self.incarnation = secrets.token_hex(8)
-        self.started_at = int(time.time())
+        graph = graph_of(config.graph) if graph is None else graph
         names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
-        self.registry = Registry(config.worker_ttl, names, self.graph)
+        self.registry = Registry(config.worker_ttl, names, graph)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             config, self.incarnation, self.registry, self.metrics, clock, self.send,
@@ -98,50 +109,66 @@ class Proxy:
         )  # fmt: skip
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
-        self.ledger = self.books.ledger
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
-        self.admission = self.admissions.generating
-        self.queue = self.admission.queue
         self.in_flight = InFlight(
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )  # fmt: skip
-        self.requests, self.timelines = self.in_flight.requests, self.in_flight.timelines
-        self.turn = MessageTurn()
         self.slow_readers = SlowReaders(self.requests, self.dispatcher, self.admissions, clock)
-        self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight, self.turn)
-        self.frames = AnswerFrames(
-            self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions, self.turn, clock,
-            self.in_flight.finish, self.in_flight.fail,
-        )  # fmt: skip
-        self.conductor = Conductor(
+        self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
+        conductor = Conductor(
             config, self.incarnation, self.dispatcher, self.in_flight, self.books, self.metrics, clock
         )  # fmt: skip
         self.runs = RunEntry(
-            self.graph, self.registry, self.admissions, self.in_flight, self.books, self.conductor, self.turn,
-            lambda: self.draining,
+            graph, self.registry, self.in_flight, conductor,
+            lambda ticket, work, snapshot: self.submit(ticket, work, snapshot=snapshot),
         )  # fmt: skip
         self.readiness = Readiness(
-            self.registry, self.graph, self.self_test,
-            lambda worker: self.send(StillHere(self.incarnation, worker)), lambda: self.draining,
-        )  # fmt: skip
+            self.registry, graph, self.self_test, lambda worker: self.send(StillHere(self.incarnation, worker))
+        )
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
-        self.changes = OperatorChanges(self.registry, clock, lambda: self.table_age)
-        self.draining = False
-        keys = None if config.keys is None else Keys.of(config.keys)
-        self.kv_transfers = KVTransfers(self.registry, None if keys is None else keys.kept)
-        self.context = open_context(keys, self.metrics.threads, config.link_timeout)
-        self.server: ControlServer | None = None
+        self.changes = OperatorChanges(self.registry, clock)
+        self.link = ControlLink(config, self.metrics.threads)
+        self.kv_transfers = KVTransfers(self.registry, None if self.link.keys is None else self.link.keys.kept)
         self.tasks: list[asyncio.Task[None]] = []
-        self.malformed_seen = self.ticks = 0
-        self.last_tick = clock()
-        # Time of the supervisor's last process table, which it sends every second; None without a supervisor.
-        self.table_at: float | None = None
+        self.ticks = Ticks(clock())
         self.router = self.make_router()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.in_flight.tokenizer
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.in_flight.clock
+
+    @property
+    def graph(self) -> GraphModel | None:
+        return self.runs.graph
+
+    @property
+    def requests(self) -> dict[str, Request]:
+        return self.in_flight.requests
+
+    @property
+    def timelines(self) -> Timelines:
+        return self.in_flight.timelines
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.books.ledger
+
+    @property
+    def queue(self) -> RequestQueue:
+        return self.admissions.generating.queue
 
     def make_router(self) -> MessageRouter:
         """Return the dispatch of every message to the code that handles it."""
+        frames = AnswerFrames(
+            self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions,
+            self.in_flight, self.clock,
+        )  # fmt: skip
         registrar = Registrar(
             self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
             lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.dispatcher.lookup.enabled,
@@ -152,30 +179,28 @@ class Proxy:
             Goodbye: registrar.on_goodbye,
             RoleChange: registrar.on_role_change,
             PrefixDelta: registrar.on_prefix_delta,
-            Tokens: self.frames.on_tokens,
-            Step: self.frames.on_step,
-            Progress: self.frames.on_progress,
-            Failed: self.frames.on_failed,
-            Embedding: self.frames.on_embedding,
-            NodeOutput: self.frames.on_node_output,
+            Tokens: frames.on_tokens,
+            Step: frames.on_step,
+            Progress: frames.on_progress,
+            Failed: frames.on_failed,
+            Embedding: frames.on_embedding,
+            NodeOutput: frames.on_node_output,
             AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
-            Starved: self.conductor.on_starved,
-            PassDone: self.conductor.on_pass_done,
+            Starved: self.runs.conductor.on_starved,
+            PassDone: self.runs.conductor.on_pass_done,
         }
         return MessageRouter(
-            self.incarnation, self.registry, self.metrics, self.clock, self.send, handlers, self.turn,
+            self.incarnation, self.registry, self.metrics, self.clock, self.send, handlers, self.in_flight.turn,
             self.admissions.dispatch,
         )  # fmt: skip
 
     def bind(self) -> str:
         """Open the control endpoint and return its address. Raises PontilError when it cannot be bound."""
-        self.server = ControlServer(self.context, self.config.control)
-        return self.server.endpoint
+        return self.link.bind()
 
     def start(self, on_tick: Callable[[int], None] | None = None) -> None:
         """Serve in the running event loop. `on_tick` is called with the number of each tick, four times a second."""
-        assert self.server is not None, "bind first"
-        self.server.listen(self.router.on_messages)
+        self.link.listen(self.router.on_messages)
         self.in_flight.start()
         loop = asyncio.get_running_loop()
         forever = (
@@ -188,7 +213,7 @@ class Proxy:
         while True:
             self.tick()
             if on_tick is not None:
-                on_tick(self.ticks)
+                on_tick(self.ticks.number)
             await asyncio.sleep(TICK)
 
     async def checkpoint_forever(self) -> None:
@@ -199,7 +224,7 @@ class Proxy:
 
     def drain(self) -> None:
         """Admit no more requests; those in flight continue."""
-        self.draining = True
+        self.readiness.is_draining = True
 
     @property
     def idle(self) -> bool:
@@ -220,57 +245,36 @@ class Proxy:
         await asyncio.to_thread(self.books.end)
         await self.in_flight.close()
         self.fleet.close()
-        if self.server is not None:
-            self.server.close(LINGER)
-        self.context.term()
+        self.link.close()
 
-    def submit(
-        self, ticket: Ticket, prompt: list[int], params: SamplingParams
-    ) -> Stream:  # fmt: skip
-        """Call `submit_all` with one prompt."""
-        return self.submit_all(ticket, [(prompt, params)])
-
-    def submit_all(
-        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]],
-        snapshot: RegistrySnapshot | None = None, embedding: EmbeddingTask | None = None,
-        prefixes: Sequence[PromptPrefix] = (), remote_kv: RemoteKV | None = None,
-    ) -> Stream:  # fmt: skip
-        """Admit one request per prompt, or none of them. `snapshot` is the registry snapshot that earlier decisions
-        about these requests used, if any. With an
-        `embedding` task the answer to each prompt is a vector. `prefixes` are those of all prompts, or none, as
-        `prepare` found them. With `remote_kv` there is one prompt, whose KV moves.
-
-        Raises Unavailable at once if they cannot be served in time, TooManyRequests for more than the key allows now.
-        """
-        if self.draining:
+    def submit(self, ticket: Ticket, *works: Work, snapshot: RegistrySnapshot | None = None) -> Stream:
+        """Admit a request for each of these works, which are of one kind and for the same workers, or none of them.
+        `snapshot` is the registry snapshot that earlier decisions about them used, if any. Raises Unavailable at once
+        if they cannot be served in time, TooManyRequests for more than the key allows now."""
+        if self.readiness.is_draining:
             raise Unavailable("the server is shutting down: try again in a moment")
-        model = None if embedding is None else embedding.model
-        snapshot = snapshot or self.registry.of(model).snapshot()
-        admission = self.admissions.by_group[model]
-        admission.check(ticket, asked, snapshot.workers)
+        group = works[0].group
+        snapshot = snapshot or self.registry.of(group).snapshot()
+        admission = self.admissions.by_group[group]
+        admission.check(ticket, works, snapshot.workers)
         requests = []
-        for place, (prompt, params) in enumerate(asked):
-            request = self.in_flight.open(ticket, prompt, params, embedding)
-            request.prefix, request.release = prefixes[place] if prefixes else None, snapshot.release
-            request.remote_kv = remote_kv
+        for work in works:
+            request = self.in_flight.open(ticket, work)
+            request.release = snapshot.release
             admission.enter(request)
             self.books.admit(request)
             requests.append(request)
         admission.dispatch()
-        return Stream(requests, self.in_flight.cancel, self.turn)
+        return self.in_flight.stream(requests)
 
-    async def submit_in_portions(
-        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], embedding: EmbeddingTask,
-        snapshot: RegistrySnapshot,
-    ) -> Stream:  # fmt: skip
-        """Do what `submit_all` does, for many texts: the event loop has its turns in between."""
-        self.admissions.by_group[embedding.model].check(ticket, asked, snapshot.workers)
+    async def submit_in_portions(self, ticket: Ticket, works: Sequence[Work], snapshot: RegistrySnapshot) -> Stream:
+        """Do what `submit` does, for many works: the event loop has its turns in between."""
+        self.admissions.by_group[works[0].group].check(ticket, works, snapshot.workers)
         with ExitStack() as broken:
-            streams, answer = [], WholeAnswer(len(asked))
+            streams, answer = [], WholeAnswer(len(works))
             broken.callback(answer.fail)
-            for first in range(0, len(asked), PORTION):
-                portion = asked[first : first + PORTION]
-                stream = self.submit_all(ticket, portion, snapshot, embedding)
+            for first in range(0, len(works), PORTION):
+                stream = self.submit(ticket, *works[first : first + PORTION], snapshot=snapshot)
                 stream.expect_whole(answer)
                 broken.callback(stream.cancel)
                 streams.append(stream)
@@ -290,12 +294,11 @@ class Proxy:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
         if isinstance(route, SoundRoute):
             return self.runs.try_out(prompt, params, cache_salt)
-        request = self.in_flight.open(Ticket("self-test", cache_salt=cache_salt), prompt, params)
-        request.trial = True
-        request.recorder.is_hidden = True
+        ticket = Ticket("self-test", cache_salt=cache_salt)
+        request = self.in_flight.open(ticket, Generation(prompt, params), trial=True)
         request.begin(route, self.clock())
         self.dispatcher.launch(request)
-        return Stream([request], self.in_flight.cancel, self.turn)
+        return self.in_flight.stream([request])
 
     @property
     def ready(self) -> bool:
@@ -306,19 +309,14 @@ class Proxy:
         """Return a row per process: name, role, pid, state, device, and a worker's load."""
         shown = self.registry.topology()
         if not any(row["role"] == "proxy" for row in shown):
-            state = "DRAINING" if self.draining else "READY"
+            state = "DRAINING" if self.readiness.is_draining else "READY"
             own = {"name": self.config.name, "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
             shown.insert(0, own)
         return shown
 
-    @property
-    def table_age(self) -> float | None:
-        """Seconds since the supervisor's last process table; None without a supervisor."""
-        return None if self.table_at is None else self.clock() - self.table_at
-
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take the supervisor's process table, and remove workers that it shows as dead at once."""
-        self.table_at = self.clock()
+        self.changes.hear_table()
         self.lose(self.registry.show(rows), DIED, "died")
         self.dispatcher.resume()
         self.admissions.dispatch()
@@ -331,7 +329,6 @@ class Proxy:
     def tick(self) -> None:
         """Flush metrics and messages, expire silent workers, enforce deadlines and dispatch what can be; after a late
         tick, neither deadlines nor silence count, since the proxy itself may have caused them."""
-        self.ticks += 1
         self.admissions.pass_time(self.clock())
         self.streams.tick()
         self.timelines.tick()
@@ -339,20 +336,18 @@ class Proxy:
         self.metrics.show_usage_log(self.books.log)
         self.dispatcher.flush()
         now = self.clock()
-        late, self.last_tick = now - self.last_tick > LATE, now
-        if not late:
-            self.lose(self.registry.expire(now, self.table_age), SILENT, "went silent")
+        if self.ticks.take(now):
+            self.lose(self.registry.expire(now, self.changes.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
         self.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()
-        if self.server is not None and self.server.malformed > self.malformed_seen:
-            self.metrics.dropped.labels("malformed").inc(self.server.malformed - self.malformed_seen)
-            self.malformed_seen = self.server.malformed
+        if malformed := self.link.new_malformed():
+            self.metrics.dropped.labels("malformed").inc(malformed)
 
     def enforce_deadlines(self, now: float) -> None:
-        if self.ticks % SWEEP_TICKS == 0:
+        if self.ticks.number % SWEEP_TICKS == 0:
             for request, error in self.admissions.hopeless():
                 self.in_flight.fail(request, error)
         for request in list(self.requests.values()):
@@ -373,4 +368,4 @@ class Proxy:
                 self.dispatcher.cancels.drop(worker.hello.sender)
 
     def send(self, message: Message) -> bool:
-        return self.server is not None and self.server.send(message)
+        return self.link.send(message)

@@ -16,7 +16,7 @@ import yaml
 from manifests import BASE, KUBERNETES, collected, keyed_copy, pod_templates
 from served import ROOT
 
-from pontil.launcher.version import VERSION
+from pontil.launcher.foundation.version import VERSION
 
 FILE = ROOT / "deploy" / "docker" / "Dockerfile"
 IGNORED = FILE.with_name("Dockerfile.dockerignore")

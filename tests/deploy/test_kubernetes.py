@@ -33,13 +33,13 @@ from served import ROOT
 
 from pontil.launcher.cli import cli
 from pontil.launcher.commands.unit_file import STOP_MARGIN
+from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions, read_options
 from pontil.launcher.options.parsers import host_of
 from pontil.launcher.plan.topology import Topology, plan
 from pontil.launcher.supervisor.rollouts.rollout import DRAIN_MARGIN as RELEASE_WITHIN
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
-from pontil.launcher.version import VERSION
 
 VERSION_OF_KUBERNETES = "1.37"
 SCHEMAS = Path(__file__).parent / "schemas"

@@ -25,10 +25,10 @@ from scripted_site import site
 
 from pontil.launcher.cli import cli
 from pontil.launcher.commands import launch
+from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import read_options
 from pontil.launcher.plan.topology import plan
-from pontil.launcher.version import VERSION
 from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json, write_tiny_llama
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 

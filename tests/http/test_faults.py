@@ -15,8 +15,8 @@ import pytest
 from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, silent
 
+from pontil.runtime.proxy.requests.answer import Mailbox
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Mailbox
 from pontil.runtime.wire.messages import Failed, Message, Submit
 
 

@@ -91,7 +91,7 @@ def test_a_prefill_worker_that_lies_is_clamped_too(alone: ScriptedSite) -> None:
     prefill, decode = alone.pair()
 
     def late(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
-        eventually(lambda: alone.proxy.requests[submit.request_id].begun, "prefill's word")
+        eventually(lambda: alone.proxy.requests[submit.request_id].times.begun, "prefill's word")
         yield from saying((2,))(worker, submit)
 
     for stated, billed in ((1, 3), (None, 3), (-5, 3), (HUGE, 3), (4, 3), (0, 2)):

@@ -40,7 +40,7 @@ def ask(served: ScriptedSite, stream: bool = False, **more: Any) -> Any:
     messages = [{"role": "user", "content": "hi"}]
     options = {"stream_options": {"include_usage": True}} if stream else {}
     return client(served).chat.completions.create(
-        model=MODEL, messages=messages, stream=stream, **{"tools": TOOLS} | options | more,  # type: ignore[arg-type]
+        model=MODEL, messages=messages, stream=stream, **{"tools": TOOLS} | options | more,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def test_the_official_helper_puts_a_stream_together(sites: Sites) -> None:
     strict = {"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}
     messages: list[Any] = [{"role": "user", "content": "hi"}]
     made = client(sites.saying("qwen", f"{THOUGHT}I look.\n{CALLS}"))
-    with made.chat.completions.stream(model=MODEL, messages=messages, tools=[strict]) as stream:  # type: ignore[list-item]
+    with made.chat.completions.stream(model=MODEL, messages=messages, tools=[strict]) as stream:
         message = stream.get_final_completion().choices[0].message
     assert [call.function.parsed_arguments for call in message.tool_calls or ()] == [{"city": "Rome"}, {"city": "Øslo"}]
     assert message.content == "I look."

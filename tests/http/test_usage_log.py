@@ -13,7 +13,7 @@ import pytest
 from scripted_site import ScriptedSite, site
 from scripted_worker import Script, ScriptedWorker, eventually, proper, silent
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.roles import audit_usage, read_usage
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.usage_file import open_to_read

@@ -16,7 +16,7 @@ from pontil.launcher.child.fork.fork_server import ForkServer  # noqa: E402
 from pontil.launcher.child.health import HealthLimits  # noqa: E402
 from pontil.launcher.child.starter import ExecStarter  # noqa: E402
 from pontil.launcher.control.run_directory import RunDirectory  # noqa: E402
-from pontil.launcher.errors import LaunchError  # noqa: E402
+from pontil.launcher.foundation.errors import LaunchError  # noqa: E402
 from pontil.launcher.host.devices import HostDevices, Placement  # noqa: E402
 from pontil.launcher.host.notify import Notifier  # noqa: E402
 from pontil.launcher.logs.console import Console  # noqa: E402

@@ -16,8 +16,8 @@ from command_line import CORE, ROOT, app
 from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.cli import cli
+from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.options.options import OPTIONS, flag_name
-from pontil.launcher.version import VERSION
 from pontil.runtime.accounting.usage_file import UsageFile
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 

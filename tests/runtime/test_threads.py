@@ -17,6 +17,7 @@ from usage_rows import REQUEST
 
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.accounting.usage_tables import Posted
+from pontil.runtime.engine.sequences.token_rules import DrawRules
 from pontil.runtime.threads import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -119,7 +120,7 @@ def test_who_waits_for_a_grammar_is_told(failures: ThreadFailures, caplog: pytes
     manager = GrammarManager(compiler, wakeup.set, failures)
     live: Any = SimpleNamespace(
         sequence=SimpleNamespace(
-            params=SimpleNamespace(grammar="g", bad_token_ids=(), allowed_token_ids=(1,)), make_guide=None
+            params=SimpleNamespace(grammar="g", bad_token_ids=(), allowed_token_ids=(1,)), rules=DrawRules()
         ),
         ends=(),
     )

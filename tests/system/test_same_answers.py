@@ -27,7 +27,7 @@ PERSON = {
 }  # fmt: skip
 
 # Map from name to (prompt, further options). Token-id prompts have lengths around block boundaries.
-PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
+ALL: dict[str, tuple[Any, dict[str, Any]]] = {
     "one token": ([504], {"max_tokens": 18}),
     "block - 1": (NUMBERS[:15], {"max_tokens": 18}),
     "block": (NUMBERS[:16], {"max_tokens": 18}),
@@ -78,6 +78,10 @@ PROMPTS: dict[str, tuple[Any, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 
+# Left to --long: lengths that tests of the engine have too, and grammars that test_drafts.py asks of a pair and of one
+# worker in each run.
+MORE = ("block - 1", "block + 1", "regex", "ebnf", "structural tag", "nested format")
+PROMPTS = {name: asked for name, asked in ALL.items() if is_long() or name not in MORE}
 # Prompts that every run asks alone too, whole and then with a warm cache; each other one takes a second or more.
 SOME = ("one token", "block", "three choices", "one of a few")
 ALONE = PROMPTS if is_long() else SOME

@@ -19,8 +19,7 @@ RESOLUTION = 1e-9
 
 
 class SocketSelector(selectors.BaseSelector):
-    """Stands for epoll, and never waits: of zmq's descriptors those are ready whose sockets show an edge. `edges` are
-    their readers."""
+    """Stands for epoll, and never waits: of zmq's descriptors those are ready whose sockets show an edge."""
 
     def __init__(self, process: WorldProcess) -> None:
         self.process = process
@@ -48,10 +47,6 @@ class SocketSelector(selectors.BaseSelector):
     @property
     def ready(self) -> list[int]:
         return [one.fd for one in self.process.sockets if one.signaled and one.fd in self.keys]
-
-    @property
-    def edges(self) -> list[asyncio.Handle]:
-        return [self.keys[fd].data[0] for fd in self.ready]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -110,12 +105,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def turn(self) -> None:
         """Do what `_run_once` does, but for its waiting."""
         untyped: Any = self
-        ready, timers, end = untyped._ready, untyped._scheduled, self.time() + RESOLUTION
-        ready.extend(self.seen.edges)
-        while timers and timers[0]._when < end:
-            handle = heapq.heappop(timers)
-            handle._scheduled = False
-            ready.append(handle)
+        ready, timers, keys = untyped._ready, untyped._scheduled, self.seen.keys
+        # As `ready` of the selector, which costs a good part of a turn.
+        for socket in self.process.sockets:
+            if socket.signaled and socket.fd in keys:
+                ready.append(keys[socket.fd].data[0])
+        if timers:
+            end = self.time() + RESOLUTION
+            while timers and timers[0]._when < end:
+                handle = heapq.heappop(timers)
+                handle._scheduled = False
+                ready.append(handle)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:

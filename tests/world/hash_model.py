@@ -68,6 +68,12 @@ def token_after(running: int, seed: int, choice: int, vocab: int) -> int:
 
 def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int) -> list[int]:
     """Return the tokens of a choice: the oracle."""
+    return list(tokens_after(tuple(prompt), seed, choice, count, vocab))
+
+
+@cache
+def tokens_after(prompt: tuple[int, ...], seed: int, choice: int, count: int, vocab: int) -> list[int]:
+    """Return the tokens of a choice. Several checks ask for those of each."""
     running, ids = 0, list[int]()
     for token in prompt:
         running = mixed(running, token)
@@ -88,8 +94,8 @@ def value_of(numbers: Sequence[float]) -> int:
 
 def tokens_of(sequence: EngineSequence, start: int, end: int) -> Sequence[int]:
     """Return the tokens of some positions; of a stage that another one drives, the values of its rows."""
-    if sequence.inputs is not None:
-        return [value_of(row) for row in sequence.inputs.rows(start, end - start).tolist()]
+    if sequence.streams.inputs is not None:
+        return [value_of(row) for row in sequence.streams.inputs.rows(start, end - start).tolist()]
     prompt = sequence.prompt
     return prompt[start:end] + sequence.output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
 
@@ -140,10 +146,10 @@ class PrefixHashes:
 
 def give_states(span: Span, hashes: PrefixHashes) -> None:
     """Give a sequence that wants them the states of a span's positions: the running hash, half as the embedding."""
-    if span.sequence.states is not None:
+    if span.sequence.streams.states is not None:
         positions = range(span.start, span.start + span.count)
         states = torch.tensor([numbers_of(hashes.value_at(one)) for one in positions], dtype=torch.float32)
-        span.sequence.states.take(span.start, states[:, : WIDTH // 2], states[:, WIDTH // 2 :])
+        span.sequence.streams.states.take(span.start, states[:, : WIDTH // 2], states[:, WIDTH // 2 :])
 
 
 class HashRunner:
@@ -193,7 +199,7 @@ class HashRunner:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
                 hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
-            if span.sequence.inputs is not None and hashes.count < span.start:
+            if span.sequence.streams.inputs is not None and hashes.count < span.start:
                 hashes.adopt(self.cells.take(span.sequence.blocks[: -(-span.start // self.size)], axis=0), span.start)
             hashes.extend(span)
             give_states(span, hashes)

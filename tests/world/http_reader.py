@@ -12,7 +12,7 @@ class HttpReader:
     def __init__(self) -> None:
         # False for the answer to HEAD, which states a length and has no body.
         self.has_body = True
-        self.raw, self.body = b"", b""
+        self.raw, self.body = b"", bytearray()
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.complete = False
@@ -27,7 +27,7 @@ class HttpReader:
         before = len(self.body)
         while not self.complete and self.read_part():
             pass
-        return self.body[before:]
+        return bytes(self.body[before:])
 
     def read_head(self) -> bool:
         head, mark, rest = self.raw.partition(b"\r\n\r\n")

@@ -26,7 +26,7 @@ from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.child.starter import ProcessStart
 from pontil.launcher.child.system_process import SystemProcess
 from pontil.launcher.control.run_directory import RunDirectory
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.logs.console import Console

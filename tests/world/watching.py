@@ -91,8 +91,8 @@ def seats_are_those_of_requests(watch: SeedWatch) -> Iterator[str]:
         assert process.proxy is not None
         requests = process.proxy.requests.values()
         for worker in process.proxy.registry.workers.values():
-            mine = [one for one in requests if any(one_worker is worker for one_worker in one.workers)]
-            wanted = len(mine), sum(one.seated for one in mine)
+            mine = [one for one in requests if any(one_worker is worker for one_worker in one.load.workers)]
+            wanted = len(mine), sum(one.load.choices for one in mine)
             if (worker.in_flight, worker.seat_counts.taken) != wanted:
                 yield f"{process} counts {worker.in_flight, worker.seat_counts.taken} at {worker.hello.name}: {wanted}"
 
@@ -114,7 +114,7 @@ def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
         assert process.proxy is not None
         now = process.proxy.clock()
         for request in process.proxy.requests.values():
-            if not request.phases and now - request.waits_since > SEATED_WITHIN:
+            if not request.attempts.phases and now - request.times.waits_since > SEATED_WITHIN:
                 yield f"{process} has {request.id} wait, and no worker has anything to do"
 
 

@@ -11,8 +11,8 @@ from pontil.http.stream.reply_shape import UNFILLED, ChatShape, ReplyChoice, Rep
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning
 from pontil.runtime.chat.answer_reader import AnswerReader
+from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Delta
 
 
 class ParsedChatShape(ChatShape):

@@ -18,8 +18,9 @@ from pontil.http.stream.reply_shape import ChatShape, ReplyChoice, stop_note
 from pontil.http.stream.sound_pieces import SoundPieces, samples, whole_sound
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.stream import RunStream
 

@@ -3,18 +3,22 @@
 elsewhere."""
 
 import logging
+from dataclasses import replace
 
 from pontil.http.fields.kv_transfer import NAME
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.completions.request import CompletionRequest
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, RemoteKV
 
 LOG = logging.getLogger("pontil.proxy")
 
 
-def remote_kv(proxy: Proxy, wanted: CompletionRequest | ChatRequest, name: str, prompts: int = 1) -> RemoteKV | None:
+def remote_kv(
+    proxy: Proxy, wanted: CompletionRequest | ChatRequest, name: str | None, prompts: int = 1
+) -> RemoteKV | None:
     """Return what to do with the prompt's KV; None if the request is to be served like any other. `name` is the
     request's id. Raises RequestError for what the router cannot have meant."""
     asked = wanted.kv_transfer
@@ -40,3 +44,10 @@ def remote_kv(proxy: Proxy, wanted: CompletionRequest | ChatRequest, name: str, 
     except ValueError as error:
         LOG.warning("a kept prompt is not asked for, but computed here: %s", error, extra={"request": name})
         return None
+
+
+def moved(work: Generation, remote: RemoteKV | None) -> Generation:
+    """Return the work with what is done with its prompt's KV. A router discards the answer to a prompt that is only to
+    be kept, so that one choice of it is enough."""
+    params = replace(work.params, n=1) if isinstance(remote, KeepPrompt) else work.params
+    return replace(work, params=params, remote_kv=remote)

@@ -7,7 +7,7 @@ from functools import partial
 from sanic import HTTPResponse, Request
 from sanic.response import raw
 
-from pontil.http.intake.body import BodyReader
+from pontil.http.intake.body import BodyReader, understood
 from pontil.http.intake.encoder import SHORT_TEXT, TextLimit
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import ServedModel, no_model
@@ -16,21 +16,16 @@ from pontil.http.openai.embeddings.body import embedding_body
 from pontil.http.openai.embeddings.request import EmbeddingRequest, read_embedding
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.stream.rendering import route_of
-from pontil.http.stream.resumable_routes import check_limits
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.checks import check_together, maximum
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 
 # Numbers of an answer that are written without a thread.
 FEW_NUMBERS = 4096
 FLOAT_BYTES = 4
-# A vector needs no tokens, but every request has parameters.
-NO_TOKENS = SamplingParams(max_tokens=0, seed=0)
 
 
 class EmbeddingRoutes:
@@ -55,11 +50,12 @@ class EmbeddingRoutes:
         snapshot = served.snapshot
         check_together(snapshot.workers, len(wanted.inputs), "input")
         check_dimensions(wanted.dimensions, snapshot)
-        check_limits(self.proxy, request, len(wanted.inputs))
+        self.proxy.admissions.check_limits(ticket, len(wanted.inputs))
         ids = await self.input_ids(wanted, served, snapshot)
-        self.bodies.in_flight.let_go(request)
-        task = EmbeddingTask(served.name, wanted.dimensions)
-        return await self.answered(await self.submit(ticket, ids, task, snapshot), wanted, served)
+        understood(request)
+        works = [TextEmbedding(one, served.name, wanted.dimensions) for one in ids]
+        stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
+        return await self.answered(stream, works, wanted, served)
 
     def check_model(self, name: str | None, served: ServedEmbedding) -> None:
         if name == self.generating.name != served.name:
@@ -84,19 +80,16 @@ class EmbeddingRoutes:
             check_length(one, context, input_name(wanted.inputs, index))
         return ids
 
-    async def submit(
-        self, ticket: Ticket, ids: Sequence[list[int]], task: EmbeddingTask, snapshot: RegistrySnapshot
-    ) -> Stream:
-        return await self.proxy.submit_in_portions(ticket, [(one, NO_TOKENS) for one in ids], task, snapshot)
-
-    async def answered(self, stream: Stream, wanted: EmbeddingRequest, served: ServedEmbedding) -> HTTPResponse:
+    async def answered(
+        self, stream: Stream, works: Sequence[TextEmbedding], wanted: EmbeddingRequest, served: ServedEmbedding
+    ) -> HTTPResponse:
         """Return the answer once all vectors are there. What has no reader any more is cancelled."""
         try:
             await stream.all()
             await stream.settled()
         finally:
             stream.cancel()
-        vectors = [one.vector or b"" for one in stream.requests]
+        vectors = [work.vector or b"" for work in works]
         tokens = stream.final_usage.prompt_tokens
         write = partial(embedding_body, vectors, served.name, tokens, in_base64=wanted.in_base64)
         count = sum(map(len, vectors)) // FLOAT_BYTES

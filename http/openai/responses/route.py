@@ -11,14 +11,14 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
 
-from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat, prefixes_of
+from pontil.http.openai.completions.preparation import ReadyChat
+from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.input_items import Item
 from pontil.http.openai.responses.request import ResponsesRequest, read_responses
 from pontil.http.openai.responses.shape import PREFIX, ResponsesShape
 from pontil.http.store.response_store import KeptResponse
-from pontil.http.stream.rendering import AnswerEnd, reply
-from pontil.http.stream.resumable_routes import check_limits, check_not_asked
+from pontil.http.stream.rendering import AnswerEnd
 from pontil.runtime.errors import RequestError
 
 MOST_LISTED, LISTED = 100, 20
@@ -31,42 +31,38 @@ class ResponsesRoutes:
         self.generation, self.kept = generation, kept
 
     async def create_response(self, request: Request) -> HTTPResponse | None:
-        wanted, own, ready = await self.read(request, is_limited=True)
-        ticket = ready.ticket
-        if ready.wanted.delivery.stream:
-            check_not_asked(request)
-        shape = self.shape(wanted, ready)
-        prefixes = await prefixes_of([ready.admitted], ticket, self.generation.proxy)
-        stream = self.generation.submit(ticket, [ready.admitted], ready.snapshot, prefixes)
-        self.generation.bodies.in_flight.let_go(request)
-        return await reply(request, stream, shape, partial(self.keep, ticket.caller, wanted, own, shape))
+        wanted, own, ready = await self.prepare(request, is_limited=True)
+        shape = self.shape(request, wanted, ready)
+        keep = partial(self.keep, ready.ticket.caller, wanted, own, shape)
+        return await self.generation.send(request, ready, shape, keep)
 
     async def count_input_tokens(self, request: Request) -> HTTPResponse:
-        _, _, ready = await self.read(request)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(ready.admitted.prompt)})
+        _, _, ready = await self.prepare(request)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ready.works[0].prompt)})
 
-    async def read(self, request: Request, is_limited: bool = False) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
+    async def prepare(
+        self, request: Request, is_limited: bool = False
+    ) -> tuple[ResponsesRequest, list[Item], ReadyChat]:
         """Return the request, its own items with references resolved, and the chat that it stands for. One that is
         `is_limited` counts against the limits of its key."""
         generation = self.generation
-        wanted = await generation.bodies.read(request, generation.reading(request, read_responses))
+        wanted = await generation.read(request, read_responses)
         # Before any kept response is read.
-        ticket = generation.ticket(wanted.chat, request)
+        ticket = generation.preparation.complete(request.ctx.ticket, wanted.chat)
         if is_limited:
-            check_limits(generation.proxy, request)
+            generation.proxy.admissions.check_limits(ticket)
         before, own = await self.kept.history(ticket.caller, wanted.previous, wanted.items)
         make = partial(wanted.with_history, (*before, *own))
         chat = await generation.prompts.executor.run(make, 0) if before or wanted.is_long else make()
-        return wanted, own, await generation.ready(ticket, chat, request, "input")
+        return wanted, own, await generation.preparation.chat(ticket, chat, "input")
 
-    def shape(self, wanted: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
+    def shape(self, request: Request, wanted: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation
-        shown = generation.shown(ready.wanted.sampling)
-        heading = replace(generation.heading("resp", ready.snapshot), id=PREFIX + secrets.token_hex(16))
+        shown = generation.shown(ready.sampling)
+        heading = replace(generation.heading(request, "resp", ready.snapshot), id=PREFIX + secrets.token_hex(16))
         stored = wanted.store and self.kept.store is not None
-        reader, watch = partial(generation.answer_reader, ready), generation.schema_watch(ready.wanted.sampling)
-        echoed = wanted.echoed | {"store": stored}
-        return ResponsesShape(heading, echoed, ready.wanted.delivery.stream, shown, reader, watch)
+        echoed, streamed = wanted.echoed | {"store": stored}, ready.wanted.delivery.stream
+        return ResponsesShape(heading, echoed, streamed, shown, partial(generation.answer_reader, ready))
 
     async def keep(
         self, caller: str, wanted: ResponsesRequest, own: Sequence[Item], shape: ResponsesShape, end: AnswerEnd

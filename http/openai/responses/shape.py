@@ -16,8 +16,9 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.wire.messages import Logprobs
 
@@ -31,10 +32,11 @@ class ResponsesShape:
 
     def __init__(
         self, heading: ReplyHeading, echoed: dict[str, Any], streamed: bool, shown: ShownText,
-        make_reader: Callable[[], AnswerReader], schema_watch: SchemaWatch | None = None,
+        make_reader: Callable[[], AnswerReader],
     ) -> None:  # fmt: skip
         self.heading, self.echoed, self.streamed = heading, echoed, streamed
-        self.shown, self.make_reader, self.schema_watch = shown, make_reader, schema_watch
+        self.shown, self.make_reader = shown, make_reader
+        self.schema_watch: SchemaWatch | None = None
         self.reader = make_reader()
         self.output = ResponseOutput(heading.id.removeprefix(PREFIX))
         self.request: Request | None = None

@@ -22,12 +22,11 @@ from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import read_speech
 from pontil.http.openai.sound.transcription_request import read_transcription
-from pontil.http.stream.resumable_routes import check_limits
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.stream import RunStream
 
@@ -56,8 +55,7 @@ class SoundRoutes:
                 '["text", "audio"] to /v1/chat/completions', param="model", code="unsupported_parameter",
             )  # fmt: skip
         options = self.options(graph, wanted.voice, VOICE, request)
-        check_limits(self.proxy, request)
-        self.bodies.in_flight.let_go(request)
+        self.proxy.admissions.check_limits(ticket)
         stream = self.proxy.runs.speak(ticket, wanted.text.encode("utf-8", "replace"), options)
         return await reply_sound(request, stream, wanted.form, graph.sample_rate, wanted.stream)
 
@@ -66,10 +64,9 @@ class SoundRoutes:
         wanted = await self.bodies.read_form(request, partial(read_transcription, ignored=ignored))
         self.model.check(wanted.model)
         self.hearing("file")
-        check_limits(self.proxy, request)
+        self.proxy.admissions.check_limits(request.ctx.ticket)
         with self.holding(len(wanted.recording.data)):
             said = await self.recognised(wanted.recording, request.ctx.ticket, beside=False)
-        self.bodies.in_flight.let_go(request)
         if wanted.as_text:
             return text_response(said)
         return raw(json.dumps({"text": said}, ensure_ascii=False).encode(), content_type="application/json")
@@ -150,10 +147,8 @@ class SoundRoutes:
             says = f"{recording.place} cannot be read: {error}"
             raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
-    def submit(
-        self, ticket: Ticket, prompt: list[int], params: SamplingParams, wanted: AudioOutput, request: Request
-    ) -> RunStream:
+    def submit(self, ticket: Ticket, work: Generation, wanted: AudioOutput, request: Request) -> RunStream:
         """Submit a chat through all stages."""
         graph = self.speaking("modalities")
         options = self.options(graph, wanted.voice, "audio.voice", request)
-        return self.proxy.runs.submit(ticket, prompt, params, options)
+        return self.proxy.runs.submit(ticket, work.prompt, work.params, options)

@@ -5,6 +5,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.fields.audio_output import Form
+from pontil.http.intake.body import understood
 from pontil.http.stream.rendering import route_of
 from pontil.http.stream.sound_pieces import SoundPieces, samples, whole_file
 from pontil.http.stream.sse import EventWriter
@@ -20,6 +21,7 @@ async def reply_sound(
 ) -> HTTPResponse | None:
     """Answer with the sound of a run; return None if it was streamed. Raises PontilError only while nothing has been
     sent; a stream that breaks later is cut off, so that no client takes it for a whole one."""
+    understood(request)
     headers = {RATE: str(sample_rate)}
     try:
         if streamed:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pontil.launcher.commands.terminal.status_table import plain
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 TIMEOUT = 300.0
 NO_KEY: Mapping[str, str] = MappingProxyType({})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pontil.launcher.child.child_state import DrainState
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
 from pontil.launcher.plan.child_plan import ChildPlan

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan

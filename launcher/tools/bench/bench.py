@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.bench.bench_run import BenchRun, Load, Outcomes
 from pontil.launcher.tools.bench.figures import Figures, Limits, figures_of
 from pontil.launcher.tools.bench.questions import Question

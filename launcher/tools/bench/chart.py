@@ -4,18 +4,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pontil.launcher.errors import OptionError
 from pontil.launcher.tools.bench.figures import Figures
 
 COLOURS = ("#2563b0", "#c2571a")
-
-
-def require_matplotlib() -> None:
-    """Raises OptionError where the library that draws is missing."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise OptionError("--png draws with matplotlib, which is not installed: pip install 'pontil[bench]'") from None
 
 
 def draw(rows: Sequence[Figures], file: Path) -> None:

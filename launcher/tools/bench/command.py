@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 
 # The rest is imported where it is used: no other command needs asyncio.
@@ -132,10 +132,11 @@ def bench(**given: Any) -> int:
 
 def check(given: dict[str, Any], limits: "Limits") -> None:
     """Raise OptionError for options that go with no others given, before anything is sent."""
-    from pontil.launcher.tools.bench.chart import require_matplotlib
+    from pontil.launcher.tools.bench.extra import require
 
+    require("aiohttp", "bench sends its requests")
     if given["png"]:
-        require_matplotlib()
+        require("matplotlib", "--png draws")
     if given["find_rate"] and (not limits.given or given["compare"]):
         raise OptionError(
             "--find-rate measures one server by its limits: give --ttft-limit, --tpot-limit or --itl-limit, and no "

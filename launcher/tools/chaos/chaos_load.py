@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.bench.http_client import HttpClient
 from pontil.launcher.tools.bench.stream_client import ConnectionBroke, RequestFailed, RequestRefused, events
 from pontil.launcher.tools.chaos.chaos_answer import ChaosAnswer, difference

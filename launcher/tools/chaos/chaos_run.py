@@ -14,7 +14,7 @@ from typing import Any
 
 from pontil.launcher.commands.usage import audit_until_equal, bills_named
 from pontil.launcher.control.control_client import RunningLaunch
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.tools.bench.bench_run import open_session
 from pontil.launcher.tools.bench.http_client import HttpClient

@@ -12,7 +12,7 @@ import click
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
 from pontil.launcher.commands.launch_choice import LaunchChoice, chooses_a_launch
 from pontil.launcher.control.control_client import RunningLaunch, ask
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 
 # The rest is imported where it is used: no other command needs asyncio.
@@ -83,8 +83,10 @@ def chaos(
     import asyncio
 
     from pontil.launcher.commands.terminal.chat_session import first_model
+    from pontil.launcher.tools.bench.extra import require
     from pontil.launcher.tools.chaos.chaos_run import ChaosRun, ChaosSettings
 
+    require("aiohttp", "chaos sends its load")
     environment = read_environment()
     shown = bearer(key, ADMIN, environment.variables)
     greedy = {} if greedy_key is None else bearer(greedy_key, ADMIN, environment.variables)

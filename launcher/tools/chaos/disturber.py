@@ -10,7 +10,7 @@ from typing import Any
 
 from pontil.launcher.control.async_client import converse
 from pontil.launcher.control.control_client import ControlReply
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.chaos.disk_fill import DiskFill
 from pontil.launcher.tools.chaos.fault_plan import FILL, GREED, KILL, PAUSES, PROXY, PlannedFault
 from pontil.launcher.tools.chaos.greedy_caller import GreedyCaller

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.control.async_client import converse
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.bench.http_client import HttpClient
 from pontil.launcher.tools.bench.stream_client import RequestFailed
 from pontil.launcher.tools.chaos.launch_facts import LaunchFacts, facts_of

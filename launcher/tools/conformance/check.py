@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.conformance.api import Api, Difference, PartRefused
 
 Verdict = Literal["pass", "differs", "refused"]

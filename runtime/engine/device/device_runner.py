@@ -2,7 +2,7 @@
 """Runs batches on a device without waiting for it: all numbers of a step go there in one copy, and ids and logprobs
 come back in one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.device.block_rounds import Round, rounds_of
 from pontil.runtime.engine.device.buckets import buckets
 from pontil.runtime.engine.device.link import Arrival, DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
@@ -27,6 +26,24 @@ from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.streamed import FrameMaker
 from pontil.runtime.engine.tiles.rows import rows_of
 from pontil.runtime.models.model import Model
+
+Round = list[tuple[int, int]]
+
+
+def rounds_of(copies: Iterable[tuple[int, int]]) -> list[Round]:
+    """Divide copies (from, to), in their order, into rounds in which no block is read and written, so that each round
+    can be made at once. A block that was reassigned after it was to be copied is read in an earlier round than written:
+    what a copy reads was written in an earlier step."""
+    rounds: list[Round] = []
+    read: set[int] = set()
+    for source, target in copies:
+        if not rounds or target in read:
+            rounds.append([])
+            read.clear()
+        rounds[-1].append((source, target))
+        read.add(source)
+    return rounds
+
 
 # Words of a step that are kept for masks and whatever else has no bound, and of its logprobs.
 SPARE_WORDS, RESULT_WORDS = 1 << 20, 1 << 16

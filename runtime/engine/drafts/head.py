@@ -91,7 +91,7 @@ class DraftHead(DraftModel):
         self.feeds = runner.feeds
 
     def follow(self, sequence: Sequence) -> Sequence | None:
-        states, last = sequence.target_states, sequence.length - 1
+        states, last = sequence.drafting.target_states, sequence.length - 1
         if states is not None:
             states.cut(last)
         if states is None or not states.rows or states.end < last:
@@ -105,22 +105,22 @@ class DraftHead(DraftModel):
         return twin
 
     def begin(self, sequence: Sequence, window: int) -> tuple[Sequence, PrefixHit]:
-        assert sequence.target_states is not None
-        twin = twin_of(sequence, max(sequence.target_states.start + 1, sequence.length - window))
+        assert sequence.drafting.target_states is not None
+        twin = twin_of(sequence, max(sequence.drafting.target_states.start + 1, sequence.length - window))
         return twin, self.prefix.find(twin)
 
     def agree(self, sequence: Sequence, follower: Followed) -> None:
         super().agree(sequence, follower)
         twin, feed = follower.twin, self.feeds[follower.twin]
-        if sequence.target_states is not None:
-            feed.states = sequence.target_states
+        if sequence.drafting.target_states is not None:
+            feed.states = sequence.drafting.target_states
         feed.certain = min(twin.computed, feed.certain)
         twin.count_from(feed.certain)
 
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         follower = super().start(sequence, window)
-        if follower is not None and sequence.target_states is not None:
-            self.feeds[follower.twin] = StateFeed(sequence.target_states, follower.twin.skipped - 1)
+        if follower is not None and sequence.drafting.target_states is not None:
+            self.feeds[follower.twin] = StateFeed(sequence.drafting.target_states, follower.twin.skipped - 1)
         return follower
 
     def forget(self, sequence: Sequence) -> None:

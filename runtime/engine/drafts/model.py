@@ -204,7 +204,7 @@ class DraftModel:
         known = len(twin.output)
         follower = self.followers[sequence] = Followed(twin, known, len(sequence.output) - known)
         if sequence.guide is not None and self.takes_masks:
-            twin.own_guide = TwinGuide(sequence, sequence.guide, follower)
+            twin.rules.own_guide = TwinGuide(sequence, sequence.guide, follower)
         return follower
 
     def begin(self, sequence: Sequence, window: int) -> tuple[Sequence, PrefixHit]:

@@ -118,7 +118,7 @@ class ModelDrafter:
 
 def lookup_kind(sequence: Sequence) -> Hashable:
     """Return the number of last tokens that were found again, or that the draft came with a handoff."""
-    return HANDED if sequence.lookup is None else sequence.lookup.matching
+    return HANDED if sequence.drafting.lookup is None else sequence.drafting.lookup.matching
 
 
 def model_kind(sequence: Sequence) -> Hashable:

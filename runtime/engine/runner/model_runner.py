@@ -17,7 +17,6 @@ from pontil.runtime.engine.sampling.sampler import Sampled, sample_rows
 from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.streamed import FrameMaker
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.rows import rows_of
 from pontil.runtime.engine.tiles.runner import HEAD_ROWS, TileRunner
@@ -134,9 +133,7 @@ class ModelRunner:
     def keep_states(self, span: Span, hidden: Tensor) -> None:
         """Give a sequence the states of a span's last positions."""
         first, sequence = span.start + span.count - len(hidden), span.sequence
-        if sequence.target_states is None:
-            sequence.target_states = TargetStates(first, [])
-        sequence.target_states.record(first, list(self.model.normed(hidden)))
+        sequence.drafting.record(first, list(self.model.normed(hidden)))
 
     def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
         """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
@@ -154,7 +151,7 @@ class ModelRunner:
 
 def states_wanted(tile: Tile) -> HiddenStates | None:
     """Return a receiver of hidden states if any sequence of the tile wants them. All of a model want the same."""
-    wanted = (span.sequence.states for span in tile.spans if span.sequence.states is not None)
+    wanted = (states for span in tile.spans if (states := span.sequence.streams.states) is not None)
     first = next(wanted, None)
     return None if first is None else HiddenStates(first.layers)
 
@@ -164,9 +161,9 @@ def give_states(tile: Tile, states: HiddenStates) -> None:
     assert states.embedding is not None and states.hidden is not None
     row = 0
     for span in tile.spans:
-        if span.sequence.states is not None:
+        if span.sequence.streams.states is not None:
             rows = slice(row, row + span.count)
-            span.sequence.states.take(span.start, states.embedding[rows].cpu(), states.hidden[rows].cpu())
+            span.sequence.streams.states.take(span.start, states.embedding[rows].cpu(), states.hidden[rows].cpu())
         row += span.count
 
 

@@ -65,13 +65,13 @@ def bitmask_of(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[tuple[int
 
 
 def narrow(mask: Tensor, place: MaskRow) -> None:
-    one = place.sequence
-    if not narrows(one.params):
+    sequence, rules = place.sequence, place.sequence.rules
+    if not narrows(sequence.params):
         return
-    if one.narrowing is None:
-        assert one.guide is not None
-        one.narrowing = Narrowing(one.params, one.stop_token_ids, one.guide.ends, len(mask))
-    one.narrowing.apply(mask, place.generated)
+    if rules.narrowing is None:
+        assert rules.guide is not None
+        rules.narrowing = Narrowing(sequence.params, sequence.stop_token_ids, rules.guide.ends, len(mask))
+    rules.narrowing.apply(mask, place.generated)
 
 
 def failure_of(sequence: Sequence) -> str:

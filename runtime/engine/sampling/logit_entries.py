@@ -117,8 +117,9 @@ def entries(lists: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def state_of(sequence: Sequence, vocab_size: int) -> SamplingState:
-    if sequence.sampling_state is None:
+    rules = sequence.rules
+    if rules.state is None:
         # Rows that are no ids have none to be penalized for.
-        prompt = sequence.prompt if sequence.inputs is None else []
-        sequence.sampling_state = SamplingState(sequence.params, prompt, sequence.stop_token_ids, vocab_size, CPU)
-    return sequence.sampling_state
+        prompt = sequence.prompt if sequence.streams.inputs is None else []
+        rules.state = SamplingState(sequence.params, prompt, sequence.stop_token_ids, vocab_size, CPU)
+    return rules.state

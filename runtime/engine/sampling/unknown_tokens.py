@@ -22,7 +22,7 @@ def may_go_on(sequence: Sequence) -> bool:
     ends, a handoff, a token that the client has, choices to be forked, penalties, grammars."""
     count, params = sequence.length - len(sequence.prompt), sequence.params
     alone = len(sequence.choices) == 1 and not sequence.hands_over and not (sequence.given and count == 1)
-    free = sequence.make_guide is None and not penalized(params) and params.min_tokens <= count
+    free = sequence.rules.make_guide is None and not penalized(params) and params.min_tokens <= count
     return alone and free and count < params.max_tokens
 
 

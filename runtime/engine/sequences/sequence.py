@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pontil.runtime.engine.sequences.compute_history import ComputeHistory
+from pontil.runtime.engine.sequences.draft_state import DraftState
 from pontil.runtime.engine.sequences.guide import Guide
-from pontil.runtime.engine.sequences.narrowing import Narrowing
 from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
-from pontil.runtime.engine.sequences.prompt_lookup import PromptLookup
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
-from pontil.runtime.engine.sequences.sampling_state import SamplingState, penalized
-from pontil.runtime.engine.sequences.streamed import Outflow, RowInputs, StateOutputs
+from pontil.runtime.engine.sequences.sampling_state import penalized
+from pontil.runtime.engine.sequences.streamed import NO_STREAMS, StageStreams
 from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
+from pontil.runtime.engine.sequences.token_rules import DrawRules, SequenceStops
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -60,13 +60,6 @@ class FinishReason(Enum):
     HANDED_OVER = "handed_over"
 
 
-class StopCheck(Protocol):
-    """Checks the tokens of one sequence for its stop strings."""
-
-    def feed(self, token_id: int) -> str | None:
-        """Return the stop string that this token completed, if any."""
-
-
 @dataclass(frozen=True, slots=True)
 class Known:
     """The first tokens of one choice, sampled elsewhere. The client has the first `delivered` of them; `logprobs` are
@@ -103,8 +96,8 @@ class Sequence:
     Of the tokens after its output, `unknown` have been drawn in steps whose results are not here yet. The newest of
     them is at `place` among the results of the last such step; without a place the next row waits for it.
 
-    In a model of several stages its rows may be `inputs` instead of ids, and it may be followed by consumers: of its
-    positions' `states`, or of its ids (`outflow`). It rests while an input is missing or a consumer is behind.
+    In a model of several stages it may have `streams` from and to others. It rests while an input is missing or a
+    consumer is behind.
     """
 
     id: str
@@ -112,9 +105,9 @@ class Sequence:
     params: SamplingParams
     stop_token_ids: frozenset[int]
     hands_over: bool = False
-    make_stop_check: Callable[[], StopCheck] | None = None
+    stops: SequenceStops = field(default_factory=SequenceStops)
     salt: str = ""
-    make_guide: Callable[[], Guide] | None = None
+    rules: DrawRules = field(default_factory=DrawRules)
     choice: int = 0
     wanted: tuple[int, ...] = ()
     given: Mapping[int, int] = field(default_factory=dict)
@@ -138,25 +131,10 @@ class Sequence:
     skipped: int = 0
     state: SequenceState = SequenceState.WAITING
     finish: FinishReason | None = None
-    stop_match: str | None = None
-    # The target's states of the newest positions, where a draft layer reads them.
-    target_states: TargetStates | None = None
-    # The draft that came with a handoff; used once.
-    handed_draft: tuple[int, ...] = ()
-    # Built from the parameters and the tokens when first needed.
-    sampling_state: SamplingState | None = None
-    lookup: PromptLookup | None = None
-    own_guide: Guide | None = None
-    narrowing: Narrowing | None = None
-    inputs: RowInputs | None = None
-    states: StateOutputs | None = None
-    outflow: Outflow | None = None
+    drafting: DraftState = field(default_factory=DraftState)
+    streams: StageStreams = NO_STREAMS
     unknown: int = 0
     place: int | None = None
-    stop_check: StopCheck | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stop_check = None if self.make_stop_check is None else self.make_stop_check()
 
     @property
     def length(self) -> int:
@@ -175,27 +153,23 @@ class Sequence:
     def due(self) -> int:
         """Return how many positions can be computed now: all that remain, or those whose rows are here. Another stage
         makes more rows only when it hears that these were computed (E13)."""
-        return self.remaining if self.inputs is None else self.inputs.ready(self.computed, self.length)
+        inputs = self.streams.inputs
+        return self.remaining if inputs is None else inputs.ready(self.computed, self.length)
 
     @property
     def rests(self) -> bool:
         """Return whether it waits for another stage, whatever room there is."""
-        if self.inputs is not None and not self.due:
-            return True
-        behind = self.states is not None and self.states.is_full
-        return behind or (self.outflow is not None and self.outflow.is_full)
+        return self.streams is not NO_STREAMS and self.streams.rest(self.computed, self.length)
 
     @property
     def is_streamed(self) -> bool:
         """Return whether it belongs to a stage that others follow or feed."""
-        return not (self.inputs is None and self.states is None and self.outflow is None)
+        return self.streams is not NO_STREAMS
 
     @property
     def guide(self) -> Guide | None:
         """Return the guide that enforces its grammar, if it has one: each choice has its own."""
-        if self.own_guide is None and self.make_guide is not None:
-            self.own_guide = self.make_guide()
-        return self.own_guide
+        return self.rules.guide
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -246,8 +220,8 @@ class Sequence:
             self.params,
             self.stop_token_ids,
             hands_over=self.hands_over,
-            make_stop_check=self.make_stop_check,
-            make_guide=self.make_guide,
+            stops=self.stops.fork(),
+            rules=DrawRules(self.rules.make_guide),
             salt=self.salt,
             choice=choice,
             wanted=self.wanted,
@@ -260,7 +234,7 @@ class Sequence:
             blocks=list(self.blocks),
             keys=self.keys,
             state=self.state,
-            target_states=None if self.target_states is None else self.target_states.copy(),
+            drafting=self.drafting.fork(),
         )
 
     def advance(self, end: int) -> int:
@@ -293,8 +267,7 @@ class Sequence:
         """Return how many tokens may be guessed, at most `count`: no more than the budget, minus the token that is
         sampled anyhow, and none if penalties make the logits depend on tokens that are not known yet, or if another
         stage gives the rows or reads their states."""
-        follows = self.inputs is not None or self.states is not None
-        if not self.output or penalized(self.params) or follows:
+        if not self.output or penalized(self.params) or self.streams.exchange_rows:
             return 0
         return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
 
@@ -305,23 +278,18 @@ class Sequence:
 
     def guess(self, count: int) -> tuple[int, ...]:
         """Return tokens that a handoff brought, or that followed an earlier occurrence of the last ones."""
-        handed, self.handed_draft = self.handed_draft[:count], ()
-        if handed and self.generated == 0:
-            return handed
-        if self.lookup is None:
-            self.lookup = PromptLookup()
-        self.lookup.follow(self.prompt, self.output)
-        return self.lookup.propose(count)
+        return self.drafting.guess(self.prompt, self.output, count, is_new=self.generated == 0)
 
     def receive(self, known: Known) -> None:
         """Add tokens that were sampled, and checked, elsewhere."""
         self.output += known.tokens
         self.logprobs += known.logprobs
-        self.received, self.delivered, self.handed_draft = len(known.tokens), known.delivered, known.draft
-        self.target_states = None if known.hidden is None else TargetStates(len(self.prompt) - 1, [known.hidden])
-        if self.stop_check is not None:
+        self.received, self.delivered = len(known.tokens), known.delivered
+        states = None if known.hidden is None else TargetStates(len(self.prompt) - 1, [known.hidden])
+        self.drafting.handed, self.drafting.target_states = known.draft, states
+        if self.stops.check is not None:
             for token in known.tokens:
-                self.stop_check.feed(token)
+                self.stops.check.feed(token)
 
     def append_all(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> FinishReason | None:
         """Accept tokens up to the one that ends the sequence, if one does."""
@@ -340,8 +308,6 @@ class Sequence:
         if token_id in self.stop_token_ids:
             is_cut = self.guide is not None and token_id in self.guide.ends and self.guide.is_cut(len(self.output))
             return FinishReason.LENGTH if is_cut else FinishReason.STOP
-        if self.stop_check is not None:
-            self.stop_match = self.stop_check.feed(token_id)
-            if self.stop_match is not None:
-                return FinishReason.STOP
+        if self.stops.feed(token_id):
+            return FinishReason.STOP
         return FinishReason.LENGTH if len(self.output) >= self.params.max_tokens else None

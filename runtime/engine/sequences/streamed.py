@@ -2,6 +2,7 @@
 """The view that the engine has of a stage of a model of several stages (docs/decisions/051)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -59,6 +60,31 @@ class Outflow(Protocol):
     @property
     def is_full(self) -> bool:
         """Return whether the consumer is too far behind for more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageStreams:
+    """A sequence's streams from and to other stages: its rows may be `inputs` instead of ids, and consumers may follow
+    its positions' `states` or its ids (`outflow`)."""
+
+    inputs: RowInputs | None = None
+    states: StateOutputs | None = None
+    outflow: Outflow | None = None
+
+    def rest(self, start: int, stop: int) -> bool:
+        """Return whether no row from `start` to before `stop` can be computed, or a consumer is behind."""
+        if self.inputs is not None and not self.inputs.ready(start, stop):
+            return True
+        behind = self.states is not None and self.states.is_full
+        return behind or (self.outflow is not None and self.outflow.is_full)
+
+    @property
+    def exchange_rows(self) -> bool:
+        """Return whether another stage gives the rows or reads their states, so that they are more than ids."""
+        return self.inputs is not None or self.states is not None
+
+
+NO_STREAMS = StageStreams()
 
 
 class FrameMaker(Protocol):

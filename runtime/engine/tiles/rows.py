@@ -52,7 +52,7 @@ def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) 
 
 def embeddings_of(tile: Tile) -> Tensor | None:
     """The rows of a tile of sequences whose inputs are embeddings: all sequences of such a model have them."""
-    inputs = [(span.sequence.inputs, span) for span in tile.spans]
+    inputs = [(span.sequence.streams.inputs, span) for span in tile.spans]
     if not inputs or inputs[0][0] is None:
         return None
     return torch.cat([rows.rows(span.start, span.count) for rows, span in inputs if rows is not None])

@@ -14,10 +14,21 @@ from pontil.runtime.loaders.facts.architectures import check_scaling, checked, u
 from pontil.runtime.loaders.facts.json_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.facts.quantization import weight_block
 from pontil.runtime.loaders.hf.experts import expert_config
-from pontil.runtime.loaders.hf.latent import latent_config
 from pontil.runtime.loaders.hf.rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import LatentConfig, ModelConfig
+
+
+def latent_config(data: dict[str, Any]) -> LatentConfig:
+    """Raises ModelError for a missing size."""
+    return LatentConfig(
+        rank=integer(data, "kv_lora_rank"),
+        query_rank=None if data.get("q_lora_rank") is None else integer(data, "q_lora_rank"),
+        key_dim=integer(data, "qk_nope_head_dim"),
+        rotary_dim=integer(data, "qk_rope_head_dim"),
+        value_dim=integer(data, "v_head_dim"),
+    )
+
 
 DTYPES = ("bfloat16", "float16", "float32")
 FIXED: dict[str, Any] = {"mlp_bias": False}

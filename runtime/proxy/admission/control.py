@@ -13,11 +13,10 @@ from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.seat_room import SeatRooms, claimable
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
-from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
-from pontil.runtime.sampling_params import SamplingParams
 
 # Seconds for which the first request of all stages is passed by others. After that they wait until every stage has a
 # seat for it.
@@ -50,36 +49,27 @@ class AdmissionControl:
         self.by_caller: Counter[str] = Counter()
         self.dispatching = False
 
-    def check(
-        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad],
-        *, beside: bool = False,
-    ) -> None:  # fmt: skip
-        """Check that these workers can admit all of these, prompts with their parameters. What is `beside` another
-        request is within the limits of the caller's key as that is. Raise Unavailable, TooManyRequests or
-        RequestError."""
+    def check(self, ticket: Ticket, works: Sequence[Work], workers: Sequence[WorkerLoad]) -> None:
+        """Check that these workers can admit all of these. Raise Unavailable, TooManyRequests or RequestError."""
         try:
-            self.check_all(ticket, asked, workers, beside)
+            self.check_all(ticket, works, workers)
         except (Unavailable, TooManyRequests) as error:
-            self.metrics.refused.labels(KEY_LIMIT if isinstance(error, TooManyRequests) else OVERLOAD).inc(len(asked))
+            self.metrics.refused.labels(KEY_LIMIT if isinstance(error, TooManyRequests) else OVERLOAD).inc(len(works))
             raise
 
-    def check_all(
-        self, ticket: Ticket, asked: Sequence[tuple[list[int], SamplingParams]], workers: Sequence[WorkerLoad],
-        beside: bool,
-    ) -> None:  # fmt: skip
+    def check_all(self, ticket: Ticket, works: Sequence[Work], workers: Sequence[WorkerLoad]) -> None:
         if not workers:
             raise Unavailable("no worker is ready yet: try again in a moment")
-        choices = [params.n for _, params in asked]
+        choices = [work.params.n for work in works]
         check_together(workers, sum(choices))
         check_seats(workers, max(choices))
         if not self.queue.is_measured and (not self.fair or self.by_caller[ticket.caller]):
             check_capacity(workers, self.choices, sum(choices))
-        if not beside:
-            tokens = sum(tokens_of(*one) for one in asked)
-            self.limits.check(ticket, len(asked), tokens, self.clock())
+        requests, tokens = (sum(claimed) for claimed in zip(*(work.claim for work in works), strict=True))
+        if requests:
+            self.limits.check(ticket, requests, tokens, self.clock())
         try:
-            prompts = [(len(prompt), params) for prompt, params in asked]
-            self.queue.check(prompts, ticket, self.share_of(ticket))
+            self.queue.check(works, ticket, self.share_of(ticket))
         except PontilError:
             self.limits.state(ticket.caller)
             raise
@@ -90,7 +80,7 @@ class AdmissionControl:
         request.share = self.share_of(request.ticket)
         self.workers.shares.enter(request.release)
         self.count(request, 1)
-        self.limits.enter(request.ticket.caller, *claim_of(request), now)
+        self.limits.enter(request.ticket.caller, *request.work.claim, now)
         self.queue.push(request, now)
 
     def enter_again(self, request: Request) -> None:
@@ -98,7 +88,7 @@ class AdmissionControl:
         request.share = self.share_of(request.ticket)
         self.workers.shares.enter(request.release)
         self.count(request, 1)
-        self.limits.enter_again(request.ticket.caller, *claim_of(request), self.clock())
+        self.limits.enter_again(request.ticket.caller, *request.work.claim, self.clock())
 
     def count(self, request: Request, change: int) -> None:
         """Add the choices of a request to those in flight (1), or take them off (-1)."""
@@ -115,7 +105,7 @@ class AdmissionControl:
         """Forget a request that has ended, queued or dispatched."""
         self.count(request, -1)
         self.workers.shares.leave(request.release)
-        self.limits.leave(request.ticket.caller, *claim_of(request))
+        self.limits.leave(request.ticket.caller, *request.work.claim)
         self.queue.drop(request, self.clock())
 
     def dispatch(self) -> None:
@@ -144,7 +134,7 @@ class AdmissionControl:
                 continue
             if (route := self.dispatcher.room_for(request)) is not None:
                 return request, route
-            if request.stage is not None and request.stage.run is not None and now - request.arrived > PASSED_SECONDS:
+            if request.work.joint is not None and now - request.times.arrived > PASSED_SECONDS:
                 return None
         return None
 
@@ -158,16 +148,3 @@ class AdmissionControl:
         found = self.queue.hopeless(self.clock())
         self.metrics.refused.labels(TOO_LATE).inc(len(found))
         return found
-
-
-def tokens_of(prompt: list[int], params: SamplingParams) -> int:
-    """Return the most tokens that a request may hold at once: its prompt, and everything that it may generate."""
-    return len(prompt) + params.n * params.max_tokens
-
-
-def claim_of(request: Request) -> tuple[int, int]:
-    """Return the requests and tokens that count against the limits of the caller's key: none for a question that is a
-    part of another request. One that is a request by itself has no tokens, as nothing of it is billed."""
-    if request.stage is not None and request.stage.beside:
-        return 0, 0
-    return 1, tokens_of(request.prompt, request.params)

@@ -43,7 +43,7 @@ class ModelAdmissions:
         return self.by_group[None]
 
     def of(self, request: Request) -> AdmissionControl:
-        return self.by_group[request.group]
+        return self.by_group[request.work.group]
 
     def queue_of(self, request: Request) -> RequestQueue:
         return self.of(request).queue
@@ -51,6 +51,8 @@ class ModelAdmissions:
     def check_limits(self, ticket: Ticket, requests: int = 1) -> None:
         """Check that a key allows so many requests now, before its grammars, texts and recordings are worked on.
         Their tokens are checked at their admission. Raises TooManyRequests or RequestError."""
+        if ticket.continues:
+            return
         with self.counting_refusals(requests):
             self.limits.check(ticket, requests, 0, self.clock(), states=False)
 

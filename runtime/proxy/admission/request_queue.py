@@ -11,10 +11,9 @@ from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.admission.jitter import fraction
 from pontil.runtime.proxy.admission.service_rate import Seats, ServiceRate, WaitEstimate
-from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import TURN_TOKENS, tokens_before
-from pontil.runtime.sampling_params import SamplingParams
 
 # A request is refused if it would wait for more than this part of the deadline: the rest is the margin for a wrong
 # estimate.
@@ -75,12 +74,9 @@ class RequestQueue:
         return self.rate.prompts.per_second is not None
 
     def cost_of(self, request: Request) -> float:
-        """Return the cost of a request in tokens; of one for a node, in bytes of what it is to compute. Requests of
-        both kinds never wait in one queue."""
-        if request.stage is not None and request.stage.data is not None:
-            return max(1.0, float(len(request.stage.data)))
+        """Return the cost of a request: in tokens, or in another unit where none waits whose cost is in tokens."""
         output = FIRST_EXPECTATION if self.rate.output.value is None else self.rate.output.value
-        return max(1.0, len(request.prompt) + request.params.n * min(float(request.params.max_tokens), output))
+        return request.work.cost(output)
 
     def push(self, request: Request, now: float) -> None:
         self.pass_time(now)
@@ -179,17 +175,17 @@ class RequestQueue:
         sent = tokens_before(tokens, self.to_compute, len(self.uncomputed))
         return known.after(part * self.tokens + sent, part * self.choices)
 
-    def check(self, asked: Sequence[tuple[int, SamplingParams]], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
-        """Check that all of these, prompt lengths with their parameters, can be admitted together. Raise Unavailable,
-        with the time after which they could be, and RequestError for what is always too much."""
-        tokens = sum(prompt for prompt, _ in asked)
-        if len(self.waiting) and not self.has_place(ticket.caller, len(asked), tokens):
+    def check(self, works: Sequence[Work], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
+        """Check that all of these can be admitted together. Raise Unavailable, with the time after which they could be,
+        and RequestError for what is always too much."""
+        tokens = sum(len(work.prompt) for work in works)
+        if len(self.waiting) and not self.has_place(ticket.caller, len(works), tokens):
             raise Unavailable("too many prompts wait already: try again later", self.deadline)
         wait, rate = self.wait(ticket, tokens, share), self.rate.prompts.per_second
         if wait is None or rate is None:
             return
-        if len(asked) > 1 and tokens / rate > self.deadline:
-            says = f"these {len(asked)} prompts together take about {tokens / rate:.0f} s"
+        if len(works) > 1 and tokens / rate > self.deadline:
+            says = f"these {len(works)} prompts together take about {tokens / rate:.0f} s"
             raise RequestError(f"{says}, and {self.deadline:g} s is the limit: send fewer at once", param="prompt")
         limit = ADMITTED_SHARE * self.deadline
         # If nothing waits, the next free seat goes to this request, however long the last ones took.
@@ -218,7 +214,7 @@ class RequestQueue:
         ahead, found, known = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
         estimates: dict[FairShare, WaitEstimate] = {}
         for place, request in enumerate(self.waiting):
-            left = request.arrived + self.deadline - now
+            left = request.times.arrived + self.deadline - now
             wait = None
             if known is not None:
                 if request.share not in estimates:
@@ -237,4 +233,4 @@ def lane_of(request: Request) -> Hashable:
     other workers, those of several stages more of them, and a prompt has its turns beside much longer ones."""
     turns = len(request.prompt) // TURN_TOKENS
     # Lengths of one lane are within a factor of four.
-    return request.release, request.stage is not None, turns.bit_length() // 2
+    return request.release, request.work.joint is not None, turns.bit_length() // 2

@@ -88,11 +88,11 @@ class Seats:
 
 
 def generating(workers: Sequence[W]) -> Sequence[W]:
-    """Return the workers that generate: those for decoding, or all where not both kinds are there."""
+    """Return the workers that generate: those that do not only compute prompts, or all where there are no pairs."""
     roles = [worker.role for worker in workers]
     if "decode" not in roles or "prefill" not in roles:
         return workers
-    return [worker for role, worker in zip(roles, workers, strict=True) if role == "decode"]
+    return [worker for role, worker in zip(roles, workers, strict=True) if role != "prefill"]
 
 
 @dataclass(frozen=True, slots=True)

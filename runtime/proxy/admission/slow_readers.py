@@ -41,13 +41,13 @@ class SlowReaders:
 
     def may_wait(self, request: Request) -> bool:
         """Return whether it can go on later: it is a client's answer, in tokens, that one worker or pair makes."""
-        plain = request.is_clients and request.stage is None and request.remote_kv is None and request.begun
-        answers = plain and request.mailbox.tokens >= UNTAKEN_TOKENS and bool(request.phases)
-        return answers and not request.complete and request.excused < MOST_SUSPENSIONS
+        plain = request.is_clients and request.work.may_pause and request.times.begun
+        answers = plain and request.mailbox.tokens >= UNTAKEN_TOKENS and bool(request.attempts.phases)
+        return answers and not request.complete and request.attempts.excused < MOST_SUSPENSIONS
 
     def is_in_way(self, request: Request) -> bool:
         """Return whether others wait for a seat where it has its own, here or in its worker. One that waits here for
         its prompt's turn gains nothing by it, nor does a prompt that is computed for another worker need a seat."""
         waiting = len(self.admissions.queue_of(request)) > 0
-        seated = [worker for worker in request.workers if request.phases[worker.hello.sender] != PREFILL]
+        seated = [worker for worker in request.load.workers if request.attempts.phases[worker.hello.sender] != PREFILL]
         return any(worker.taken + waiting > worker.seats for worker in seated)

@@ -46,7 +46,7 @@ class LiveSnapshot:
     def about(self, now: float) -> dict[str, Any]:
         """Return what this proxy says of itself. It can have workers changed while a supervisor is heard."""
         proxy, config = self.proxy, self.proxy.config
-        age = proxy.table_age
+        age = proxy.changes.table_age
         return {
             "name": config.name,
             "number": config.number,
@@ -55,7 +55,7 @@ class LiveSnapshot:
             "model": config.served_model_name,
             "embedding_model": config.served_embedding_model_name,
             "objection": proxy.readiness.objection,
-            "draining": proxy.draining,
+            "draining": proxy.readiness.is_draining,
             "supervised": age is not None,
             "table_age": None if age is None else round(age, 1),
             "is_stale": age is not None and age > FRESH,
@@ -64,7 +64,7 @@ class LiveSnapshot:
     def totals(self, processes: Sequence[Mapping[str, Any]], flows: Sequence[Mapping[str, Any]], now: float) -> Any:
         """Return the sums over all workers, and the requests of this proxy."""
         requests = [one for one in self.proxy.requests.values() if not one.trial]
-        begun = sum(one.begun for one in requests)
+        begun = sum(one.times.begun for one in requests)
         figures = [row["figures"] for row in processes if "figures" in row]
         return {
             "running": begun,
@@ -117,9 +117,9 @@ class LiveSnapshot:
         open, and the bytes that requests moved lately."""
         moved, opened = dict(self.proxy.metrics.pulled), dict[str, int]()
         for request in self.proxy.requests.values():
-            if isinstance(request.route, DisaggregatedRoute) and not request.trial:
-                name = request.route.name
-                moved[name] = moved.get(name, 0) + request.pulled.bytes
+            if isinstance(request.attempts.route, DisaggregatedRoute) and not request.trial:
+                name = request.attempts.route.name
+                moved[name] = moved.get(name, 0) + request.reports.pulled.bytes
                 opened[name] = opened.get(name, 0) + is_handed_over(request)
         known = {one.hello.name for one in self.proxy.registry.workers.values()}
         flows = []
@@ -135,4 +135,4 @@ class LiveSnapshot:
 
 def is_handed_over(request: Request) -> bool:
     """Return whether the request's attempt still waits for the decode worker's first tokens."""
-    return bool(request.phases) and not any(phase == DECODE for phase, _ in request.heard)
+    return bool(request.attempts.phases) and not any(phase == DECODE for phase, _ in request.attempts.heard)

@@ -51,10 +51,12 @@ class OperatorChange:
 
 
 class OperatorChanges:
-    """The changes asked for at one proxy, newest last. `ask` is None until a supervisor's line is there."""
+    """The changes asked for at one proxy, newest last. `ask` is None until a supervisor's line is there. `table_at` is
+    the time of its last process table, which it sends every second; None without a supervisor."""
 
-    def __init__(self, registry: Registry, clock: Callable[[], float], table_age: Callable[[], float | None]) -> None:
-        self.registry, self.clock, self.table_age = registry, clock, table_age
+    def __init__(self, registry: Registry, clock: Callable[[], float]) -> None:
+        self.registry, self.clock = registry, clock
+        self.table_at: float | None = None
         self.ask: Ask | None = None
         self.changes: list[OperatorChange] = []
         self.count = 0
@@ -70,7 +72,7 @@ class OperatorChanges:
             says = f"role must be one of {', '.join(ROLES)}" if action == "role" else f"{action} takes no role"
             raise RequestError(f"{says}: send it with the action role only", param="role")
         self.check_worker(worker)
-        ask, age = self.ask, self.table_age()
+        ask, age = self.ask, self.table_age
         if ask is None or age is None:
             raise Unavailable("this proxy has no launcher that could do it: use the command where the worker runs")
         if age > FRESH:
@@ -84,6 +86,15 @@ class OperatorChanges:
         self.keep(change)
         ask(change.number, {"command": action, "names": [worker]} | ({} if role is None else {"role": role}))
         return change
+
+    def hear_table(self) -> None:
+        """Take note that the supervisor sent a process table."""
+        self.table_at = self.clock()
+
+    @property
+    def table_age(self) -> float | None:
+        """Seconds since the supervisor's last process table; None without a supervisor."""
+        return None if self.table_at is None else self.clock() - self.table_at
 
     @property
     def open(self) -> list[OperatorChange]:

@@ -9,22 +9,23 @@ from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.self_test import SelfTest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Readiness:
-    """The verdict on one proxy. `reaches` returns whether a worker takes a message now."""
+    """The verdict on one proxy. `reaches` returns whether a worker takes a message now. One that `is_draining` admits
+    no more requests."""
 
     registry: Registry
     graph: StagedModel | None
     self_test: SelfTest
     reaches: Callable[[str], bool]
-    is_draining: Callable[[], bool]
+    is_draining: bool = False
 
     @property
     def objection(self) -> str | None:
         """The reason why the server is not ready, or None. It is ready if the start-up self-test has passed, and a
         worker of the model can be reached, or of each of its stages: without one of them it would refuse something that
         its model can do."""
-        if self.is_draining():
+        if self.is_draining:
             return "the server is shutting down"
         if not (self.self_test.passed or self.registry.workers):
             return "no worker is ready yet"

@@ -93,6 +93,10 @@ class WorkerGroup:
             tuple([one.loads.get(0) or one.load for one in workers]), hello, self.fingerprints, release
         )
 
+    def snapshot_of_all(self) -> RegistrySnapshot:
+        """Return what a request goes by that stays with no release."""
+        return RegistrySnapshot(self.loads, self.any_hello, self.fingerprints)
+
     def serving(self, release: WorkerRelease | None) -> list[RegisteredWorker]:
         """Return the workers to which a request of this release can be sent now; with None one of any."""
         mine = self.available if release is None else self.current.releases.get(release, ())

@@ -150,7 +150,7 @@ class SelfTest:
         if isinstance(route, SoundRoute) and isinstance(stream, RunStream):
             silent = route.needs_sound and not stream.run.audio.size
             return SelfTestResult(route.name, error="an answer in sound had no sound" if silent else None)
-        pulled = stream.request.pulled
+        pulled = stream.request.reports.pulled
         if not isinstance(route, DisaggregatedRoute):
             return SelfTestResult(route.name)
         if not pulled.bytes:

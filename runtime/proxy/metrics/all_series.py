@@ -20,6 +20,7 @@ from pontil.runtime.proxy.metrics.spans import SpanMetrics
 from pontil.runtime.proxy.metrics.streams import StreamMetrics
 from pontil.runtime.proxy.metrics.tiers import TierMetrics
 from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 from pontil.runtime.stages.runs.metrics import RunMetrics
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.messages import Message
@@ -146,8 +147,8 @@ class Metrics:
 
     def add_dispatch(self, request: Request) -> None:
         """Observe the wait of a client's request that is given to workers for the first time."""
-        if request.attempt == 0 and request.is_clients:
-            self.latencies.dispatch.observe(request.sent - request.arrived, exemplar_of(request))
+        if request.attempts.number == 0 and request.is_clients:
+            self.latencies.dispatch.observe(request.attempts.sent - request.times.arrived, exemplar_of(request))
 
     def drop_malformed(self, message: Message, reason: object) -> None:
         """Count a message that is dropped, since it cannot be true."""
@@ -176,12 +177,12 @@ class Metrics:
             return
         self.ended[label].inc()
         self.latencies.add_request(request, billed)
-        if moved := request.pulled.bytes:
-            self.pulled[request.route_name] = self.pulled.get(request.route_name, 0) + moved
-        if request.embedding is not None:
+        if moved := request.reports.pulled.bytes:
+            self.pulled[request.attempts.route_name] = self.pulled.get(request.attempts.route_name, 0) + moved
+        if isinstance(request.work, TextEmbedding):
             self.embeddings.inc(request.complete)
             self.embedded.inc(billed.prompt_tokens if request.complete else 0)
-        elif request.complete or request.begun:
+        elif request.complete or request.times.begun:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)
 

@@ -70,21 +70,21 @@ class Latencies:
 
     def add_request(self, request: Request, billed: Usage) -> None:
         """Observe a request that has ended. Unknown parts of its time are left out (B10)."""
-        exemplar, first = exemplar_of(request), request.first_token
-        if request.pulled.bytes and request.pulled.seconds is not None:
-            self.transfer.observe(request.pulled.seconds, exemplar)
-        if first is not None and request.queued is not None:
-            self.queue.observe(request.queued, exemplar)
-            self.prefill.observe(first - request.arrived - request.queued, exemplar)
+        exemplar, first = exemplar_of(request), request.times.first_token
+        if request.reports.pulled.bytes and request.reports.pulled.seconds is not None:
+            self.transfer.observe(request.reports.pulled.seconds, exemplar)
+        if first is not None and request.times.queued is not None:
+            self.queue.observe(request.times.queued, exemplar)
+            self.prefill.observe(first - request.times.arrived - request.times.queued, exemplar)
         if first is not None and request.complete:
             self.add_complete(request, billed, first, exemplar)
 
     def add_complete(
         self, request: Request, billed: Usage, first: float, exemplar: dict[str, str] | None
     ) -> None:  # fmt: skip
-        last, longest = request.last_frame, max(len(answer.ids) for answer in request.answers)
-        self.whole.observe(last - request.arrived, exemplar)
-        self.inference.observe(last - request.arrived - (request.queued or 0.0), exemplar)
+        last, longest = request.times.last_frame, max(len(answer.ids) for answer in request.answers)
+        self.whole.observe(last - request.times.arrived, exemplar)
+        self.inference.observe(last - request.times.arrived - (request.times.queued or 0.0), exemplar)
         self.decode.observe(last - first, exemplar)
         if longest > 1:
             self.per_token.observe((last - first) / (longest - 1), exemplar)

@@ -16,7 +16,7 @@ def picker_metrics(requests: Mapping[str, Request], registry: Registry, model: s
     """Yield the series. A request waits until a worker has scheduled it, as in vLLM."""
     workers = list(registry.generating.workers)
     asked = [request for request in list(requests.values()) if request.is_clients]
-    queued = sum(not request.phases for request in asked)
+    queued = sum(not request.attempts.phases for request in asked)
     waiting = min(len(asked), queued + sum(map(own_waiting, workers)))
     blocks, free = sum(one.capacity for one in workers), sum(one.free_blocks for one in workers)
     used = 1.0 - min(free, blocks) / blocks if blocks else 0.0

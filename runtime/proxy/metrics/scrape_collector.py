@@ -58,7 +58,7 @@ class ScrapeCollector(Collector):
 
     def of_requests(self) -> Iterator[Metric]:
         """Yield the series on requests in flight, without self-tests and further stages of a run."""
-        begun = [request.begun for request in list(self.requests.values()) if request.is_clients]
+        begun = [request.times.begun for request in list(self.requests.values()) if request.is_clients]
         running, waiting = sum(begun), len(begun) - sum(begun)
         yield GaugeMetricFamily(
             "pontil_num_requests_running", "Requests in flight that have their first token", value=running

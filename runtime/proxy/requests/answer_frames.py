@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pontil.runtime.accounting.ledger import Ledger
-from pontil.runtime.errors import MalformedFrame, PontilError, RequestError, Unavailable
+from pontil.runtime.errors import MalformedFrame, RequestError, Unavailable
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics.all_series import BROKEN, FAILED, MOVED, Metrics
-from pontil.runtime.proxy.requests.choice_text import BrokenAnswer
-from pontil.runtime.proxy.requests.embedding_task import accept_embedding, fits
+from pontil.runtime.proxy.requests.answer import BrokenAnswer, Finished
+from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Finished, MessageTurn
+from pontil.runtime.proxy.requests.stream import MessageTurn
+from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
-from pontil.runtime.stages.runs.stage_task import accept_output, makes_tokens
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.wire.messages import (
     AttemptTimes,
@@ -76,9 +76,8 @@ class MessageRouter:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrames:
-    """The handlers of messages about requests. `finish` is called with a request whose answer is complete and with the
-    worker that sent the last frame, `fail` with a request that cannot be answered. `unobserved` are numbers of tokens
-    and the seconds since those before, for the metrics once the tokens are written."""
+    """The handlers of messages about requests. `unobserved` are numbers of tokens and the seconds since those before,
+    for the metrics once the tokens are written."""
 
     requests: Mapping[str, Request]
     registry: Registry
@@ -86,11 +85,15 @@ class AnswerFrames:
     metrics: Metrics
     dispatcher: Dispatcher
     admissions: ModelAdmissions
-    turn: MessageTurn
+    in_flight: InFlight
     clock: Callable[[], float]
-    finish: Callable[[Request, str], None]
-    fail: Callable[[Request, PontilError], None]
     unobserved: list[tuple[int, float]] = field(default_factory=list)
+
+    def expecting(self, message: "Tokens | Embedding | NodeOutput | Progress | Failed") -> Request | None:
+        """Return the request that expects this message; None if it comes of an attempt that is over."""
+        request = self.requests.get(message.request_id)
+        expects = request is not None and request.attempts.expects(message.sender, message.attempt)
+        return request if expects else None
 
     def on_step(self, step: Step) -> None:
         """Take the rows of a step on the fast path, which nearly all fit; pass the rest, in order, to `on_tokens`."""
@@ -105,20 +108,20 @@ class AnswerFrames:
             self.on_tokens(frame_of(step, name, row))
 
     def try_accept(self, name: str, sender: str, row: list[int], now: float) -> bool:
-        """Take a row on its token path, if one is open; return whether it was taken."""
+        """Take an ordinary row; return whether it was one."""
         request = self.requests.get(name)
-        path = None if request is None else request.token_paths.get((sender, row[1]))
-        if request is None or path is None:
+        source = None if request is None else request.attempts.sources.get((sender, row[1]))
+        if request is None or source is None:
             return False
-        before = request.last_frame
-        if not path.try_accept(row, now):
+        before = request.times.last_frame
+        if not source.try_accept(row, now):
             return False
-        if request.stage is not None and not request.is_clients:
-            self.metrics.delivered += 0 if request.trial else len(row) - HEAD
+        if not request.trial and not request.is_clients:
+            self.metrics.delivered += len(row) - HEAD
         elif not request.trial:
             self.unobserved.append((len(row) - HEAD, now - before))
             if len(self.unobserved) == 1:
-                self.turn.defer(self.observe)
+                self.in_flight.turn.defer(self.observe)
         return True
 
     def observe(self) -> None:
@@ -133,11 +136,11 @@ class AnswerFrames:
             and self.try_accept(frame.request_id, frame.sender, row_of(frame), self.clock())
         ):
             return
-        request = self.requests.get(frame.request_id)
-        if request is None or not request.expects(frame.sender, frame.attempt):
+        request = self.expecting(frame)
+        if request is None:
             self.metrics.dropped.labels("stale").inc()
             self.book_stray(frame)
-        elif not makes_tokens(request) or not request.is_sound(frame):
+        elif not request.work.makes_tokens or not request.is_sound(frame):
             self.metrics.drop_malformed(frame, "it does not fit its request")
             self.book_stray(frame)
         else:
@@ -149,7 +152,8 @@ class AnswerFrames:
         self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
 
     def take_tokens(self, request: Request, frame: Tokens) -> None:
-        now, before, begun = self.clock(), request.last_frame, request.begun
+        now, times = self.clock(), request.times
+        before, begun = times.last_frame, times.begun
         try:
             new = request.accept(frame, now)
         except BrokenAnswer as error:
@@ -157,79 +161,83 @@ class AnswerFrames:
             LOG.error("request %s: %s", request.id, error, extra=about(request))
             self.dispatcher.retry(request, str(error), BROKEN)
             return
-        if new and request.prompt_worker is not None:
-            self.dispatcher.prompt_done(request)
-        self.dispatcher.choices_ended(request)
+        if new:
+            request.load.prompt_done(request.share)
+        if request.load.choices:
+            # The seats of those that have ended are free.
+            request.load.seat(request.share, len(request.unended))
         if new and not begun:
-            request.first_token = now
+            times.first_token = now
             self.admissions.queue_of(request).started(request, now)
         if new and not request.trial:
-            self.metrics.add_tokens(new, now - (before if begun else request.arrived), not begun, request)
+            self.metrics.add_tokens(new, now - (before if begun else times.arrived), not begun, request)
         if isinstance(request.mailbox.end, Finished):
-            self.finish(request, frame.sender)
+            self.in_flight.finish(request, frame.sender)
 
     def on_embedding(self, frame: Embedding) -> None:
         """Take the vector of a text, which ends its request."""
-        request = self.requests.get(frame.request_id)
+        request = self.expecting(frame)
         worker = self.registry.workers.get(frame.sender)
         size = None if worker is None else worker.hello.embedding_size
-        if request is None or not request.expects(frame.sender, frame.attempt) or request.embedding is None:
+        work = None if request is None else request.work
+        if request is None or not isinstance(work, TextEmbedding):
             self.metrics.dropped.labels("stale").inc()
             self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
-        elif not fits(frame, request, request.embedding, size):
+        elif not work.takes(frame, size):
             self.metrics.dropped.labels("broken").inc()
             self.ledger.stray_prompt(frame.sender, frame.computed_tokens)
             self.dispatcher.retry(request, "a worker sent a vector of another size, or other counts", BROKEN)
         else:
             now = self.clock()
-            accept_embedding(request, frame, now)
-            self.dispatcher.prompt_done(request)
+            work.accept(request, frame, now)
+            request.load.prompt_done(request.share)
             self.admissions.queue_of(request).started(request, now)
-            self.finish(request, frame.sender)
+            self.in_flight.finish(request, frame.sender)
 
     def on_node_output(self, frame: NodeOutput) -> None:
         """Take an output of a node, of which the final one ends its request."""
-        request = self.requests.get(frame.request_id)
-        task = None if request is None else request.stage
-        if request is None or task is None or not request.expects(frame.sender, frame.attempt) or makes_tokens(request):
+        request = self.expecting(frame)
+        if request is None or not request.work.makes_outputs:
             self.metrics.dropped.labels("stale").inc()
             return
         try:
-            accept_output(request, task, frame, self.clock())
+            request.work.accept_output(request, frame, self.clock())
         except BrokenAnswer as error:
             self.metrics.dropped.labels("broken").inc()
             LOG.error("request %s: %s", request.id, error, extra=about(request))
             self.dispatcher.retry(request, str(error), BROKEN)
             return
         if isinstance(request.mailbox.end, Finished):
-            self.finish(request, frame.sender)
+            self.in_flight.finish(request, frame.sender)
 
     def on_progress(self, message: Progress) -> None:
         """Take the progress of a prompt's computation, which restarts the request's deadline. What was found cached
         counts, should the worker die before its first token."""
-        request = self.requests.get(message.request_id)
-        if request is None or not request.expects(message.sender, message.attempt):
+        request = self.expecting(message)
+        if request is None:
             self.metrics.dropped.labels("stale").inc()
-        elif not request.begun:
-            request.account.state_cached(message.attempt, request.phases[message.sender], message.cached_tokens)
+        elif not request.times.begun:
+            request.account.state_cached(
+                message.attempt, request.attempts.phases[message.sender], message.cached_tokens
+            )
             now = self.clock()
-            new = self.dispatcher.advance_prompt(request, message.computed)
+            new = request.load.advance(request.share, max(0, len(request.prompt) - message.computed))
             if new:
-                request.waits_since = now
+                request.times.waits_since = now
                 self.admissions.queue_of(request).advanced(request, new, now)
 
     def on_failed(self, message: Failed) -> None:
-        request = self.requests.get(message.request_id)
-        if request is None or not request.expects(message.sender, message.attempt):
+        request = self.expecting(message)
+        if request is None:
             self.metrics.dropped.labels("stale").inc()
         elif request.needs(message.sender):
             if message.late:
-                self.fail(
+                self.in_flight.fail(
                     request,
                     Unavailable(f"{message.reason}: try again later", self.admissions.queue_of(request).deadline),
                 )
             elif 400 <= message.status < 500:
-                self.fail(request, RequestError(message.reason, status=message.status))
+                self.in_flight.fail(request, RequestError(message.reason, status=message.status))
             else:
                 moved = message.moved and self.registry.is_leaving(message.sender)
                 self.dispatcher.retry(request, message.reason, MOVED if moved else FAILED)

@@ -171,17 +171,15 @@ class Bookkeeper:
         return asdict(self.proxy_row(OPEN)) | more
 
     def request_row(self, request: Request, state: str, billed: Usage, finish: str | None) -> RequestRow:
-        entry, now = request.entry, self.clock()
-        discarded = sum(entry.discarded.values())
-        first = request.first_token
+        entry, times, attempts = request.entry, request.times, request.attempts
+        age, first = self.clock() - times.arrived, times.first_token
         return RequestRow(
             request.id, self.incarnation, request.id.rpartition("-")[0], request.ticket.caller,
-            self.config.served_model_name if request.embedding is None else request.embedding.model,
-            request.route_name, state, finish, request.params.n, request.attempt + 1, billed.prompt_tokens,
-            billed.cached_tokens, billed.completion_tokens, entry.generated, entry.delivered, discarded,
-            time.time() - (now - request.arrived), request.queued, None if first is None else first - request.arrived,
-            None if state == OPEN else now - request.arrived,
-            entry.computed_beside(billed.cached_tokens), stage_name(request),
+            request.work.model or self.config.served_model_name, attempts.route_name, state, finish, request.params.n,
+            attempts.number + 1, billed.prompt_tokens, billed.cached_tokens, billed.completion_tokens, entry.generated,
+            entry.delivered, sum(entry.discarded.values()), time.time() - age, times.queued,
+            None if first is None else first - times.arrived, None if state == OPEN else age,
+            entry.computed_beside(billed.cached_tokens), None if request.is_clients else request.work.stage,
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
@@ -207,23 +205,19 @@ def open_file(config: ProxyConfig, incarnation: str, kept: Callable[[], Collecti
     return UsageFile(Path(str(config.usage_log)), writer)
 
 
-def stage_name(request: Request) -> str | None:
-    """Return the stage of a model that a request is for, besides the one that answers the client."""
-    return None if request.stage is None or request.is_clients else request.stage.node.name
-
-
 def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
     """Return one line about a request that ended. Its two times to first token are from arrival and from scheduling
     (B10)."""
-    first = None if request.first_token is None else request.first_token - request.arrived
-    scheduled = None if first is None or request.queued is None else first - request.queued
-    times = {"queue": request.queued, "first_token": first, "scheduled_first_token": scheduled}
+    at, reports = request.times, request.reports
+    first = None if at.first_token is None else at.first_token - at.arrived
+    scheduled = None if first is None or at.queued is None else first - at.queued
+    times = {"queue": at.queued, "first_token": first, "scheduled_first_token": scheduled}
     shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
     return (
-        f"request {request.id} key={request.ticket.caller} finish={finish} route={request.route_name} "
-        f"attempts={request.attempt + 1} "
+        f"request {request.id} key={request.ticket.caller} finish={finish} route={request.attempts.route_name} "
+        f"attempts={request.attempts.number + 1} "
         f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
-        f"drafts={request.accepted}/{request.drafted} {' '.join(shown)} total={now - request.arrived:.3f}"
+        f"drafts={reports.accepted}/{reports.drafted} {' '.join(shown)} total={now - at.arrived:.3f}"
     )
 
 

@@ -3,7 +3,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -11,15 +11,13 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.metrics.all_series import Metrics
+from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
-from pontil.runtime.proxy.requests.embedding_task import EmbeddingTask
-from pontil.runtime.proxy.requests.request import Request
+from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.row import last_row, row_of
-from pontil.runtime.proxy.requests.stream import Finished
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.dispatch import Dispatcher, ignored
-from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.runs.stage_task import StageTask, is_joined
+from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines
@@ -31,7 +29,7 @@ FAILED = "error"
 
 class InFlight:
     """The admitted requests that have not ended. `open` adds one to `requests`, where it stays until exactly one call
-    of `finish` or `end` closes its mailbox. `ended` is called with each request of a stage after that."""
+    of `finish` or `end` closes its mailbox, of which its work hears."""
 
     def __init__(
         self, incarnation: str, tokenizer: Tokenizer, dispatcher: Dispatcher, admissions: ModelAdmissions,
@@ -40,33 +38,27 @@ class InFlight:
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}
+        self.turn = MessageTurn()
         self.timelines = Timelines(clock, metrics.threads)
         if dispatcher.config.slow_log is not None:
             self.timelines.on_complete(log_slow, dispatcher.config.slow_log)
-        self.ended: Callable[[Request], None] = ignored
         self.tracer = open_tracer(dispatcher.config, metrics.spans, metrics.threads, clock)
         if self.tracer is not None:
             self.timelines.on_complete(self.tracer.take)
 
-    def open(
-        self, ticket: Ticket, prompt: list[int], params: SamplingParams, embedding: EmbeddingTask | None = None,
-        stage: StageTask | None = None,
-    ) -> Request:  # fmt: skip
-        """Create a request. One for an `embedding` makes a vector and no tokens."""
+    def open(self, ticket: Ticket, work: Work, *, trial: bool = False) -> Request:
+        """Create a request, with the ticket's name as a part of its id. A `trial` is shown and billed to nobody."""
         request_id = f"{ticket.name or ''}-{secrets.token_hex(8)}".removeprefix("-")
-        request = self.add(request_id, ticket, prompt, params, stage)
-        request.embedding = embedding
-        return request
+        return self.add(request_id, ticket, work, trial=trial)
 
-    def add(
-        self, request_id: str, ticket: Ticket, prompt: list[int], params: SamplingParams,
-        stage: StageTask | None = None,
-    ) -> Request:  # fmt: skip
+    def add(self, request_id: str, ticket: Ticket, work: Work, *, trial: bool = False) -> Request:
         """Create a request with this id."""
         request = self.requests[request_id] = Request.start(
-            request_id, prompt, params, self.tokenizer, self.clock(), ticket, self.books.ledger, stage
+            request_id, work, self.tokenizer, self.clock(), ticket, self.books.ledger
         )
         self.record(request)
+        request.trial = request.recorder.is_hidden = trial
+        work.opened(request)
         return request
 
     def record(self, request: Request) -> None:
@@ -76,6 +68,10 @@ class InFlight:
         self.timelines.admit(request.id, request.recorder)
         if self.tracer is not None:
             request.trace = self.tracer.join(request.id, request.params, received)
+
+    def stream(self, requests: Sequence[Request]) -> Stream:
+        """Return the answers of these requests to one reader, who cancels them by leaving."""
+        return Stream(requests, self.cancel, self.turn)
 
     def start(self) -> None:
         if self.tracer is not None:
@@ -95,14 +91,14 @@ class InFlight:
         """End a request whose answer is complete. A worker that has sent nothing, as prefill ended the request, is
         cancelled."""
         del self.requests[request.id]
-        self.dispatcher.seat(request, -1)
+        self.dispatcher.unseat(request)
         end = request.mailbox.end
         assert isinstance(end, Finished)
         for message in request.cancels(self.incarnation):
-            if message.receiver != last_sender and not request.reached(message.receiver):
+            if message.receiver != last_sender and not request.attempts.reached(message.receiver):
                 self.dispatcher.cancels.post(message.receiver, message)
         self.close_account(request, end.reason)
-        self.tell(request)
+        request.work.ended(request)
 
     def cancel(self, request: Request) -> None:
         """End a request whose client has disconnected."""
@@ -119,7 +115,7 @@ class InFlight:
         self.dispatcher.withdraw(request)
         request.mailbox.close(error)
         self.close_account(request, label)
-        self.tell(request)
+        request.work.ended(request)
         self.admissions.dispatch()
 
     def hand_over(self, request: Request) -> None:
@@ -141,16 +137,12 @@ class InFlight:
         self.books.take_over(request)
         self.dispatcher.enlist(request)
 
-    def tell(self, request: Request) -> None:
-        if request.stage is not None:
-            self.ended(request)
-
     def close_account(self, request: Request, label: str) -> None:
         if request.trial:
             self.books.ledger.set_aside(request.id)
             self.keep_timeline(request, label, request.billed)
             return
-        if not is_joined(request):
+        if not request.is_joined:
             self.admissions.of(request).leave(request)
         if (whole := request.mailbox.whole) is None:
             self.settle(request, label)

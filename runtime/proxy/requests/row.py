@@ -26,12 +26,12 @@ def made_row(request: Request, model: str, state: str, finish: str | None, usage
     received = recorder.received
     since_epoch = recorder.admitted_at if received is None else received.since_epoch
     return TimelineRow(
-        request.id, since_epoch, model if request.embedding is None else request.embedding.model,
+        request.id, since_epoch, request.work.model or model,
         NO_PATH if received is None else received.route, request.ticket.caller, state, finish, usage.prompt_tokens,
-        usage.cached_tokens, usage.completion_tokens, request.attempt + 1,
+        usage.cached_tokens, usage.completion_tokens, request.attempts.number + 1,
         None if first is None else max(0.0, first - recorder.since), max(0.0, now - recorder.since),
-        () if request.route is None else tuple(worker.name for worker in request.route.workers),
-        None if request.stage is None else request.stage.node.name,
+        () if request.attempts.route is None else tuple(worker.name for worker in request.attempts.route.workers),
+        request.work.stage,
         None if request.trace is None else request.trace.trace_id,
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ def made_row(request: Request, model: str, state: str, finish: str | None, usage
 def first_token_of(request: Request) -> float | None:
     """Return when the first token came, of those since the request was received here: another proxy may have begun
     it."""
-    first, recorder = request.first_token, request.recorder
+    first, recorder = request.times.first_token, request.recorder
     if first is None or first >= recorder.since:
         return first
     recorder.gaps.settle()

@@ -1,58 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of a reply's events to its reader: tokens of each choice as they arrive, then exactly one end."""
+"""Streams of a reply's events to its reader, over the mailboxes of its requests."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
-from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Finished, Mailbox, WholeAnswer, no_listener
+from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.wakeup import Wakeup
-from pontil.runtime.wire.messages import Logprobs
-
-if TYPE_CHECKING:
-    from pontil.runtime.proxy.requests.request import Request
 
 # Seconds that the end of an answer waits for the usage log on a slow disk.
 LOG_PATIENCE = 1.0
-
-
-@dataclass(slots=True)
-class Delta:
-    """New tokens of one choice. `text` may be empty: a token need not complete a character (A7). `logprobs` has one
-    item for each id if they were requested."""
-
-    text: str
-    ids: list[int]
-    choice: int = 0
-    logprobs: Logprobs = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One choice is complete. `stop_reason` is the stop string, or the id of `stop_token_ids`, that ended it."""
-
-    choice: int
-    reason: str
-    stop_reason: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of a request: every choice is complete. `reason` is choice 0's. `route` names the workers that served
-    it."""
-
-    reason: str
-    usage: Usage
-    route: str
-
-
-Event = Delta | Ended | Finished
-# An event and the index of its choice, counted through all requests of a reply.
-ChoiceEvent = tuple[int, Delta | Ended]
 
 
 class MessageTurn:
@@ -80,81 +41,6 @@ class MessageTurn:
         return deferred
 
 
-class Mailbox:
-    """One request's queue of events from the workers' frames to one reader, within one event loop.
-
-    Events that the reader has not taken are merged into one Delta per choice, so a slow reader holds at most one
-    answer, and the writer never blocks. After `close` the rest is still delivered, then the end. Nothing is delivered
-    while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise. It is
-    `untaken` while the reader takes nothing at all. It is a part of a `whole` answer if the reader takes that or an
-    error.
-    """
-
-    def __init__(self, held: bool = False) -> None:
-        self.held, self.untaken = held, False
-        self.whole: WholeAnswer | None = None
-        self.deltas: dict[int, Delta] = {}
-        self.ended: dict[int, Ended] = {}
-        self.end: Finished | PontilError | None = None
-        self.listener: Callable[[], None] = no_listener
-
-    def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
-        self.add(text, ids, choice, logprobs)
-        self.notify()
-
-    def add(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
-        """Put without a call of the listener, which the end of the choice makes."""
-        delta = self.deltas.get(choice)
-        if delta is None:
-            self.deltas[choice] = Delta(text, list(ids), choice, list(logprobs or ()))
-        else:
-            delta.text += text
-            delta.ids += ids
-            delta.logprobs += logprobs or ()
-
-    def end_choice(
-        self, choice: int, reason: str, stop_reason: str | int | None = None, end: Finished | None = None
-    ) -> None:
-        """End a choice, and the request if this was the last one: that is its `end` then."""
-        self.ended[choice] = Ended(choice, reason, stop_reason)
-        if end is None or self.end is not None:
-            self.notify()
-        else:
-            self.close(end)
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that wait for the reader."""
-        return sum(len(delta.ids) for delta in self.deltas.values())
-
-    def close(self, end: Finished | PontilError) -> None:
-        """End the request; only the first call has an effect."""
-        if self.end is None:
-            self.end = end
-            self.held = False
-            self.notify()
-
-    def release(self) -> None:
-        if self.held:
-            self.held = False
-            self.notify()
-
-    def notify(self) -> None:
-        if not self.held:
-            self.listener()
-
-    def drain(self) -> list[Delta | Ended]:
-        """Remove and return all events but the end, which is next where it is set."""
-        if self.held:
-            return []
-        said: list[Delta | Ended] = list(self.deltas.values())
-        self.deltas.clear()
-        if self.ended:
-            said += self.ended.values()
-            self.ended.clear()
-        return said
-
-
 class Stream:
     """The merged events of one reply's requests: usually a single one, or one per prompt of a completion.
 
@@ -164,7 +50,7 @@ class Stream:
     """
 
     def __init__(
-        self, requests: Sequence["Request"], cancel: Callable[["Request"], None], turn: MessageTurn | None = None
+        self, requests: Sequence[Request], cancel: Callable[[Request], None], turn: MessageTurn | None = None
     ) -> None:
         self.requests, self.cancel_request = tuple(requests), cancel
         self.turn = turn or MessageTurn()
@@ -176,7 +62,7 @@ class Stream:
         self.error: PontilError | None = None
 
     @property
-    def billed(self) -> "tuple[Request, ...]":
+    def billed(self) -> tuple[Request, ...]:
         """The requests whose usage is the reply's."""
         return self.requests
 
@@ -253,13 +139,13 @@ class Stream:
             request.mailbox.listener = no_listener
 
     @property
-    def request(self) -> "Request":
+    def request(self) -> Request:
         """The only request."""
         (request,) = self.requests
         return request
 
     @property
-    def by_choice(self) -> list["Request"]:
+    def by_choice(self) -> list[Request]:
         """The request of each choice."""
         return [request for request in self.requests for _ in range(request.params.n)]
 
@@ -273,7 +159,7 @@ class Stream:
     @property
     def route(self) -> str:
         """Names of the requests' routes, like prefill:0>decode:0, each once."""
-        return ",".join(dict.fromkeys(request.route_name for request in self.billed))
+        return ",".join(dict.fromkeys(request.attempts.route_name for request in self.billed))
 
     @property
     def usage(self) -> Usage:
@@ -291,10 +177,6 @@ def joined(streams: Sequence[Stream]) -> Stream:
     """Return one stream for the requests of several, of which none was read."""
     requests = [request for stream in streams for request in stream.requests]
     return Stream(requests, streams[0].cancel_request, streams[0].turn)
-
-
-def no_listener() -> None:
-    """Leave the events to who drains them."""
 
 
 class HasEnd(Protocol):

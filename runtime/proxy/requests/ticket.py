@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.timeline.received import ReceivedRequest
 
 # The caller of a request where no API key is needed.
@@ -37,7 +38,8 @@ class Ticket:
     """A client's request as it is handed on, made once. `name` is a part of the ids of its requests, so that they are
     found in the workers' logs. `caller` names the API key, whose `allowance` it has. The lowest `priority` is served
     first, callers of equal priority in turns. Prompts with another `cache_salt` share no cached prefix. `received` is
-    the HTTP request, where it came by one."""
+    the HTTP request, where it came by one. One that `continues` a stream asks for the rest of an answer that a
+    `release` of the workers has begun: it is counted already."""
 
     name: str | None = None
     caller: str = NO_KEY
@@ -45,6 +47,8 @@ class Ticket:
     priority: int = 0
     cache_salt: str = ""
     received: ReceivedRequest | None = None
+    release: WorkerRelease | None = None
+    continues: bool = False
 
     @property
     def weight(self) -> float:

@@ -19,7 +19,7 @@ from pontil.runtime.proxy.fleet.proxies import Fleet
 from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
 from pontil.runtime.proxy.resume.state import end_of, head_of, owned_by, restored, rewind
@@ -42,9 +42,9 @@ class ResumableStreams:
     """The streams of this proxy that can be continued, and the door to those of others. Without a folder for their
     records there are none. Raises PontilError where the folder cannot be used."""
 
-    def __init__(self, fleet: Fleet, window: float, in_flight: InFlight, turn: MessageTurn) -> None:
+    def __init__(self, fleet: Fleet, window: float, in_flight: InFlight) -> None:
         self.fleet, self.records, self.window = fleet, fleet.records, window
-        self.in_flight, self.turn = in_flight, turn
+        self.in_flight = in_flight
         self.incarnation, self.tokenizer = in_flight.incarnation, in_flight.tokenizer
         self.books, self.clock = in_flight.books, in_flight.clock
         self.journals: dict[str, StreamJournal] = {}
@@ -73,7 +73,7 @@ class ResumableStreams:
             journal.has_id = has_id
             journal.note()
             undo.pop_all()
-        return record.name, Stream([request], self.detach, self.turn)
+        return record.name, Stream([request], self.detach, self.in_flight.turn)
 
     def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:
         journal = StreamJournal(record, request, self.incarnation, self.leave)
@@ -168,7 +168,7 @@ class ResumableStreams:
         if isinstance(claimed, StreamJournal):
             claimed.cut = cut
             rewind(claimed.request, self.tokenizer, retold)
-            return Stream([claimed.request], self.detach, self.turn)
+            return Stream([claimed.request], self.detach, self.in_flight.turn)
         ended = end_of(claimed.last) is not None
         try:
             books = None if ended and not claimed.is_unsettled else self.books.ledger
@@ -179,12 +179,12 @@ class ResumableStreams:
         if ended:
             # It is told to one reader at a time.
             release = self.close_row(claimed, request) if claimed.is_unsettled else claimed.release
-            return Stream([request], once(release), self.turn)
+            return Stream([request], once(release), self.in_flight.turn)
         journal = self.adopt(claimed, request, cut)
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))
         self.in_flight.take_over(request)
-        return Stream([request], self.detach, self.turn)
+        return Stream([request], self.detach, self.in_flight.turn)
 
     # The passing of time.
 

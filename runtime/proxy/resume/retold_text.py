@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pontil.runtime.errors import MalformedFrame
-from pontil.runtime.proxy.requests.choice_text import ChoiceText
+from pontil.runtime.proxy.requests.answer import Choice
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -17,8 +17,8 @@ PART = 1024
 class RetoldText:
     """The text of one choice's answer so far."""
 
-    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams) -> None:
-        self.fresh, self.pieces = ChoiceText(tokenizer, params), list[str]()
+    def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, number: int = 0) -> None:
+        self.fresh, self.pieces = Choice(tokenizer, params, number), list[str]()
 
     def advance(self, ids: Sequence[int]) -> bool:
         """Read a part of these ids; return whether there is more. The last one is left: it may be the end."""
@@ -29,8 +29,9 @@ class RetoldText:
         return begun + PART < len(ids) - 1
 
     def finish(self, ids: Sequence[int], reason: str | None, stop_match: str | None) -> str:
-        """Read the rest of these ids; return all of the text."""
+        """Read the rest of these ids, and the choice's end, if there is one; return all of the text."""
         self.pieces.append(self.fresh.add(list(ids[len(self.fresh.ids) :]), reason, stop_match))
+        self.fresh.reason, self.fresh.stop_match = reason, stop_match
         return "".join(self.pieces)
 
 
@@ -42,7 +43,7 @@ class Retelling:
 
     async def texts(self, params: SamplingParams, ids: Sequence[Sequence[int]]) -> list[RetoldText]:
         """Return the texts of these choices, all but their ends. The ids may grow meanwhile."""
-        made = [RetoldText(self.tokenizer, params) for _ in ids]
+        made = [RetoldText(self.tokenizer, params, number) for number in range(len(ids))]
         for text, own in zip(made, ids, strict=True):
             more = True
             while more:

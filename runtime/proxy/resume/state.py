@@ -13,9 +13,9 @@ from pontil.runtime.accounting.counts import WHOLE, Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
-from pontil.runtime.proxy.requests.choice_text import ChoiceText
+from pontil.runtime.proxy.requests.answer import Choice, Delta, Ended, Finished
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import NO_TICKET, Request
-from pontil.runtime.proxy.requests.stream import Delta, Ended, Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import RetoldText, recorded_ids
 from pontil.runtime.sampling_params import SamplingParams
@@ -36,7 +36,7 @@ def head_of(request: Request) -> dict[str, Any]:
     return {
         "request": request.id, "prompt": request.prompt, "params": request.params.to_wire(),
         "salt": request.ticket.cache_salt, "priority": request.ticket.priority, "caller": request.ticket.caller,
-        "arrived": request.arrived,
+        "arrived": request.times.arrived,
     }  # fmt: skip
 
 
@@ -51,17 +51,17 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
         if share.computed is not None:
             row[4], row[5] = share.cached, (row[5] or 0) + share.computed
     return {
-        "attempt": request.attempt,
+        "attempt": request.attempts.number,
         "new": [answer.ids[count:] for answer, count in zip(request.answers, written, strict=True)],
-        "reasons": {str(choice): [reason, request.stop_matches.get(choice)] for choice, reason in
+        "reasons": {str(choice): [reason, request.answers[choice].stop_match] for choice, reason in
                     request.reasons.items()},
         "cached": request.account.cached if any(known.values()) else None,
         "stated": entry.prompt_stated,
         "delivered": entry.delivered,
         "discarded": entry.discarded,
         "shares": list(shares.values()),
-        "times": [request.queued, request.first_token],
-        "drafts": [request.drafted, request.accepted],
+        "times": [request.times.queued, request.times.first_token],
+        "drafts": [request.reports.drafted, request.reports.accepted],
         "release": None if request.release is None else [request.release.revision, request.release.version],
     }  # fmt: skip
 
@@ -100,10 +100,10 @@ def restored(
     before = None if ledger is None else ledger.closed.pop(str(head.get("request")), None)
     try:
         request = Request.start(
-            head["request"], head["prompt"], SamplingParams.from_wire(head["params"]), tokenizer, now,
+            head["request"], Generation(head["prompt"], SamplingParams.from_wire(head["params"])), tokenizer, now,
             replace(ticket, caller=head["caller"], priority=head["priority"], cache_salt=head["salt"]), ledger,
         )  # fmt: skip
-        request.arrived = head["arrived"]
+        request.times.arrived = head["arrived"]
         if states:
             ids = [own for own, _ in zip(recorded_ids(lines), request.answers, strict=True)]
             take_state(request, ids, states[-1], retold or fresh_texts(request, tokenizer))
@@ -119,13 +119,13 @@ def restored(
 def take_state(
     request: Request, ids: Sequence[list[int]], state: Mapping[str, Any], retold: Sequence[RetoldText]
 ) -> None:  # fmt: skip
-    attempt = request.attempt = state["attempt"]
-    request.excused = attempt + 1
-    request.reasons = {int(choice): reason for choice, (reason, _) in state["reasons"].items()}
-    request.stop_matches = {int(choice): match for choice, (_, match) in state["reasons"].items()}
-    request.queued, request.first_token = state["times"]
-    request.drafted, request.accepted = state["drafts"]
-    request.begun, request.release = any(ids), release_of(state)
+    attempt = request.attempts.number = state["attempt"]
+    request.attempts.excused = attempt + 1
+    for choice, (reason, match) in state["reasons"].items():
+        request.answers[int(choice)].reason, request.answers[int(choice)].stop_match = reason, match
+    request.times.queued, request.times.first_token = state["times"]
+    request.reports.drafted, request.reports.accepted = state["drafts"]
+    request.times.begun, request.release = any(ids), release_of(state)
     account, entry = request.account, request.entry
     if attempt >= 0:
         account.open(attempt, ())
@@ -138,29 +138,30 @@ def take_state(
     entry.delivered, entry.discarded = state["delivered"], dict(state["discarded"])
     for share in state["shares"]:
         entry.take_over(*share)
-    request.answers = tuple(told_again(request, choice, own, retold[choice]) for choice, own in enumerate(ids))
+    told = zip(request.answers, ids, retold, strict=True)
+    request.answers = tuple(told_again(request, choice, own, text) for choice, own, text in told)
     if (end := end_of(state)) is not None:
-        request.mailbox.end = Finished(request.reasons[0], end.usage, request.route_name)
+        request.mailbox.end = Finished(request.reasons[0], end.usage, request.attempts.route_name)
 
 
 def rewind(request: Request, tokenizer: Tokenizer, retold: Sequence[RetoldText] = ()) -> None:
     """Put all of the answer so far into the mailbox again, for a reader that begins anew."""
     texts = retold or fresh_texts(request, tokenizer)
-    for choice, answer in enumerate(request.answers):
-        told_again(request, choice, answer.ids, texts[choice])
+    for choice in request.answers:
+        told_again(request, choice, choice.ids, texts[choice.number])
 
 
 def fresh_texts(request: Request, tokenizer: Tokenizer | None) -> list[RetoldText]:
-    return [RetoldText(tokenizer, request.params) for _ in request.answers]
+    return [RetoldText(tokenizer, request.params, choice.number) for choice in request.answers]
 
 
-def told_again(request: Request, choice: int, ids: Sequence[int], retold: RetoldText) -> ChoiceText:
-    """Put a choice's answer so far into the mailbox, whatever is there; return its text."""
-    fresh, reason = retold.fresh, request.reasons.get(choice)
-    text = retold.finish(ids, reason, request.stop_matches.get(choice))
-    request.mailbox.deltas.pop(choice, None)
+def told_again(request: Request, choice: Choice, ids: Sequence[int], retold: RetoldText) -> Choice:
+    """Put a choice's answer so far into the mailbox, whatever is there; return the choice as it was made again."""
+    fresh, number = retold.fresh, choice.number
+    text = retold.finish(ids, choice.reason, choice.stop_match)
+    request.mailbox.deltas.pop(number, None)
     if ids or text:
-        request.mailbox.deltas[choice] = Delta(text, list(ids), choice, [])
-    if reason is not None:
-        request.mailbox.ended[choice] = Ended(choice, reason, fresh.stop_reason)
+        request.mailbox.deltas[number] = Delta(text, list(ids), number, [])
+    if choice.reason is not None:
+        request.mailbox.ended[number] = Ended(number, choice.reason, fresh.stop_reason)
     return fresh

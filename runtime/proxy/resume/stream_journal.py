@@ -57,7 +57,7 @@ class StreamJournal:
     def note_changes(self, now: float) -> None:
         """Record the request if it has moved: seldom once it is old, so that its record stays short. Ids that a client
         has and the record has not are computed again."""
-        if now - self.noted_at < (now - self.request.arrived) / MOST_NOTES:
+        if now - self.noted_at < (now - self.request.times.arrived) / MOST_NOTES:
             return
         self.noted_at = now
         moved = self.request.entry.delivered + sum(self.request.entry.discarded.values())

@@ -241,7 +241,8 @@ def plan(
         costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
         pair = best_pair(prefill, costs.prefill, decode, decoder.decode, broken)
         if pair is not None:
-            relief = None if disagg == "always" or broken else relieving(pair, prefill, decode, prompt_tokens)
+            alone = seating(workers, disagg)
+            relief = None if disagg == "always" or broken else relieving(pair, prefill, alone, prompt_tokens)
             return pair if relief is None else CollocatedRoute(relief)
     whole = [CollocatedRoute(worker) for worker in by_cost(workers, Costs.of(workers, prompt_tokens).whole)]
     if broken:
@@ -260,16 +261,15 @@ def next_route(
         free = seated(with_room(workers, prompt_tokens), spare)
         costs = Costs.of(workers, prompt_tokens)
         return CollocatedRoute(cheapest(free, costs.whole)) if free else None
-    free = seated(decode, spare)
-    if not free:
-        return None
+    seats = seated(seating(workers, disagg), spare)
+    free = [worker for worker in seats if worker.role == "decode"]
     ready = with_room(prefill, prompt_tokens)
     costs, decoder = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    pair = best_pair(ready or prefill, costs.prefill, free, decoder.decode)
+    pair = best_pair(ready or prefill, costs.prefill, free, decoder.decode) if free else None
+    alone = with_room(seats, prompt_tokens)
     if pair is None:
-        alone = with_room(free, prompt_tokens)
         return CollocatedRoute(cheapest(alone, decoder.relieving)) if alone else None
-    relief = None if disagg == "always" else relieving(pair, prefill, with_room(free, prompt_tokens), prompt_tokens)
+    relief = None if disagg == "always" else relieving(pair, prefill, alone, prompt_tokens)
     if relief is not None:
         return CollocatedRoute(relief)
     return pair if ready else None
@@ -303,9 +303,12 @@ def split(workers: Sequence[WorkerLoad], disagg: Disagg) -> tuple[list[WorkerLoa
 
 
 def seating(workers: Sequence[WorkerLoad], disagg: Disagg) -> Sequence[WorkerLoad]:
-    """Return the workers at one of which a request has its seat: those that decode, or any where there are no pairs."""
+    """Return the workers at one of which a request has its seat: any where there are no pairs; else those that decode,
+    and unless every request is to be disaggregated also those that compute prompts of their own."""
     prefill, decode = split(workers, disagg)
-    return decode if prefill and decode else workers
+    if not prefill or not decode:
+        return workers
+    return decode if disagg == "always" else [worker for worker in workers if worker.role != "prefill"]
 
 
 def are_apart(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> bool:
@@ -327,13 +330,13 @@ def best_pair(
 
 
 def relieving(
-    pair: DisaggregatedRoute, prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad], prompt_tokens: int
+    pair: DisaggregatedRoute, prefill: Sequence[WorkerLoad], alone: Sequence[WorkerLoad], prompt_tokens: int
 ) -> WorkerLoad | None:
-    """Return the decode worker that does everything at less cost than the pair, or None."""
-    if not decode:
+    """Return the one of the workers `alone` that does everything at less cost than the pair, or None."""
+    if not alone:
         return None
-    first, second = Costs.of(prefill, prompt_tokens), Costs.of(decode, prompt_tokens)
-    worker = cheapest(decode, second.relieving)
+    first, second = Costs.of(prefill, prompt_tokens), Costs.of(alone, prompt_tokens)
+    worker = cheapest(alone, second.relieving)
     return worker if second.relieving(worker) < first.prefill(pair.prefill) + second.decode(pair.decode) else None
 
 

@@ -19,7 +19,7 @@ class PrefixLookup:
     def loads(self, request: Request) -> tuple[WorkerLoad, ...]:
         """Return the load of each worker that the request can be sent to now, with the tokens found there. Takes less
         than a millisecond: of a long prompt that was not prepared only the beginning is looked for."""
-        group = self.registry.of(request.group)
+        group = self.registry.of(request.work.group)
         self.settle(request, group)
         workers, prefix = group.serving(request.release), self.prefix_of(request, group)
         if prefix is None:
@@ -30,13 +30,13 @@ class PrefixLookup:
 
     def loads_for_caller(self, request: Request, loads: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
         """Return loads that were looked up for a request with what its caller may have of others."""
-        workers = self.registry.of(request.group).serving(request.release)
+        workers = self.registry.of(request.work.group).serving(request.release)
         return [worker.load_for(load, request.share) for worker, load in zip(workers, loads, strict=True)]
 
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
         to be ended where it began."""
-        if request.release is None or request.begun:
+        if request.release is None or request.times.begun:
             return
         if request.release in group.current.releases:
             return
@@ -49,13 +49,7 @@ class PrefixLookup:
     def prefix_of(self, request: Request, group: WorkerGroup) -> PromptPrefix | None:
         """Return the keys of the request's prompt; None where no worker would use what it has cached."""
         size = self.block_size(group)
-        # A run's stages have prefixes of their own, and who wants a prompt's logprobs has all of it computed.
-        plain = request.embedding is None and request.stage is None and request.params.prompt_logprobs is None
-        if size is None or not plain or not request.prompt:
-            return None
-        if request.prefix is None or request.prefix.block_size != size:
-            request.prefix = PromptPrefix(request.prompt, request.ticket.cache_salt, size)
-        return request.prefix
+        return None if size is None else request.work.prefix_keys(size, request.ticket.cache_salt)
 
     def block_size(self, group: WorkerGroup) -> int | None:
         """Return the tokens in a block of these workers; None if they told of no prefixes."""

@@ -11,15 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import CollocatedRoute
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
-
-if TYPE_CHECKING:
-    from pontil.runtime.proxy.requests.request import Request
 
 # Characters of a name that a client tells.
 LONGEST = 512
@@ -34,9 +32,9 @@ class KVTransfers:
     def __init__(self, registry: Registry, key: bytes | None) -> None:
         self.registry, self.key = registry, key
 
-    def told(self, request: "Request") -> dict[str, Any] | None:
+    def told(self, request: Request) -> dict[str, Any] | None:
         """Return what the answer says about its kept prompt; None if its worker is gone, or has no address."""
-        route = request.route
+        route = request.attempts.route
         worker = self.registry.workers.get(route.worker.incarnation) if isinstance(route, CollocatedRoute) else None
         if worker is None or not worker.hello.peer_endpoint.startswith(TCP):
             return None
@@ -89,14 +87,17 @@ class KeepPrompt:
 
     transfers: KVTransfers
 
-    def submitted(self, request: "Request") -> dict[str, Any]:
+    def submitted(self, request: Request) -> dict[str, Any]:
         """Return the fields of a Submit. Of an answer that is continued nothing is kept."""
         if any(answer.ids for answer in request.answers):
             return {}
         transfer_id = transfer_of(request)
         return {"phase": HOLD, "transfer_id": transfer_id, "transfer_secret": self.transfers.secret(transfer_id)}
 
-    def told(self, request: "Request") -> dict[str, Any] | None:
+    def claims(self, request: Request) -> bool:
+        return False
+
+    def told(self, request: Request) -> dict[str, Any] | None:
         return self.transfers.told(request)
 
 
@@ -109,29 +110,28 @@ class KeptPrompt:
     transfer_id: str
     secret: str | None = field(default=None, repr=False)
 
-    def submitted(self, request: "Request") -> dict[str, Any]:
+    def submitted(self, request: Request) -> dict[str, Any]:
         """Return the fields of a Submit. Only the first attempt claims: a later one would be too late."""
-        if request.attempt > 0:
+        if request.attempts.number > 0:
             return {}
         return {
             "phase": CLAIM, "transfer_id": self.transfer_id, "transfer_secret": self.secret, "peer": self.engine,
             "peer_endpoint": self.endpoint,
         }  # fmt: skip
 
-    def told(self, request: "Request") -> None:
+    def claims(self, request: Request) -> bool:
+        """Return whether the prompt's KV is to come from a worker of another proxy."""
+        return request.attempts.number <= 0
+
+    def told(self, request: Request) -> None:
         return None
 
 
 RemoteKV = KeepPrompt | KeptPrompt
 
 
-def claims(request: "Request") -> bool:
-    """Return whether the prompt's KV is to come from a worker of another proxy."""
-    return isinstance(request.remote_kv, KeptPrompt) and request.attempt <= 0
-
-
-def transfer_of(request: "Request") -> str:
-    return f"{request.id}.{request.attempt}"
+def transfer_of(request: Request) -> str:
+    return f"{request.id}.{request.attempts.number}"
 
 
 def text_of(told: Mapping[str, Any], name: str) -> str:

@@ -6,6 +6,9 @@ Everything is float32, as sound needs it. A chunk is computed by itself, so its 
 and in the last bits on the number of threads.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -16,7 +19,6 @@ from pontil.gpu_ops.rotary import apply_rotary, rotary_frequencies, rotary_table
 from pontil.runtime.models.layers.norm import Norm
 from pontil.runtime.models.layers.rotary import Angles
 from pontil.runtime.models.weights import Weights
-from pontil.runtime.stages.qwen3_omni.chunks import FrameChunk
 from pontil.runtime.stages.qwen3_omni.config import Code2WavConfig
 from pontil.runtime.stages.qwen3_omni.convolutions import (
     CausalConvolution,
@@ -25,6 +27,27 @@ from pontil.runtime.stages.qwen3_omni.convolutions import (
     Snake,
     UpsamplingConvolution,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameChunk:
+    """Frames [start, end), decoded together with the `context` frames before them."""
+
+    start: int
+    end: int
+    context: int
+
+    @property
+    def first(self) -> int:
+        """The first frame that is decoded."""
+        return self.start - self.context
+
+
+def chunks(frames: int, size: int, left: int) -> Iterator[FrameChunk]:
+    """Divide so many frames into chunks of `size`, the last perhaps smaller, each after at most `left` others."""
+    for start in range(0, frames, size):
+        yield FrameChunk(start, min(start + size, frames), min(start, left))
+
 
 KERNEL = 7
 

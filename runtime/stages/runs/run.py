@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client request through the stages of a model: the requests of its stages, and the edges that join them."""
+"""One client request through the stages of a model: the work of each stage, and the run that joins their requests."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Usage
 from pontil.runtime.foundation.staged_model import group_of
-from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.proxy.requests.answer import MAX_TOKEN_ID, BrokenAnswer
+from pontil.runtime.proxy.requests.generation import submits
+from pontil.runtime.proxy.requests.request import Request, Work, WorkPart
+from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
+from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.part import GraphPart, Producer
+from pontil.runtime.stages.runs.audio_mailbox import AudioMailbox
 from pontil.runtime.stages.runs.stage_progress import StageProgress
-from pontil.runtime.stages.runs.stage_task import StageTask, inputs_of, outputs_of, streams
-from pontil.runtime.stages.runs.stream import AudioMailbox
+from pontil.runtime.wire.messages import NodeOutput, NodeTask, Submit, Tokens
 
 SECRET_BYTES = 32
 # Audio is at most so long for each token, or byte of a text, that it can be made of, and so long beside: what a worker
@@ -20,6 +25,28 @@ SECRET_BYTES = 32
 SECONDS_PER_TOKEN = 1.0
 SECONDS_BESIDE = 60.0
 BYTES_PER_SAMPLE = 2
+AUDIO, TEXT = "audio", "text"
+# Most bytes of text that a node may answer with.
+MOST_TEXT = 1 << 20
+# The most codes of a frame, of which the first is the sampled id.
+MOST_CODES = 64
+# A node makes no tokens, so its parameters say nothing.
+NO_TOKENS = SamplingParams(max_tokens=0, seed=0)
+
+
+def streams(graph: GraphModel) -> list[Connection]:
+    """Return the connections over which items go from worker to worker."""
+    return [one for one in graph.graph.connections if one.policy is not None]
+
+
+def inputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
+    """Return the names of the streams into a stage."""
+    return tuple(edge_name(one) for one in streams(graph) if one.target == node)
+
+
+def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
+    """Return the names of the streams out of a stage."""
+    return tuple(edge_name(one) for one in streams(graph) if one.source == node)
 
 
 def later_stages(graph: GraphModel) -> tuple[GraphNode, ...]:
@@ -37,15 +64,6 @@ def producer_of(edge: str) -> str:
     return edge.split("/")[0]
 
 
-def walks_of(task: StageTask, phase: str) -> tuple[str, ...]:
-    """Return the walks that a worker computes in this phase, empty for all."""
-    first = task.node.prefill_walks
-    if phase == PREFILL:
-        return first
-    rest = [walk.name for walk in task.graph.graph.partition(task.node.name).walks if walk.name not in first]
-    return tuple(rest) if phase == DECODE else ()
-
-
 class Run:
     """The requests of a run by stage: the client's own is `first`, the `later` ones are opened when it is dispatched.
     `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` are
@@ -53,26 +71,23 @@ class Run:
     was refused, by stream and producer. `workers` are those that are registered. `progress` is each stage's, as its
     reports tell."""
 
-    def __init__(
-        self, graph: GraphModel, first: Request, task: StageTask, later: Iterable[GraphNode],
-        options: Mapping[str, Any], workers: Mapping[str, object],
-    ) -> None:  # fmt: skip
-        self.graph, self.first, self.later, self.options, self.workers = graph, first, tuple(later), options, workers
-        self.id, self.secret = first.id, secrets.token_hex(SECRET_BYTES)
-        self.requests = {task.node.name: first}
+    def __init__(self, first: Request, work: "StageRun", workers: Mapping[str, object]) -> None:
+        self.graph, self.first, self.later, self.options = work.graph, first, work.later, work.options
+        self.workers, self.id, self.secret = workers, first.id, secrets.token_hex(SECRET_BYTES)
+        self.requests = {work.node.name: first}
         self.replays: dict[str, Request] = {}
         self.replayed: dict[str, int] = {}
         self.refusals: dict[tuple[str, str], int] = {}
         self.served: set[str] = set()
-        self.progress = {name: StageProgress() for name in graph.node_names}
+        self.progress = {name: StageProgress() for name in self.graph.node_names}
         self.over = False
         tokens = (
-            len(task.data or b"")
+            len(work.data or b"")
             + first.params.max_tokens
             + sum(node.max_tokens for node in self.later if node.generates)
         )
         seconds = SECONDS_BESIDE + SECONDS_PER_TOKEN * tokens
-        self.audio = AudioMailbox(int(seconds * graph.sample_rate) * BYTES_PER_SAMPLE)
+        self.audio = AudioMailbox(int(seconds * self.graph.sample_rate) * BYTES_PER_SAMPLE)
 
     @property
     def everything(self) -> Iterator[Request]:
@@ -103,7 +118,7 @@ class Run:
     def waits_since(self) -> float:
         """The time of the last progress of any stage. A stage may wait for another, whose items it needs, or that has
         no room for more of its own: what is bounded is how long none of them advances."""
-        return max(request.waits_since for request in self.everything)
+        return max(request.times.waits_since for request in self.everything)
 
     @property
     def groups(self) -> list[str | None]:
@@ -114,15 +129,15 @@ class Run:
     def usage(self) -> Usage:
         return sum((request.billed for request in self.requests.values()), Usage(0, 0, 0))
 
-    def part(self, task: StageTask, worker: str, phase: str) -> GraphPart:
+    def part(self, work: "StageRun", worker: str, phase: str) -> GraphPart:
         """Return the part of a worker that is about to do a `phase` of a stage."""
         self.served.add(worker)
-        name = task.node.name
+        name = work.node.name
         has_consumers = bool(self.later) and name != self.graph.recognizer
         return GraphPart(
             self.id, name, self.secret, outputs_of(self.graph, name) if has_consumers else (),
-            {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if task.data is None else {},
-            walks_of(task, phase), task.positions, task.answer or (), self.options,
+            {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if work.data is None else {},
+            walks_of(work, phase), work.positions, work.answer or (), self.options,
         )  # fmt: skip
 
     def producers(self, edge: str) -> tuple[Producer, ...]:
@@ -131,9 +146,9 @@ class Run:
         stage = producer_of(edge)
         latest, found = self.latest(stage), dict[str, str]()
         for request in (self.requests[stage], latest):
-            for worker in () if request.route is None else request.route.workers:
+            for worker in () if request.attempts.route is None else request.attempts.route.workers:
                 name = worker.incarnation
-                if name in request.phases and (name in self.workers or request is latest):
+                if name in request.attempts.phases and (name in self.workers or request is latest):
                     found[name] = worker.peer_endpoint if name in self.workers else ""
         return tuple(found.items())
 
@@ -141,9 +156,193 @@ class Run:
         """Yield each edge out of a stage with a request, at work now, that takes its items."""
         for edge in outputs_of(self.graph, stage):
             for request in self.open:
-                if (
-                    request.stage is not None
-                    and request.phases
-                    and edge in inputs_of(self.graph, request.stage.node.name)
-                ):
+                consumer = request.work.stage
+                if consumer is not None and request.attempts.phases and edge in inputs_of(self.graph, consumer):
                     yield edge, request
+
+
+class RunKeeper(Protocol):
+    """The conductor of runs, as their requests know it: it begins a run, and hears of its requests."""
+
+    def begin(self, first: Request, work: "StageRun") -> Run:
+        """Take charge of a new run whose first request is this one."""
+
+    def launched(self, request: Request, run: Run) -> None: ...
+
+    def ended(self, request: Request, run: Run) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class StageRun(Work):
+    """A stage's work: for a `run`, which its `keeper` begins with the first stage's request and the stages that come
+    `later`; or (without) a question to a node by itself, of the bytes in `data`. No tokens count for a question, as
+    nothing of it is billed.
+
+    `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
+    counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
+    the whole `answer` that it makes the items of, and a prompt that goes on with it after `positions` ids.
+    """
+
+    graph: GraphModel
+    node: GraphNode
+    keeper: RunKeeper | None = None
+    later: tuple[GraphNode, ...] = ()
+    run: Run | None = None
+    data: bytes | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    frames: list[list[int]] = field(default_factory=list)
+    outputs: int = 0
+    text: bytearray = field(default_factory=bytearray)
+    answer: tuple[int, ...] | None = None
+    positions: int | None = None
+
+    @property
+    def group(self) -> str | None:
+        return group_of(self.graph, self.node.name)
+
+    @property
+    def stage(self) -> str:
+        return self.node.name
+
+    @property
+    def joint(self) -> Sequence[str | None] | None:
+        """The groups of the later stages. Otherwise a stage could wait in its worker for a seat that another run holds,
+        which itself waits for the items of a stage that waits for the first run."""
+        return None if self.run is None else self.run.groups
+
+    @property
+    def part(self) -> WorkPart:
+        if self.run is None:
+            return WorkPart.QUESTION
+        return WorkPart.CLIENTS if self is self.run.first.work else WorkPart.JOINED
+
+    @property
+    def is_alone(self) -> bool:
+        """True if it is computed for its items alone: there is nothing to hand over."""
+        return self.answer is not None
+
+    @property
+    def makes_tokens(self) -> bool:
+        return self.node.generates
+
+    @property
+    def makes_outputs(self) -> bool:
+        return not self.node.generates
+
+    @property
+    def has_bare_tokens(self) -> bool:
+        return self.node.codes == 1
+
+    @property
+    def is_spoken(self) -> bool:
+        """True if its rows are made of another stage's items, not of a prompt of its own."""
+        return bool(inputs_of(self.graph, self.node.name))
+
+    def cost(self, expected: float) -> float:
+        """Return its cost in a fair share: of what a node is to compute, in bytes. No queue has work of both kinds."""
+        return Work.cost(self, expected) if self.data is None else max(1.0, float(len(self.data)))
+
+    def load(self, request: Request) -> int:
+        """Return the prompt tokens that keep a worker busy: none where the stage before sets the pace."""
+        return 0 if self.part is WorkPart.JOINED else len(self.prompt)
+
+    def awaited(self, begun: bool) -> str:
+        piece = "token" if self.makes_tokens else "output"
+        return f"{'next' if begun else 'first'} {piece} of {self.node.name}"
+
+    def waits_since(self, request: Request) -> float:
+        """Return the time of the last progress of any stage of its run."""
+        return request.times.waits_since if self.run is None else self.run.waits_since
+
+    def opened(self, request: Request) -> None:
+        if self.run is None and self.keeper is not None:
+            self.run = self.keeper.begin(request, self)
+
+    def launched(self, request: Request) -> None:
+        if self.run is not None and self.keeper is not None:
+            self.keeper.launched(request, self.run)
+
+    def ended(self, request: Request) -> None:
+        if self.run is not None and self.keeper is not None:
+            self.keeper.ended(request, self.run)
+
+    def fits(self, frame: Tokens) -> bool:
+        """Return whether the frames of a message can be those of its ids."""
+        if self.is_alone and frame.ids:
+            return False
+        if self.node.codes == 1:
+            return frame.frames is None
+        frames = frame.frames or []
+        return len(frames) == len(frame.ids) and all(
+            1 < len(codes) <= MOST_CODES and codes[0] == token and min(codes) >= 0 and max(codes) < MAX_TOKEN_ID
+            for token, codes in zip(frame.ids, frames, strict=True)
+        )
+
+    def take_codes(self, frame: Tokens, new: int, delivered: int) -> None:
+        """Keep the codes of the delivered ids, of the `new` ones that are a message's last."""
+        codes = frame.frames or []
+        self.frames += codes[len(codes) - new :][:delivered]
+
+    def messages(
+        self, request: Request, sender: str, secret: str | None, deadline: float | None
+    ) -> Sequence[Submit | NodeTask]:
+        run, attempt, phases = self.run, request.attempts.number, request.attempts.phases
+        if not self.node.generates:
+            (worker,) = phases
+            part = None if run is None else run.part(self, worker, phases[worker]).to_wire()
+            return [
+                NodeTask(
+                    sender, worker, request.id, attempt, self.node.name, self.data, dict(self.options), part,
+                    self.outputs, request.ticket.priority, deadline,
+                )
+            ]  # fmt: skip
+        assert run is not None, "an engine stage serves a run"
+        frames = self.frames if attempt or self.is_alone else []
+        return [
+            replace(submit, graph=run.part(self, submit.receiver, submit.phase).to_wire(), frames=frames)
+            for submit in submits(request, sender, secret, deadline)
+        ]
+
+    def wrong_output(self, frame: NodeOutput) -> str | None:
+        """Return why an output cannot be one of this stage, or None."""
+        run, size, name = self.run, len(frame.data), self.node.name
+        if frame.index < 0:
+            return "a worker sent an output before the first"
+        if not size:
+            return None
+        if run is not None and name == self.graph.audio:
+            if frame.kind != AUDIO or size % 2 or frame.sample_rate != self.graph.sample_rate:
+                return f"a worker of {name} sent something other than audio of {self.graph.sample_rate} Hz"
+            return None if run.audio.has_room(size) else f"a worker of {name} sent more audio than can be"
+        if run is not None or frame.kind != TEXT:
+            return f"a worker of {name} sent an output that nothing takes"
+        return None if len(self.text) + size <= MOST_TEXT else f"a worker of {name} sent too long a text"
+
+    def accept_output(self, request: Request, frame: NodeOutput, now: float) -> None:
+        """Take an output of a node, unless it is known. The final one ends the request. Raises BrokenAnswer for a gap,
+        and for an output that cannot be one of this stage."""
+        if wrong := self.wrong_output(frame):
+            raise BrokenAnswer(wrong)
+        if frame.index > self.outputs:
+            raise BrokenAnswer(f"output {self.outputs} of {self.node.name} was lost")
+        request.times.heard(now)
+        if frame.index < self.outputs:
+            return
+        request.times.note_queue(frame.queue_seconds, now)
+        self.outputs += 1
+        request.times.begun = True
+        if self.run is None:
+            self.text += frame.data
+        elif self.node.name == self.graph.audio:
+            self.run.audio.put(frame.data, self.graph.sample_rate, frame.final)
+        if frame.final:
+            request.end_at_once(frame.sender, "stop")
+
+
+def walks_of(work: StageRun, phase: str) -> tuple[str, ...]:
+    """Return the walks that a worker computes in this phase, empty for all."""
+    first = work.node.prefill_walks
+    if phase == PREFILL:
+        return first
+    rest = [walk.name for walk in work.graph.graph.partition(work.node.name).walks if walk.name not in first]
+    return tuple(rest) if phase == DECODE else ()

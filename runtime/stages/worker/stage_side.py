@@ -161,7 +161,8 @@ class StageSide:
         if of_states:
             layers = self.parts.state_layers
             assert layers is not None, "a model without states feeds no stage"
-            stage.states = sequence.states = StateStream(writer, prompt, layers)
+            stage.states = StateStream(writer, prompt, layers)
+            sequence.streams = replace(sequence.streams, states=stage.states)
             return
         if connection.edge == "codes":
             walk = self.model.graph.partition(self.node.name).walks[-1].name
@@ -169,12 +170,12 @@ class StageSide:
         else:
             stage.ids = TextStream(writer, self.machine.tokenizer, sequence.params, sequence.stop_token_ids)
         if not request.hands_over:
-            sequence.outflow = stage.ids
+            sequence.streams = replace(sequence.streams, outflow=stage.ids)
 
     def open_input(self, stage: StageRequest, edge: str, make_rows: Callable[[], RowBuilder]) -> None:
         """Open the edge that gives the rows of a sequence. A worker of a split stage takes only the items of its own
         walks, as long as it does only its part (E4)."""
-        request, part = stage.request, stage.part
+        request, sequence, part = stage.request, stage.request.sequence, stage.part
         connection, last = self.model.connection(edge), self.model.graph.partition(self.node.name).last_walk
 
         def open_input(hosted: Collection[str] | None) -> StreamBuffer:
@@ -187,9 +188,8 @@ class StageSide:
             return buffer
 
         receives = is_receiver(request)
-        stage.rows = request.sequence.inputs = StreamRows(
-            make_rows, open_input, request.submit.frames, part.walks or None, receives
-        )
+        stage.rows = StreamRows(make_rows, open_input, request.submit.frames, part.walks or None, receives)
+        sequence.streams = replace(sequence.streams, inputs=stage.rows)
 
     def repeat(self, stage: StageRequest) -> None:
         """Stream an answer that is known once more, for a consumer that lost its producer."""

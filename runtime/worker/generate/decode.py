@@ -362,9 +362,9 @@ class DecodeSide:
 
 def resume_rows(sequence: Sequence, handoff: Handoff) -> None:
     """Go on with the rows of a sequence that another stage drives."""
-    if sequence.inputs is not None:
+    if sequence.streams.inputs is not None:
         assert handoff.frames is not None and handoff.next_index is not None, "a handoff is checked when it arrives"
-        sequence.inputs.resume(handoff.frames, handoff.next_index)
+        sequence.streams.inputs.resume(handoff.frames, handoff.next_index)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,4 +131,4 @@ def give(request: WorkerRequest, grammar: Grammar) -> None:
     params = request.sequence.params
     # The end of a text may need any token.
     budget = None if params.bad_token_ids or params.allowed_token_ids else params.max_tokens
-    request.sequence.make_guide = partial(grammar.guide, request.ends, budget)
+    request.sequence.rules.make_guide = partial(grammar.guide, request.ends, budget)

@@ -26,7 +26,7 @@ def is_for(handoff: Handoff, request: WorkerRequest, vocab_size: int) -> bool:
     guessed = [[]] * n if handoff.draft_tokens is None else handoff.draft_tokens
     drafts = len(guessed) == n and all(are_tokens(draft, vocab_size) for draft in guessed)
     whole = handoff.computed == len(sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
-    framed = sequence.inputs is None or can_resume(handoff, sequence.inputs)
+    framed = sequence.streams.inputs is None or can_resume(handoff, sequence.streams.inputs)
     return whole and same and some and drafts and framed and knows_its_logprobs(handoff, request)
 
 

@@ -26,7 +26,7 @@ def digest_of(row: bytes) -> str:
 
 def last_state(sequence: Sequence) -> bytes | None:
     """Return the state of the prompt's last position as a handoff carries it; None where none is kept."""
-    states, last = sequence.target_states, len(sequence.prompt) - 1
+    states, last = sequence.drafting.target_states, len(sequence.prompt) - 1
     if states is None or not states.start <= last < states.end:
         return None
     return states.at(last).cpu().numpy().astype(NUMBER).tobytes()

@@ -310,7 +310,7 @@ def has_room(halves: abc.Mapping[str, HalfTransfer], transfer_id: str) -> bool:
 def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: Scheduler) -> PrefillResult:
     """Return the result of a computed prompt, for the Handoff."""
     sequence, n = going_on[0], going_on[0].params.n
-    made = scheduler.drafter.hand_over(going_on, scheduler.speculative_tokens)
+    made = scheduler.drafts.drafter.hand_over(going_on, scheduler.drafts.most)
     drafts = {one.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
     hidden = last_state(sequence)
     tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}
@@ -324,8 +324,8 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
         [one.choice for one in going_on],
         [known.get(choice, []) for choice in range(n)] if known else None,
         [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
-        None if sequence.inputs is None else [sequence.inputs.frames[0]],
-        None if sequence.inputs is None else sequence.inputs.next_index,
+        None if sequence.streams.inputs is None else [sequence.streams.inputs.frames[0]],
+        None if sequence.streams.inputs is None else sequence.streams.inputs.next_index,
         hidden,
         None if hidden is None else digest_of(hidden),
     )

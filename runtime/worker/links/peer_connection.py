@@ -68,6 +68,10 @@ class PeerConnection:
         """Return whether its connection is due to be replaced."""
         return self.socket is not None and self.renewal.is_due(now)
 
+    def answers(self, now: float) -> bool:
+        """Return whether the peer has answered over a connection that has not ended since."""
+        return self.state is HandshakeState.READY and self.socket is not None and self.socket.breaks(now) == self.breaks
+
     def is_late(self, now: float) -> bool:
         return self.state is HandshakeState.GREETING and now >= self.deadline
 

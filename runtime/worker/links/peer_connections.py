@@ -19,6 +19,7 @@ from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConn
 LOOK = 0.25
 # Seconds after which a peer that is LOST is forgotten: a process that ended does not come back.
 LONGEST_LOSS = 600.0
+TAKEN = "another process has the prefill worker's address now"
 
 
 class PeerConnections(Mapping[str, PeerConnection]):
@@ -66,10 +67,12 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def open(self, peer: str, endpoint: str, now: float) -> str | None:
         """Connect to a peer and start the handshake, unless it has a connection that has not failed. Return why it
-        cannot be, where a proxy named an address that is none."""
+        cannot be, where a proxy named an address that is none, or that of another process."""
         connection = self.by_peer.get(peer)
         if connection is not None and connection.state is not HandshakeState.FAILED:
             return None
+        if self.has_owner(endpoint, now):
+            return TAKEN
         self.hang_up(peer)
         self.clear_the_address(endpoint)
         try:
@@ -85,6 +88,13 @@ class PeerConnections(Mapping[str, PeerConnection]):
         else:
             self.tell(peer, replace(self.greeting, receiver=peer))
         return None
+
+    def has_owner(self, endpoint: str, now: float) -> bool:
+        """Return whether a process has answered from an address, and still does: who names another one there has not
+        heard of this one yet. Its connection, and what it hands over, must not suffer from that."""
+        return self.greeting is not None and any(
+            one.endpoint == endpoint and one.answers(now) for one in self.by_peer.values()
+        )
 
     def connect(self, endpoint: str) -> PeerClient:
         socket = PeerClient(self.context, self.sender, endpoint)
@@ -107,7 +117,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
         for connection in self.by_peer.values():
             if connection.endpoint == endpoint and connection.socket is not None:
                 self.silence(connection)
-                connection.fail("another process has the prefill worker's address now")
+                connection.fail(TAKEN)
 
     def forget_unused(self, used: Collection[str | None], most: int) -> None:
         """Close connections that failed and that no transfer uses; where there are `most`, also others unused."""

@@ -7,6 +7,7 @@ from functools import partial
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.token_rules import SequenceStops
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.value import value
@@ -136,11 +137,11 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
         )
     params.check(config.vocab_size)
     stops, ends = ends_of(params, machine)
-    check = partial(TextStops, machine.tokenizer, params) if params.stop else None
+    strings = SequenceStops(partial(TextStops, machine.tokenizer, params) if params.stop else None)
     check_delivered(submit, params, config.vocab_size)
     hands_over, delivered = submit.phase in ("prefill", HOLD) and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
-        key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, check, submit.cache_salt,
+        key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, strings, submit.cache_salt,
         wanted=tuple(submit.choices), priority=submit.priority, share=FairShare.stated(submit.caller, submit.weight),
     )  # fmt: skip
     sequence.choice = sequence.choices[0]
@@ -195,7 +196,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         output.ids,
         choice=sequence.choice,
         finish_reason=FINISH_REASONS.get(output.finish),
-        stop_match=sequence.stop_match,
+        stop_match=sequence.stops.match,
         generated_tokens=sequence.generated if counted else None,
         prompt_tokens=len(sequence.prompt),
         cached_tokens=sequence.history.cached + sequence.history.cached_later,

@@ -14,7 +14,9 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
+from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
@@ -104,7 +106,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     record_steps(runner)
     if draft is not None:
         # The steps above were slower than any later one, and no measure of the model.
-        engine.scheduler.drafter = make_drafter(config, draft, loaded, num_blocks)
+        engine.scheduler.drafts.drafter = make_drafter(config, draft, loaded, num_blocks)
         runner.keeps_states = isinstance(draft.model, DraftLayer)
     tokenizer = load_tokenizer(config.model_path, config.cache_path)
     grammars = GrammarCompiler(tokenizer, model_config.vocab_size)
@@ -117,8 +119,8 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
 def equip(config: WorkerConfig, runner: Runner, storage: KVStorage, pool: BlockPool) -> Engine:
     """Return the engine that a worker has over a runner and its pool. No weights are needed."""
     scheduler = Scheduler(
-        pool, storage.layout, config.max_num_seqs, config.max_num_batched_tokens, config.prefix_caching,
-        interleaved(config), config.speculative_tokens,
+        pool, storage.layout, config.max_num_seqs, StepBudget(config.max_num_batched_tokens, interleaved(config)),
+        config.prefix_caching, drafts=StepDrafts(config.speculative_tokens),
     )  # fmt: skip
     return Engine(runner, scheduler)
 

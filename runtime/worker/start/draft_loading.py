@@ -16,7 +16,6 @@ from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import AdaptivePolicy
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
@@ -121,7 +120,7 @@ def warm_up(model: DraftModel) -> list[tuple[int, float]]:
     """Have two guesses made, since the first call of an operation sets it up. Return their rows and seconds."""
     sequence = Sequence("warm-up", [0], SamplingParams(max_tokens=4, seed=0, temperature=0.0), frozenset())
     sequence.output = [0]
-    sequence.target_states = TargetStates(0, [torch.ones(model.shape.hidden_size, device=model.runner.model.device)])
+    sequence.drafting.record(0, [torch.ones(model.shape.hidden_size, device=model.runner.model.device)])
     model.propose([(sequence, 2)])
     model.forget(sequence)
     model.prefix.clear()

@@ -18,6 +18,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.link import CudaLink, DeviceLink
 from pontil.runtime.engine.device.runner_choice import estimate_recordings, make_runner
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
@@ -138,7 +139,7 @@ def run_largest_steps(
     num_blocks = 1 + sum(layout.blocks_for(length + 2) + 1 for length in prompts)
     storage = KVStorage(layout, num_blocks, model.device, memory)
     budget = max(config.max_num_batched_tokens, config.max_num_seqs)
-    scheduler = Scheduler(BlockPool(num_blocks), layout, config.max_num_seqs, budget, prefix_caching=False)
+    scheduler = Scheduler(BlockPool(num_blocks), layout, config.max_num_seqs, StepBudget(budget), prefix_caching=False)
     if config.ranks > 1:
         # The ranks run this together, with no driver among them.
         runner = ModelRunner(model, storage)

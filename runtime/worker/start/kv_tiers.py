@@ -17,6 +17,7 @@ from pontil.runtime.cache.tier.tier import KVTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.errors import ModelError
@@ -109,7 +110,7 @@ def engine_to_measure(machine: WorkerResources, tokens: int) -> Engine:
     if num_blocks - 1 <= len(machine.pool.free_list):
         return machine.engine
     storage = KVStorage(machine.layout, num_blocks, machine.storage.device)
-    scheduler = Scheduler(BlockPool(num_blocks), machine.layout, 1, tokens, prefix_caching=False)
+    scheduler = Scheduler(BlockPool(num_blocks), machine.layout, 1, StepBudget(tokens), prefix_caching=False)
     return Engine(machine.engine.runner.beside(storage), scheduler)
 
 

@@ -34,6 +34,8 @@ ARCHITECTURES = {
     "deepseek_v3": EVEN | LATENT,
     "gpt_oss": EVEN,
 }
+# By default both numbers of ranks and both types, and not each with each.
+LONG = pytest.mark.long
 # Models that only torch's operations compute.
 WITHOUT_KERNELS = {"deepseek_v3-fp8": EVEN | LATENT}
 
@@ -56,8 +58,13 @@ def torch_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return made
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"),
+    [
+        (2, torch.bfloat16), (4, torch.float32), pytest.param(4, torch.bfloat16, marks=LONG),
+        pytest.param(2, torch.float32, marks=LONG),
+    ],
+)  # fmt: skip
 def test_kernels_give_the_bits_of_one_process(
     processes: RankProcesses, path: Path, ranks: int, dtype: torch.dtype
 ) -> None:
@@ -72,7 +79,7 @@ def test_kernels_give_the_bits_of_one_process(
     library.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=LONG)])
 def test_torch_gives_the_bits_of_one_process(
     processes: RankProcesses, torch_path: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:

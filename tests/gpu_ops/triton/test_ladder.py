@@ -15,8 +15,8 @@ from cases import CASES, FAULTS, OVER_BUDGET
 
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "tests" / "support"
-# By default each kernel is compiled once for the first target, in the case that takes the most of a processor, and for
-# the second where it must have instructions that only that one has; all cases for all targets with --long. A compile
+# By default each kernel is compiled once for the first target, in the case that takes the most of a processor, and one
+# for the second, which must have instructions that only that one has; all cases for all targets with --long. A compile
 # takes seconds, unless Triton's cache has it.
 TARGETS = ("sm_90a", "gfx942", "sm_80", "sm_100a")
 LARGEST = {
@@ -24,6 +24,7 @@ LARGEST = {
     "gated-silu-1100-bfloat16", "product-real-float8-bfloat16", "experts-real-float4", "routing-one-group-best",
     "blocks-real", "decode-deepseek-v3", "prompt-deepseek-v3", "draw-vocabulary-151936",
 }  # fmt: skip
+DEFAULT = {("sm_90a", name) for name in LARGEST} | {("gfx942", "decode-deepseek-v3")}
 # Bytes of shared memory that a workgroup can have.
 SHARED = {"sm_80": 163 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "gfx942": 64 << 10}
 
@@ -93,14 +94,10 @@ def test_the_compiler_shows_a_spill(rungs: dict[str, Rung]) -> None:
     assert kernel["spills"] > OVER_BUDGET.budget.spills
 
 
-def is_default(target: str, name: str) -> bool:
-    return name in LARGEST and (target == "sm_90a" or (target == "gfx942" and "amd" in CASES[name].budget.must_have))
-
-
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        pytest.param(target, name, marks=[] if is_default(target, name) else pytest.mark.long)
+        pytest.param(target, name, marks=[] if (target, name) in DEFAULT else pytest.mark.long)
         for target in TARGETS
         for name, case in CASES.items()
         if case.compiled

@@ -4,7 +4,7 @@
 import pytest
 from scripted_site import ScriptedSite
 
-from pontil.http.server.unknown_path import ABSENT, what_to_say
+from pontil.http.server.error_handler import ABSENT, what_to_say
 
 KNOWN = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/health"}
 

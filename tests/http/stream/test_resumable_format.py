@@ -27,8 +27,10 @@ from pontil.runtime.chat.calls.format import HERMES
 from pontil.runtime.chat.dialect import Dialect
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Delta, Ended, Finished
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Delta, Ended, Finished, Stream
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -145,7 +147,7 @@ class ResumedScene:
 
     def drains(self, at_once: int) -> Iterator[tuple[Stream, list[ChoiceEvent]]]:
         """Tell the answer: so many ids of each choice at once, then the rest in pieces."""
-        request = Request.start("r", [1, 2, 3], self.params, self.tokenizer, 0.0)
+        request = Request.start("r", Generation([1, 2, 3], self.params), self.tokenizer, 0.0)
         stream = Stream([request], lambda request: None)
         rest = [list(ids) for ids in self.answers]
         pieces = [(choice, at_once) for choice in range(len(rest))]
@@ -161,7 +163,7 @@ class ResumedScene:
         ids, reason = rest[:count], None
         del rest[:count]
         if not rest and (count > len(ids) or self.dice.random() < 0.7):
-            reason = request.reasons[choice] = "stop"
+            reason = request.answers[choice].reason = "stop"
         text = request.answers[choice].add(ids, reason)
         if ids or text:
             request.mailbox.put(text, ids, choice)

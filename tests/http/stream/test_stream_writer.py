@@ -17,7 +17,8 @@ from pontil.http.stream.rendering import settled
 from pontil.http.stream.sse import KEEP_ALIVE, EventWriter, StreamWriter
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
-from pontil.runtime.proxy.requests.stream import ChoiceEvent, Ended, Finished, Mailbox, MessageTurn, Stream
+from pontil.runtime.proxy.requests.answer import ChoiceEvent, Ended, Finished, Mailbox
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 
 END = Finished("stop", Usage(1, 2, 0), "mixed:0")
 

@@ -10,7 +10,7 @@ from pontil.runtime.chat.answer_reader import AnswerReader
 from pontil.runtime.chat.calls.format import HERMES
 from pontil.runtime.chat.reasoning_parser import ReasoningParser
 from pontil.runtime.chat.tool_call_parser import ToolCallParser
-from pontil.runtime.proxy.requests.stream import Delta
+from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

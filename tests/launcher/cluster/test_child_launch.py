@@ -10,7 +10,7 @@ import pytest
 
 from pontil.launcher.child.memory_file import memory_file
 from pontil.launcher.cluster.child_launch import ChildLaunch, shell_code, without_options
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.key_file import key_text, read_key_file
 
 WORDS = ["--dry-run", "--on=host", "--role=prefill", "--prefill=cpu", "--join=tcp://127.0.0.1:7000"]

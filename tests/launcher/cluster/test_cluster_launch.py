@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from pontil.launcher.cluster.cluster_launch import END_WITHIN, ClusterLaunch
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, plan_cluster
 from pontil.launcher.cluster.slots import SLOT_MOVES, ActorEnded, ActorPlaced, SlotState
-from pontil.launcher.errors import LaunchError, RefusedError
+from pontil.launcher.foundation.errors import LaunchError, RefusedError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.options.options import read_options
 

@@ -15,7 +15,7 @@ from pontil.launcher.cluster import entry
 from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, neighbours, plan_cluster
 from pontil.launcher.cluster.spelling import words_for
 from pontil.launcher.commands.launch import launch
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.device_list import parse_list
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions, read_options

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pontil.launcher.cli import cli
 from pontil.launcher.cluster.ray_cluster import checkout_folder, import_ray, plain
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from pontil.launcher.cli import cli
 from pontil.launcher.commands.ready import said
 from pontil.launcher.control.control_client import RunningLaunch
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 
 def launch(*processes: tuple[str, str, str]) -> RunningLaunch:

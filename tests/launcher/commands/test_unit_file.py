@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from pontil.launcher.cli import cli
 from pontil.launcher.commands.unit_file import quote
 from pontil.launcher.commands.units import unit_of
-from pontil.launcher.errors import OptionError, RefusedError
+from pontil.launcher.foundation.errors import OptionError, RefusedError
 from pontil.launcher.keys.key_file import make_key_file
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 

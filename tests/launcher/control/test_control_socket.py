@@ -19,7 +19,7 @@ from pontil.launcher.control.control_socket import (
     ControlSocket,
     user_of,
 )
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 TURNS = 50
 

@@ -13,7 +13,7 @@ from command_line import app
 
 from pontil.launcher.control.local_proxy import answers, at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions, Role
 from pontil.launcher.plan.topology import Topology, plan

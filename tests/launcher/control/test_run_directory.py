@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pontil.launcher.control.run_directory import RunDirectory
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 
 
 def test_it_is_private_and_goes_with_its_launch(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from pontil.launcher.doctor.checkup import (
 )
 from pontil.launcher.doctor.command import doctor, lines, summary
 from pontil.launcher.doctor.finding import broken, fine
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.options import LaunchOptions, read_environment, read_options

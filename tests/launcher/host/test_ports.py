@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pontil.launcher.commands.launch import choose_ports
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards, is_host, usable_port
 from pontil.launcher.options.options import LaunchOptions

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.service_port import ServicePort
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.client_keys import LINE, MOST_KEYS, ClientKeys, change_client_keys, new_line, read_client_keys
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.options import LaunchOptions

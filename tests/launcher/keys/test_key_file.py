@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synced_names import note_syncs
 
 from pontil.launcher.cli import cli
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.keys.key_file import FORMAT, make_key_file, read_key_file, secret_in
 
 SECRET = "ab" * 32

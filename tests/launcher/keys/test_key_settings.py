@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.keys.client_keys import ClientKeys, change_client_keys, digest, new_line, read_client_keys
 from pontil.launcher.keys.key_settings import SETTINGS, read_key_settings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.keys.trace_headers import Headers, read_trace_headers
 from pontil.launcher.options.environment import LaunchEnvironment

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.logs.log_files import RETRY_AFTER, LogFiles
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pontil.launcher.cli import cli
 from pontil.launcher.commands.units import unit_of
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.disk_room import check_folder
 from pontil.launcher.options.kv_tier_list import TierItem, kv_tiers

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, read_options

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_options
 from pontil.launcher.options.service_links import service_links
 from pontil.launcher.options.sources import variable_name

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.environment import SECRETS
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_options, read_settings
 from pontil.launcher.options.sources import Setting, settle, variable_name

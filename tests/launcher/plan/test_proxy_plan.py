@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import read_options
 from pontil.launcher.plan.topology import Topology, plan

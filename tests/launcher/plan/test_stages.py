@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import read_options
 from pontil.launcher.options.stage_list import PlacedStage, read_placement, stages

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
 from pontil.launcher.options.options import read_options

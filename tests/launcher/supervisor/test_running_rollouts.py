@@ -16,7 +16,7 @@ import pytest
 from pontil.launcher.commands.ready import said as readiness
 from pontil.launcher.control.control_client import ControlReply, RunningLaunch, ask, find_launch
 from pontil.launcher.control.control_socket import NAME
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 
 Launched = Callable[..., Any]
 WaitUntil = Callable[[Callable[[], object]], None]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafts change only the number of steps of an answer: no token, logprob, end or count."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.prompt_lookup import LONGEST, PromptLookup
 from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.token_rules import SequenceStops
 from pontil.runtime.models.model import Model
 
 
@@ -66,7 +68,7 @@ def test_an_end_inside_an_accepted_draft_is_the_end(model: Model) -> None:
             by_id = sequence("id", REPEATING, 40)
             by_id.stop_token_ids = frozenset({stop})
             by_text = sequence("text", REPEATING, 40)
-            by_text.make_stop_check, by_text.stop_check = (lambda text=text: Stops(text)), Stops(text)
+            by_text.stops = SequenceStops(partial(Stops, text))
             found = run(one, [by_id, by_text])
             assert found["id"].ids == full.ids[: full.ids.index(stop) + 1] and found["id"].finish is FinishReason.STOP
             assert found["text"].finish is FinishReason.STOP and tuple(found["text"].ids[-2:]) == text

@@ -40,7 +40,7 @@ def model() -> Model:
 def guided(name: str, allowed: Allowed = every_third, prompt: list[int] = REPEATING, **params: Any) -> Sequence:
     one = sequence(name, prompt, **({"max_tokens": 24, "ignore_eos": False} | params))
     one.stop_token_ids = frozenset({END})
-    one.make_guide = lambda: Rule(allowed)
+    one.rules.make_guide = lambda: Rule(allowed)
     return one
 
 
@@ -94,7 +94,7 @@ def test_drafts_are_those_that_the_guide_allows(model: Model) -> None:
     assert guessing.engine.accepted > 10
     one = guided("b", every_third)
     one.output += [4, 9, 40]
-    one.handed_draft = (END, 5)
+    one.drafting.handed = (END, 5)
     assert one.draft(2) == ()
 
 
@@ -118,7 +118,7 @@ def test_a_dead_end_ends_its_own_choice_only(model: Model) -> None:
     for drafts in (0, 4):
         one = rig(model, drafts=drafts)
         stuck = guided("stuck", dead_end, logprobs=1)
-        stuck.make_guide = lambda: Rule(dead_end, "nothing fits")
+        stuck.rules.make_guide = lambda: Rule(dead_end, "nothing fits")
         told = run(one, [*requests(), stuck, guided("torn", dead_end)])
         output, finish, failure = told.pop("stuck")
         assert (

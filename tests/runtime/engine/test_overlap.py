@@ -177,7 +177,7 @@ def test_without_rows_for_drafts_no_drafter_runs_and_steps_overlap(model: Model)
     def watched() -> Batch:
         batch = first()
         decoding = [span for span in batch.spans if span.start >= len(span.sequence.prompt)]
-        steps.append((len(decoding), one.scheduler.asked_drafter))
+        steps.append((len(decoding), one.scheduler.drafts.asked))
         return batch
 
     one.scheduler.schedule = watched  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
@@ -57,7 +58,7 @@ def tokenizer(path: Path) -> Tokenizer:
 
 def run(runner: ModelRunner, sequences: list[Sequence], budget: int) -> dict[str, list[int]]:
     layout = runner.storage.layout
-    engine = Engine(runner, Scheduler(BlockPool(2500), layout, 64, budget))
+    engine = Engine(runner, Scheduler(BlockPool(2500), layout, 64, StepBudget(budget)))
     for one in sequences:
         engine.add(one)
     return drain(engine)

@@ -74,7 +74,7 @@ def wait_for_keys(world: QueueWorld) -> None:
 
 def test_those_that_wait_for_a_prefix_cost_a_step_nothing() -> None:
     world = busy(seats=RUNNING + 8, blocks=RUNNING * 400 + 1000)
-    world.scheduler.max_interleaved_tokens = 1
+    world.scheduler.budget = replace(world.scheduler.budget, interleaved=1)
     world.whole("computes it", SHARED, 5000)
     world.step()
     alone = calls_of(world)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts are cut within the budget, at the ends of attention's tiles, and shorter while others decode."""
 
+from dataclasses import replace
+
 import pytest
 from tiny import build, drain, reference, rig, sequence
 
@@ -8,7 +10,7 @@ from tiny import build, drain, reference, rig, sequence
 @pytest.mark.parametrize(("limit", "chunks"), [(64, [64, 64, 64, 8]), (100, [64, 64, 72]), (None, [192, 8])])
 def test_chunks_are_short_while_others_decode(limit: int | None, chunks: list[int]) -> None:
     ours = rig(build(reference()), budget=250)
-    ours.scheduler.max_interleaved_tokens = limit or 195
+    ours.scheduler.budget = replace(ours.scheduler.budget, interleaved=limit or 195)
     ours.engine.add(sequence("a", [5] * 30, 40))
     ours.engine.step()
     ours.engine.add(sequence("b", [7] * 200, 1))
@@ -25,7 +27,7 @@ def test_chunks_are_short_while_others_decode(limit: int | None, chunks: list[in
 
 def test_alone_a_prompt_gets_the_whole_budget() -> None:
     ours = rig(build(reference()), budget=250)
-    ours.scheduler.max_interleaved_tokens = 64
+    ours.scheduler.budget = replace(ours.scheduler.budget, interleaved=64)
     ours.engine.add(sequence("b", [7] * 250, 1))
     assert [span.count for span in ours.scheduler.schedule().spans] == [250]
     drain(ours.engine)

@@ -9,6 +9,7 @@ from tiny import Rig, build, drain, reference, rig, sequence
 from torch import Tensor
 
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.streamed import StageStreams
 from pontil.runtime.models.model import Model
 
 PROMPT = [3, 17, 40, 8, 25, 60, 11, 9, 2, 77]
@@ -80,7 +81,8 @@ def driven(made: Rig, model: Model, arrived: int) -> tuple[Sequence, EmbeddedIds
     one = sequence("driven", PROMPT, TOKENS)
     # Its ids are placeholders, by which no other sequence may find its blocks or wait for them.
     one.salt = "driven"
-    rows = one.inputs = EmbeddedIds(model, one, arrived)
+    rows = EmbeddedIds(model, one, arrived)
+    one.streams = StageStreams(inputs=rows)
     made.engine.add(one)
     return one, rows
 
@@ -124,7 +126,8 @@ def test_rows_that_are_no_ids_are_not_penalized(model: Model) -> None:
     for ids in (PROMPT, [7] * len(PROMPT)):
         made = rig(model)
         one = sequence("driven", ids, TOKENS, repetition_penalty=1.9)
-        rows = one.inputs = EmbeddedIds(model, one, 1 << 20)
+        rows = EmbeddedIds(model, one, 1 << 20)
+        one.streams = StageStreams(inputs=rows)
         rows.sequence = sequence("ids", PROMPT, TOKENS)
         rows.sequence.output = one.output
         made.engine.add(one)
@@ -149,13 +152,15 @@ def test_a_frame_counts_as_one_token(model: Model) -> None:
 def test_every_position_is_stated_once_computed(model: Model, budget: int) -> None:
     made = rig(model, budget=budget)
     one = sequence("stated", PROMPT, TOKENS)
-    states = one.states = RecordedStates()
+    states = RecordedStates()
+    one.streams = StageStreams(states=states)
     made.engine.add(one)
     assert drain(made.engine)["stated"] == expected(model)
     assert list(states.taken) == list(range(len(PROMPT) + TOKENS - 1))
     alone = rig(model)
     again = sequence("again", PROMPT, TOKENS)
-    same = again.states = RecordedStates()
+    same = RecordedStates()
+    again.streams = StageStreams(states=same)
     alone.engine.add(again)
     drain(alone.engine)
     for position, (embedding, hidden) in states.taken.items():
@@ -167,7 +172,8 @@ def test_a_sequence_rests_while_its_consumer_is_behind(model: Model) -> None:
     """E13: back-pressure stops the producer, and it goes on where it was."""
     made = rig(model)
     one = sequence("stated", PROMPT, TOKENS)
-    states = one.states = RecordedStates(most=len(PROMPT) + 3)
+    states = RecordedStates(most=len(PROMPT) + 3)
+    one.streams = StageStreams(states=states)
     made.engine.add(one)
     while made.engine.has_work:
         made.engine.step()

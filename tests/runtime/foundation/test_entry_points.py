@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from pontil.launcher.cli import MODULES, LazyCommands
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.runtime.foundation import entry_points
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.foundation.entry_points import ENTRY_POINTS, entry_point, missing

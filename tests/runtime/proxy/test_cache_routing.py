@@ -10,6 +10,7 @@ from live_proxy import LiveProxy, collect, submitted, until
 from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.cache.prefix import full_keys
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.prompt_prefix import PORTION
 from pontil.runtime.sampling_params import SamplingParams
@@ -140,7 +141,7 @@ def test_a_long_prompt_is_prepared_in_several_turns(play: Play, blocks: int) -> 
         beside.cancel()
         assert len(prefix.keys) == blocks and len(cold.keys) == 1
         assert turns >= 3 if blocks > PORTION else turns == 0
-        stream = live_proxy.proxy.submit_all(Ticket(), [(long, PARAMS)], prefixes=[prefix])
+        stream = live_proxy.proxy.submit(Ticket(), Generation(long, PARAMS, prefix))
         assert stream.route == "mixed:0"
         assert live_proxy.value("pontil_routing_found_tokens_total") == len(long) - 1
 
@@ -154,6 +155,7 @@ def test_no_keys_are_computed_for_what_uses_no_cache(play: Play) -> None:
         await tells(live_proxy, holder, PROMPT)
         scored = SamplingParams(max_tokens=60, seed=1, prompt_logprobs=1)
         stream = live_proxy.submit([*PROMPT, 7], scored)
-        assert stream.route == "mixed:0" and stream.request.prefix is None
+        assert stream.route == "mixed:0" and isinstance(work := stream.request.work, Generation)
+        assert work.prefix is None
 
     play(scene)

@@ -60,7 +60,7 @@ def test_a_worker_that_let_go_of_its_requests_is_registered_anew(play: Play) -> 
         hello = live_proxy.proxy.registry.workers[first.incarnation].hello
         router = live_proxy.proxy.router
         router.on_messages([hello])
-        assert stream.request.attempt == attempt
+        assert stream.request.attempts.number == attempt
         router.on_messages([replace(hello, registration=1)])
         again = await submitted(first)
         assert again.attempt == attempt + 1 and live_proxy.proxy.registry.workers[first.incarnation].in_flight == 1
@@ -80,8 +80,8 @@ def test_a_pair_whose_link_is_cut_is_used_again_once_it_is_not(play: Play) -> No
 
         async def phases_of_next() -> set[str]:
             stream = submit(proxy, [5], PARAMS)
-            await until(lambda: stream.request.phases)
-            phases = set(stream.request.phases.values())
+            await until(lambda: stream.request.attempts.phases)
+            phases = set(stream.request.attempts.phases.values())
             stream.cancel()
             return phases
 
@@ -128,9 +128,9 @@ def test_what_a_worker_let_go_of_is_not_taken_off_the_load_of_its_next_registrat
         router.on_messages([decode.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)])
         hello = workers[prefill.incarnation].hello
         router.on_messages([replace(hello, registration=1)])
-        assert stream.request.attempt == submit.attempt, "the prefill worker is needed no more"
+        assert stream.request.attempts.number == submit.attempt, "the prefill worker is needed no more"
         other = live_proxy.submit([6], PARAMS)
-        await until(lambda: other.request.phases)
+        await until(lambda: other.request.attempts.phases)
         assert workers[prefill.incarnation].in_flight == workers[prefill.incarnation].taken == 1
         stream.cancel()
         assert workers[prefill.incarnation].in_flight == workers[prefill.incarnation].taken == 1

@@ -38,7 +38,7 @@ def slow(tokenizer: Tokenizer) -> DelayedWorker:
 def test_a_prompt_that_advances_lives(slow: DelayedWorker) -> None:
     stream = slow.submit(LONG, PARAMS)
     slow.clock.run_until(60.0)
-    assert stream.request.complete and stream.request.first_token == pytest.approx(50.0, abs=1.0)
+    assert stream.request.complete and stream.request.times.first_token == pytest.approx(50.0, abs=1.0)
 
 
 def test_a_prompt_that_does_not_advance_ends(slow: DelayedWorker) -> None:
@@ -78,6 +78,6 @@ def test_a_stream_that_has_begun_waits_by_its_own_deadline(tokenizer: Tokenizer)
     slow.worker.pace = 1_000.0
     stream = slow.submit([5] * 10, PARAMS)
     slow.clock.run_until(15.0)
-    assert stream.request.begun and stream.end is None
+    assert stream.request.times.begun and stream.end is None
     slow.clock.run_until(21.0)
     assert isinstance(stream.end, Unavailable) and "next token did not come within 20 s" in str(stream.end)

@@ -11,7 +11,7 @@ from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
-from pontil.runtime.proxy.requests.request import MOST_EXCUSED
+from pontil.runtime.proxy.requests.attempts import MOST_EXCUSED
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Failed, Goodbye, Message, RoleChange, Submit
 
@@ -60,7 +60,7 @@ def test_what_a_draining_worker_has_goes_on_there(play: Play) -> None:
         await submitted(worker)
         await tells(live_proxy, worker, "mixed", True)
         text, _, end = await collect(stream)
-        assert text == TEXT and end.route == "mixed:0" and stream.request.attempt == 0
+        assert text == TEXT and end.route == "mixed:0" and stream.request.attempts.number == 0
 
     play(scene)
 
@@ -80,9 +80,9 @@ def test_what_it_gives_back_goes_on_elsewhere_and_is_no_fault(play: Play) -> Non
             await tells(live_proxy, worker, "mixed", True)
             worker.say(gives_back(worker, submit))
         text, _, end = await collect(stream)
-        assert text == TEXT and end.reason == "stop" and stream.request.attempt == 5
+        assert text == TEXT and end.reason == "stop" and stream.request.attempts.number == 5
         assert live_proxy.value("pontil_failovers_total", cause="moved") == 5
-        assert stream.request.broken == set()
+        assert stream.request.attempts.broken == set()
         await until(lambda: live_proxy.proxy.ledger.imbalance == 0)
 
     play(scene, max_attempts=1)

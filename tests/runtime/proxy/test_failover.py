@@ -12,7 +12,7 @@ from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.requests.stream import Delta
+from pontil.runtime.proxy.requests.answer import Delta
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Cancel, Failed, Message, Submit, Tokens
 
@@ -49,7 +49,7 @@ def test_a_stream_goes_on_elsewhere(play: Play, spare: str, count: int) -> None:
             await live_proxy.worker(spare)
         lost(live_proxy, dying)
         assert await collect(stream) == (*whole[:2], stream.request.mailbox.end) and whole[0] == TEXT
-        assert stream.request.attempt == 1 and stream.usage == whole[2].usage
+        assert stream.request.attempts.number == 1 and stream.usage == whole[2].usage
         assert live_proxy.value("pontil_failovers_total", cause="died") == 1
         balanced(live_proxy)
 
@@ -194,7 +194,7 @@ def test_a_cancel_that_was_refused_is_sent_later_and_before_another_attempt(play
         await submitted(worker)
         left.cancel()
         assert len(dispatcher.cancels) == 1
-        live_proxy.proxy.frames.on_failed(
+        live_proxy.proxy.router.handlers[Failed](
             Failed(worker.incarnation, live_proxy.proxy.incarnation, stream.request.id, 0, "no room")
         )
         last = [(type(message), getattr(message, "request_id", "")) for message in sent[-3:]]

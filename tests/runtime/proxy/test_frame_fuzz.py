@@ -16,8 +16,8 @@ from submitting import submit
 from virtual_site import Clock, VirtualProxy, VirtualWorker
 
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -58,25 +58,25 @@ ABOUT_TOKENS: dict[str, Valid] = {
     "role": lambda sender, proxy, request: RoleChange(sender, proxy, "decode", False),
     "prefixes": lambda sender, proxy, request: PrefixDelta(sender, proxy, 0, b"12345678abcdefgh", b"87654321"),
     "tokens": lambda sender, proxy, request: Tokens(
-        sender, proxy, request.id, request.attempt, 0, [10, 11], 0, None, None, None, 4, 0,
+        sender, proxy, request.id, request.attempts.number, 0, [10, 11], 0, None, None, None, 4, 0,
         [[[10, -0.5, 1]], [[11, -0.5, 1]]], None, 0.1, 4, 2, 1, 0, 10, 0.1, "no",
     ),
     "end": lambda sender, proxy, request: Tokens(
-        sender, proxy, request.id, request.attempt, 0, [10, 11], 0, "stop", "x", 2, 4, 0, queue_seconds=0.1,
+        sender, proxy, request.id, request.attempts.number, 0, [10, 11], 0, "stop", "x", 2, 4, 0, queue_seconds=0.1,
         computed_tokens=4,
     ),
     "step": lambda sender, proxy, request: Step(
         sender, proxy, [request.id, request.id],
-        [[request.attempt, 0, 0, 4, 0, 10], [request.attempt, 0, 1, 4, 0, 10]],
+        [[request.attempts.number, 0, 0, 4, 0, 10], [request.attempts.number, 0, 1, 4, 0, 10]],
     ),
-    "progress": lambda sender, proxy, request: Progress(sender, proxy, request.id, request.attempt, 2, 0),
-    "failed": lambda sender, proxy, request: Failed(sender, proxy, request.id, request.attempt, "why", 503),
+    "progress": lambda sender, proxy, request: Progress(sender, proxy, request.id, request.attempts.number, 2, 0),
+    "failed": lambda sender, proxy, request: Failed(sender, proxy, request.id, request.attempts.number, "why", 503),
     "times": lambda sender, proxy, request: AttemptTimes(
-        sender, proxy, request.id, request.attempt, 1.0, 0.1, [0.2, 0.3, 4.0], [0.2, 0.3, 4.0, 9.0], [0.3, 0.4], [0.5],
-        0.6, 0.7,
+        sender, proxy, request.id, request.attempts.number, 1.0, 0.1, [0.2, 0.3, 4.0], [0.2, 0.3, 4.0, 9.0], [0.3, 0.4],
+        [0.5], 0.6, 0.7,
     ),
     "embedding": lambda sender, proxy, request: Embedding(
-        sender, proxy, request.id, request.attempt, b"\0\0\x80\x3f", 4, 4, 0.1
+        sender, proxy, request.id, request.attempts.number, b"\0\0\x80\x3f", 4, 4, 0.1
     ),
 }  # fmt: skip
 
@@ -101,7 +101,7 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
     for number in range(examples(30, 1000)):
         wrong = submit(site, PROMPT * 20, PARAMS).requests[0]
         clock.run_until(clock.now + 0.05)
-        sender = next(iter(wrong.phases), workers[0].name)
+        sender = next(iter(wrong.attempts.phases), workers[0].name)
         fresh = f"new-{number}" if kind == "hello" else sender
         for _ in range(chance.choice([1, 1, 2])):
             site.router.on_messages([mutated(ABOUT_TOKENS[kind](fresh, site.incarnation, wrong), chance)])
@@ -121,14 +121,14 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
 RUN_PROMPT = [5, 9, 4]
 ABOUT_RUNS: dict[str, Valid] = {
     "output": lambda sender, proxy, request: NodeOutput(
-        sender, proxy, request.id, request.attempt, 0, "audio", b"\0\0" * 3, False, 8000, 1, 0.1
+        sender, proxy, request.id, request.attempts.number, 0, "audio", b"\0\0" * 3, False, 8000, 1, 0.1
     ),
     "pass": lambda sender, proxy, request: PassDone(
-        sender, proxy, request.id, request.attempt, "talker", "talker_decode", {"talker/wav/codes": 3},
+        sender, proxy, request.id, request.attempts.number, "talker", "talker_decode", {"talker/wav/codes": 3},
         {"talker/wav/codes": 3}, {"thinker/talker/states": 2}, {"wav": "code2wav_chunk"}, False,
     ),
     "starved": lambda sender, proxy, request: Starved(
-        sender, proxy, request.id, request.attempt, "talker/wav/codes", 2, "talker:0"
+        sender, proxy, request.id, request.attempts.number, "talker/wav/codes", 2, "talker:0"
     ),
 }  # fmt: skip
 
@@ -143,9 +143,9 @@ def test_a_message_of_a_stage_with_wrong_fields_ends_no_other_run(tokenizer: Tok
         wrong, right = (site.runs.submit(Ticket(), RUN_PROMPT, params) for _ in range(2))
         for _ in range(chance.randrange(2, 14)):
             site.step()
-        if not site.conductor.runs:
+        if not site.runs.conductor.runs:
             continue
-        run = next(iter(site.conductor.runs.values()))
+        run = next(iter(site.runs.conductor.runs.values()))
         node = "talker" if kind == "pass" else "wav"
         asked = run.requests.get(node, run.first)
         site.router.on_messages([mutated(ABOUT_RUNS[kind](f"{node}:0", site.incarnation, asked), chance)])

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, prompt_logprobs
-from pontil.runtime.proxy.requests.choice_text import BrokenAnswer
+from pontil.runtime.proxy.requests.answer import BrokenAnswer, Finished
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Finished
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def plausible(draw: st.DrawFn) -> Tokens:
 
 def started(tokenizer: Tokenizer, n: int, pair: bool, **params: Any) -> Request:
     asked = SamplingParams(max_tokens=BUDGET, seed=1, n=n, stop=("<>",), **params)
-    request = Request.start("r", PROMPT, asked, tokenizer, 0.0)
+    request = Request.start("r", Generation(PROMPT, asked), tokenizer, 0.0)
     request.begin(DisaggregatedRoute(P, D) if pair else CollocatedRoute(D), 0.0)
     return request
 
@@ -69,7 +69,11 @@ def started(tokenizer: Tokenizer, n: int, pair: bool, **params: Any) -> Request:
 def fed(request: Request, frames: list[Tokens]) -> Iterator[Tokens]:
     """Yield the accepted frames, as the proxy takes them: until the answer breaks or ends."""
     for frame in frames:
-        if request.mailbox.end is None and request.expects(frame.sender, frame.attempt) and request.is_sound(frame):
+        if (
+            request.mailbox.end is None
+            and request.attempts.expects(frame.sender, frame.attempt)
+            and request.is_sound(frame)
+        ):
             try:
                 request.accept(frame, 1.0)
             except BrokenAnswer:

@@ -8,7 +8,7 @@ from event_reader import EventReader
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.requests.stream import Delta, Ended, Finished, Mailbox
+from pontil.runtime.proxy.requests.answer import Delta, Ended, Finished, Mailbox
 
 END = Finished("stop", Usage(1, 2, 0), "mixed:0")
 

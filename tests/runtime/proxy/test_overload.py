@@ -34,14 +34,14 @@ class Crowd:
     @property
     def goodput(self) -> float:
         """Requests per second that were answered completely, with a first token in time."""
-        told = [(stream.request.first_token, at) for at, stream in self.streams if stream.request.complete]
+        told = [(stream.request.times.first_token, at) for at, stream in self.streams if stream.request.complete]
         inside = [first for first, at in told if first is not None and first - at <= DEADLINE]
         return sum(WARM < first <= SECONDS for first in inside) / (SECONDS - WARM)
 
     @property
     def waits(self) -> list[float]:
         """Waits for the first token."""
-        told = [(stream.request.first_token, at) for at, stream in self.streams if at > WARM]
+        told = [(stream.request.times.first_token, at) for at, stream in self.streams if at > WARM]
         return [first - at for first, at in told if first is not None]
 
     @property

@@ -17,7 +17,7 @@ from scripted_worker import DEADLINE, ScriptedWorker, silent
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.stream import Delta, Finished
+from pontil.runtime.proxy.requests.answer import Delta, Finished
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import SCHEMA, Failed, Goodbye, Heartbeat, Hello, Submit, Tokens
@@ -84,7 +84,7 @@ def test_tokens_of_an_answer_that_fails_are_billed_where_the_reader_has_them(
         submit = await submitted(worker)
         reading = asyncio.ensure_future(stream.all() if whole else collect(stream))
         worker.say(worker.tokens(submit, 0, [10]))
-        await until(lambda: stream.request.begun)
+        await until(lambda: stream.request.times.begun)
         await asyncio.to_thread(worker.fall_silent, live_proxy.proxy.registry)
         with pytest.raises(Unavailable, match="mixed:0 went silent"):
             await reading
@@ -288,7 +288,7 @@ def test_a_proxy_that_was_stopped_blames_nobody(tmp_path: Path, tokenizer: Token
     now = 130.3
     proxy.tick()
     assert not proxy.registry.workers
-    proxy.context.term()
+    proxy.link.context.term()
 
 
 def test_closing_leaves_no_thread_and_no_descriptor(play: Callable[..., None], tmp_path: Path) -> None:  # D5

@@ -21,8 +21,8 @@ from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEnded, AudioMailbox
 from pontil.runtime.stages.runs.entry import graph_of
-from pontil.runtime.stages.runs.stream import AudioDelta, AudioEnded, AudioMailbox
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeTask, PassDone, Starved, Submit
 
@@ -276,7 +276,7 @@ def test_a_report_of_an_edge_that_is_not_its_own_is_dropped(tokenizer: Tokenizer
     stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
     site.router.on_messages([Starved("talker:0", site.incarnation, f"{stream.run.id}.talker", 0, edge, 0, "thinker:0")])
     assert site.metrics.registry.get_sample_value("pontil_frames_dropped_total", {"reason": "malformed"}) == 1
-    assert stream.request.attempt == 0
+    assert stream.request.attempts.number == 0
     stream.cancel()
 
 

@@ -13,10 +13,11 @@ from stage_site import StageSite
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.requests.stream import Delta, Finished
+from pontil.runtime.proxy.requests.answer import Delta, Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.runs.stream import AudioDelta, AudioEnded, RunStream
+from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEnded
+from pontil.runtime.stages.runs.stream import RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeOutput, NodeTask, Submit, Tokens
 
@@ -70,7 +71,7 @@ def submit(site: StageSite, **options: Any) -> Heard:
 
 
 def nothing_is_left(site: StageSite) -> None:
-    assert site.idle and not site.conductor.runs and not site.dispatcher.stranded
+    assert site.idle and not site.runs.conductor.runs and not site.dispatcher.stranded
     assert site.ledger.imbalance == 0
     assert all(worker.in_flight == worker.taken == 0 for worker in site.registry.workers.values())
     assert not any(worker.kept or worker.jobs for worker in site.workers.values())
@@ -188,7 +189,10 @@ def test_items_that_are_lost_after_their_request_ended_are_made_again(
     assert value("pontil_stage_replays_total") == 2 and (value("pontil_stages_starved_total") or 0) >= 2
     assert value("pontil_audio_seconds_total") == len(heard.audio) / 2 / RATE
     replays = heard.stream.run.replays
-    assert all(one.trial and one.route is not None and len(one.route.workers) == 1 for one in replays.values())
+    assert all(
+        one.trial and one.attempts.route is not None and len(one.attempts.route.workers) == 1
+        for one in replays.values()
+    )
     assert (
         site.ledger.totals.requests == 3
         and site.ledger.totals.completion_tokens == heard.stream.usage.completion_tokens
@@ -309,7 +313,7 @@ def test_an_output_that_cannot_be_breaks_the_attempt(tokenizer: Tokenizer, wrong
     (task,) = site.workers["wav:0"].tasks
     site.post(output(site, task, **wrong))
     site.run_until_idle()
-    assert heard.stream.run.requests["wav"].attempt == 1
+    assert heard.stream.run.requests["wav"].attempts.number == 1
     assert site.metrics.registry.get_sample_value("pontil_failovers_total", {"cause": "broken"}) == 1
     is_whole(site, heard)
 

@@ -27,8 +27,8 @@ MANY = 10_000
 
 def wait_of(stream: Stream) -> float:
     request = stream.request
-    assert request.first_token is not None, request.mailbox.end
-    return request.first_token - request.arrived
+    assert request.times.first_token is not None, request.mailbox.end
+    return request.times.first_token - request.times.arrived
 
 
 def test_another_keys_token_waits_two_seconds_at_most_beside_64_long_choices(tokenizer: Tokenizer) -> None:
@@ -158,7 +158,7 @@ def test_a_reader_that_takes_nothing_goes_on_while_nobody_waits(tokenizer: Token
     stream = site.ask("-", tokens=400)
     stream.note_reader(takes=False)
     site.run(10.0)
-    assert stream.request.complete and stream.request.attempt == 0
+    assert stream.request.complete and stream.request.attempts.number == 0
 
 
 def test_a_reader_that_takes_nothing_gives_no_seat_for_a_prompts_turn(tokenizer: Tokenizer) -> None:  # F7
@@ -171,7 +171,9 @@ def test_a_reader_that_takes_nothing_gives_no_seat_for_a_prompts_turn(tokenizer:
     for _ in range(2):
         site.ask("-", length=1500, tokens=2)
     site.run(4.5)
-    assert len(site.queue) and unread.request.attempt == 0, "its prompt, computed again, would make them wait longer"
+    assert len(site.queue) and unread.request.attempts.number == 0, (
+        "its prompt, computed again, would make them wait longer"
+    )
 
 
 @pytest.mark.parametrize("disagg", ["never", "auto"])

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.accounting.ledger import Ledger
-from pontil.runtime.proxy.requests.choice_text import BrokenAnswer
+from pontil.runtime.proxy.requests.answer import BrokenAnswer
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
@@ -43,15 +44,15 @@ def frames(draw: st.DrawFn) -> list[Tokens]:
 
 def started(tokenizer: Tokenizer, route: Route, params: SamplingParams) -> tuple[Request, Ledger]:
     ledger = Ledger()
-    request = Request.start("r", PROMPT, params, tokenizer, 0.0, ledger=ledger)
+    request = Request.start("r", Generation(PROMPT, params), tokenizer, 0.0, ledger=ledger)
     request.begin(route, 0.0)
     return request, ledger
 
 
 def try_accept(request: Request, sender: str, row: list[int], now: float) -> bool:
     """Return whether the row's token path, if one is open, took it."""
-    path = request.token_paths.get((sender, row[1]))
-    return path is not None and path.try_accept(row, now)
+    source = request.attempts.sources.get((sender, row[1]))
+    return source is not None and source.try_accept(row, now)
 
 
 def fed(request: Request, frame: Tokens, now: float, fast: bool) -> str:
@@ -63,27 +64,30 @@ def fed(request: Request, frame: Tokens, now: float, fast: bool) -> str:
         if try_accept(request, frame.sender, row, now):
             return "taken"
         frame = frame_of(step, "r", row)
-    if not request.expects(frame.sender, frame.attempt) or not request.is_sound(frame):
+    if not request.attempts.expects(frame.sender, frame.attempt) or not request.is_sound(frame):
         return "stray"
     try:
         request.accept(frame, now)
     except BrokenAnswer:
         request.broke(now)
-        assert request.route is not None
-        request.begin(request.route, now)
+        assert request.attempts.route is not None
+        request.begin(request.attempts.route, now)
         return "broken"
     return "taken"
 
 
 def state(request: Request, ledger: Ledger) -> dict[str, Any]:
     """Return everything that an answer, a bill, the books and the next attempt depend on."""
-    left_out = {"answers", "account", "entry", "mailbox", "token_paths", "route", "params", "recorder"}
+    left_out = {"answers", "account", "entry", "mailbox", "attempts", "work", "recorder"}
     shown = {name: getattr(request, name) for name in request.__slots__ if name not in left_out}
-    answers = [(answer.ids, answer.stops and answer.stops.held) for answer in request.answers]
+    answers = [
+        (answer.ids, answer.stops and answer.stops.held, answer.reason, answer.stop_match) for answer in request.answers
+    ]
+    tries = {name: getattr(request.attempts, name) for name in request.attempts.__slots__ if name != "sources"}
     counts = [(choice.attempts, choice.billed) for choice in request.account.choices]
     box, entry = request.mailbox, request.entry
     return shown | {
-        "gaps": request.recorder.gaps.shown(0.0),
+        "gaps": request.recorder.gaps.shown(0.0), "attempts": tries,
         "answers": answers, "counts": counts, "cached": request.account.cached_by, "books": ledger.books,
         "entry": (entry.shares, entry.delivered, entry.discarded, entry.prompt_stated, entry.imbalance),
         "mailbox": (box.deltas, box.ended, box.end), "imbalance": ledger.imbalance, "usage": request.usage,

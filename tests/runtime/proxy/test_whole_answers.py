@@ -9,8 +9,9 @@ from live_proxy import LiveProxy, submitted, until
 from scripted_worker import silent
 
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.proxy.requests.answer import WholeAnswer
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.requests.whole_answer import WholeAnswer
 from pontil.runtime.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=20, seed=1)
@@ -24,12 +25,12 @@ def test_of_an_answer_that_fails_no_prompt_is_billed(play: Callable[..., None], 
 
     async def scene(live_proxy: LiveProxy) -> None:
         worker, proxy = await live_proxy.worker("mixed:0", script=silent), live_proxy.proxy
-        stream = proxy.submit_all(Ticket(), [([5], PARAMS), ([6], PARAMS), ([7], PARAMS)])
+        stream = proxy.submit(Ticket(), *(Generation([token], PARAMS) for token in (5, 6, 7)))
         reading = asyncio.ensure_future(stream.all()) if whole else None
         first, second, _ = [await submitted(worker) for _ in stream.requests]
         worker.say(worker.tokens(first, 0, [10, 11], generated_tokens=2, **ENDS))
         worker.say(worker.tokens(second, 0, [10]))
-        await until(lambda: stream.requests[0].complete and stream.requests[1].begun)
+        await until(lambda: stream.requests[0].complete and stream.requests[1].times.begun)
         assert proxy.ledger.totals.requests == int(not whole)
         await asyncio.to_thread(worker.fall_silent, proxy.registry)
         await until(lambda: stream.end)
@@ -49,12 +50,12 @@ def test_of_an_answer_that_fails_no_prompt_is_billed(play: Callable[..., None], 
 def test_what_a_client_had_computed_before_it_left_is_billed(play: Callable[..., None]) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         worker, proxy = await live_proxy.worker("mixed:0", script=silent), live_proxy.proxy
-        stream = proxy.submit_all(Ticket(), [([5], PARAMS), ([6], PARAMS)])
+        stream = proxy.submit(Ticket(), *(Generation([token], PARAMS) for token in (5, 6)))
         reading = asyncio.ensure_future(stream.all())
         first, second = [await submitted(worker) for _ in stream.requests]
         worker.say(worker.tokens(first, 0, [10, 11], generated_tokens=2, **ENDS))
         worker.say(worker.tokens(second, 0, [10]))
-        await until(lambda: stream.requests[0].complete and stream.requests[1].begun)
+        await until(lambda: stream.requests[0].complete and stream.requests[1].times.begun)
         reading.cancel()
         stream.cancel()
         sums = proxy.ledger.totals

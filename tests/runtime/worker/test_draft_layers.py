@@ -39,7 +39,7 @@ KINDS: dict[str, SamplingParams] = {
 
 
 def head_of(worker: PromptWorker) -> DraftHead:
-    drafter = worker.machine.scheduler.drafter
+    drafter = worker.machine.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, DraftHead)
     return drafter.model
 
@@ -65,7 +65,7 @@ def guessing(proxy: ScriptedProxy, named: tuple[Path, str], tmp_path: Path) -> I
         open_worker(path, tmp_path, "decode:0", "decode", **how),
         open_worker(path, tmp_path, "mixed:0", "mixed", kernels="auto"),
     ]
-    drafter = made[1].machine.scheduler.drafter
+    drafter = made[1].machine.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter)
     drafter.policy = AlwaysDraft(with_lookup=True)
     proxy.admit(*made)

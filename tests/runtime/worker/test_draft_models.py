@@ -37,7 +37,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafter_of(worker: PromptWorker) -> ModelDrafter:
-    drafter = worker.machine.scheduler.drafter
+    drafter = worker.machine.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter)
     return drafter
 
@@ -117,7 +117,7 @@ def test_a_request_goes_on_here_after_another_workers_death(proxy: ScriptedProxy
 def test_prefill_workers_have_no_draft_model(guessing: list[PromptWorker]) -> None:
     prefill, decode, plain = guessing
     for worker in (prefill, plain):
-        assert not isinstance(worker.machine.scheduler.drafter, ModelDrafter)
+        assert not isinstance(worker.machine.scheduler.drafts.drafter, ModelDrafter)
     assert prefill.machine.pool.capacity == plain.machine.pool.capacity > decode.machine.pool.capacity
 
 

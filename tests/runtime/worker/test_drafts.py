@@ -81,7 +81,7 @@ def test_a_pair_that_guesses_answers_as_one_that_does_not(
 
 def test_what_prefill_guessed_is_verified_first(proxy: ScriptedProxy, guessing: list[PromptWorker]) -> None:  # B7
     prefill, decode, plain = guessing
-    prefill.machine.scheduler.speculative_tokens, decode.machine.scheduler.speculative_tokens = 3, 12
+    prefill.machine.scheduler.drafts.most, decode.machine.scheduler.drafts.most = 3, 12
     params = greedy(40, ignore_eos=True, allowed_token_ids=tuple(REPEATING[:6]))
     proxy.submit(plain, "plain", REPEATING, params)
     proxy.submit_pair(prefill, decode, "split", REPEATING, params)

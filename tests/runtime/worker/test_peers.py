@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from served import wait_for
@@ -20,7 +21,7 @@ from workers import (
 from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.disaggregation.states import ReceiveAction, SendState
 from pontil.runtime.wire.links.sockets import PeerClient
-from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message
+from pontil.runtime.wire.messages import Abandon, Begin, ChunkReady, Fetched, Greet, Greeting, Message, Submit
 from pontil.runtime.worker.generate.prefill import LONGEST_ID, MOST_EARLY, PrefillSide
 from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
 
@@ -93,6 +94,29 @@ def test_a_peer_that_came_back_is_another_peer(
     (answer,) = proxy.finish("after")
     assert len(answer.ids) == 4 and not answer.failures
     assert again.incarnation in decode.decode.peers and again.incarnation != prefill.incarnation
+    everyone_clean(proxy)
+
+
+def test_late_word_of_an_earlier_process_at_an_address_harms_not_the_one_there(
+    proxy: ScriptedProxy, pair: Pair
+) -> None:  # D11
+    """A proxy behind a silent link has not heard yet that a worker was replaced."""
+    prefill, decode = pair
+    proxy.submit_pair(prefill, decode, "before", prompt(30), drawn(4))
+    proxy.finish("before")
+    connection = decode.decode.peers[prefill.incarnation]
+    late: dict[str, Any] = {"request_id": "late", "attempt": 0, "prompt": prompt(30), "sampling": drawn(4).to_wire()}
+    assert proxy.server.send(
+        Submit(
+            proxy.incarnation, decode.incarnation, phase="decode", transfer_id="t-late",
+            peer="that of before", peer_endpoint=connection.endpoint, **late,
+        )
+    )  # fmt: skip
+    (answer,) = proxy.finish("late")
+    assert "another process has the prefill worker's address" in answer.failures[0].reason
+    assert not decode.decode.peers.failed and decode.decode.peers[prefill.incarnation] is connection
+    proxy.submit_pair(prefill, decode, "after", prompt(30), drawn(4))
+    assert len(proxy.finish("after")[0].ids) == 4 and connection.renewal.count == 0
     everyone_clean(proxy)
 
 

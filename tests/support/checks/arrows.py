@@ -3,7 +3,7 @@
 
 # Modules and rooms of a top-level folder that every room of it may import.
 SHARED = {
-    "launcher": {"errors", "version"},
+    "launcher": {"foundation"},
     "runtime": {"command_pipe", "config", "errors", "reporting", "sampling_params", "threads"},
 }
 # Map from a room to the rooms or modules that it may import besides itself and its folder's shared modules. The rooms
@@ -208,6 +208,7 @@ ARROWS: dict[str, set[str]] = {
         "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",
         "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
+    "launcher/foundation": set(),
     "launcher/host": set(),
     "launcher/options": {"launcher/host", "runtime"},
     "launcher/plan": {"launcher/host", "launcher/options", "runtime"},

@@ -7,8 +7,9 @@ from typing import Any
 
 from tiny import Rig, check_free, name_of, sequence
 
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, StopCheck
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
+from pontil.runtime.engine.sequences.token_rules import StopCheck
 
 REPEATING = [5, 6, 7, 8, 9] * 6
 KINDS: tuple[dict[str, Any], ...] = (

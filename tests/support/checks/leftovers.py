@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pontil.launcher.control.run_directory import RunDirectory, usual_socket
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.tools.chaos.launch_rest import unused_segments
 

@@ -27,11 +27,8 @@ FIELDS = {
     "Architecture": 30,
     "ModelConfig": 28,
     "NodeWorker": 22,
-    "Proxy": 37,
     "RegisteredWorker": 21,
-    "Request": 45,
-    "Scheduler": 21,
-    "Sequence": 44,
+    "Sequence": 35,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,
@@ -39,9 +36,6 @@ FIELDS = {
     "WorkerLoad": 21,
 }
 PARAMETERS = {
-    "runtime/engine/scheduler.py Scheduler.__init__": 9,
-    "runtime/proxy/requests/request.py Request.start": 8,
-    "runtime/stages/runs/entry.py RunEntry.__init__": 8,
     "runtime/stages/worker/stream_ports.py StreamPorts.__init__": 8,
 }
 # Defaults of one name and value, and how many classes have them.
@@ -55,19 +49,7 @@ DEFAULTS = {
     "warps = 4": 2,
 }
 # Groups of modules that import each other.
-CIRCLES = (
-    (
-        "runtime.proxy.requests.choice_text",
-        "runtime.proxy.requests.embedding_task",
-        "runtime.proxy.requests.request",
-        "runtime.proxy.requests.stream",
-        "runtime.proxy.routing.remote_kv",
-        "runtime.stages.runs.run",
-        "runtime.stages.runs.stage_task",
-        "runtime.stages.runs.stream",
-    ),
-    ("runtime.worker.generate.kept_prompts", "runtime.worker.generate.prefill"),
-)
+CIRCLES = (("runtime.worker.generate.kept_prompts", "runtime.worker.generate.prefill"),)
 
 
 def above(

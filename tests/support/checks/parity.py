@@ -26,8 +26,9 @@ from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.proxy.requests.answer import Delta, Finished
+from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Delta, Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
@@ -143,7 +144,7 @@ class Books:
         if frame.request_id not in self.open:
             return False
         request = self.requests[frame.request_id]
-        assert request.expects(frame.sender, frame.attempt) and request.is_sound(frame)
+        assert request.attempts.expects(frame.sender, frame.attempt) and request.is_sound(frame)
         request.accept(frame, 0.0)
         return self.has_left(frame.request_id)
 
@@ -156,8 +157,7 @@ def books(round_: Mapping[str, Recorded], route: Route, tokenizer: Tokenizer, pl
     made = {
         name: Request.start(
             name,
-            one.prompt,
-            one.params,
+            Generation(one.prompt, one.params),
             tokenizer,
             0.0,
             Ticket(cache_salt=f"play {play}" if one.shares else f"{number}-{name}"),
@@ -198,10 +198,10 @@ class InProcess:
         engine, self.rounds = self.machine.engine, self.rounds + 1
         self.tape.put(round_)
         told = books(round_, CollocatedRoute(load("w", "mixed")), self.machine.tokenizer, self.plays, self.rounds)
-        submits = [message for request in told.requests.values() for message in request.submits("proxy")]
+        sent = [message for request in told.requests.values() for message in submits(request, "proxy")]
         worker_requests = {
             worker_request.key: worker_request
-            for worker_request in (make_request(message, self.machine) for message in submits)
+            for worker_request in (make_request(message, self.machine) for message in sent)
         }
         for worker_request in worker_requests.values():
             engine.add(worker_request.sequence)
@@ -292,7 +292,7 @@ class OverSockets:
         self.tape.put(round_)
         told = self.proxy.books = books(round_, self.route, self.workers[0].machine.tokenizer, self.plays, self.rounds)
         for request in told.requests.values():
-            for message in request.submits(self.proxy.incarnation):
+            for message in submits(request, self.proxy.incarnation):
                 # A request's id may be reused at once; a transfer's never is.
                 named = message.transfer_id and f"{message.transfer_id}.{self.rounds}"
                 assert self.proxy.server.send(replace(message, transfer_id=named))
@@ -319,7 +319,7 @@ def open_small(
         model, folder, name, role, kv_cache_memory=shares * (BLOCKS + 1) * layout.block_bytes, block_size=BLOCK_SIZE,
         kv_connector=kv, speculative_tokens=drafts, speculative_model=draft_model and str(draft_model),
     )  # fmt: skip
-    drafter = worker.machine.scheduler.drafter
+    drafter = worker.machine.scheduler.drafts.drafter
     if isinstance(drafter, ModelDrafter):
         # So tiny a model saves no time that could be measured.
         drafter.policy = AlwaysDraft(with_lookup=True)

@@ -5,7 +5,8 @@ from collections import deque
 from weakref import WeakKeyDictionary
 
 from pontil.runtime.errors import PontilError
-from pontil.runtime.proxy.requests.stream import Event, Mailbox, Stream
+from pontil.runtime.proxy.requests.answer import Event, Mailbox
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.wakeup import Wakeup
 
 

@@ -8,6 +8,7 @@ from proxy_configs import bare_config
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.held_prefixes import short_key
@@ -55,4 +56,4 @@ def fleet_proxy(
 
 def submit(proxy: Proxy) -> Stream:
     """Submit PROMPT as the HTTP side does."""
-    return proxy.submit_all(Ticket(), [(PROMPT, PARAMS)], snapshot=proxy.registry.generating.snapshot())
+    return proxy.submit(Ticket(), Generation(PROMPT, PARAMS), snapshot=proxy.registry.generating.snapshot())

@@ -24,7 +24,9 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import Arrival, HostWords, Words
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
+from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.models.model import Model
 
@@ -119,7 +121,7 @@ def device_engine(
 ) -> tuple[Engine, DeviceRunner]:  # fmt: skip
     layout = layout_of(model, block_size)
     storage = KVStorage(layout, blocks, model.device)
-    scheduler = Scheduler(BlockPool(blocks), layout, seats, budget, speculative_tokens=drafts)
+    scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(budget), drafts=StepDrafts(drafts))
     limits = DeviceLimits(seats + 32, budget, layout.blocks_for(model.config.max_model_len))
     runner = DeviceRunner(model, storage, link or HostLink(), limits, attend)
     return Engine(runner, scheduler), runner

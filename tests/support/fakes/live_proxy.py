@@ -13,7 +13,8 @@ from scripted_worker import DEADLINE, ScriptedWorker
 from submitting import submit
 
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.stream import Delta, Finished, Stream
+from pontil.runtime.proxy.requests.answer import Delta, Finished
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit

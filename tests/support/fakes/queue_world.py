@@ -9,6 +9,7 @@ from tiny import sequence
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.prefixes.cache import PrefixHit
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 
@@ -50,7 +51,7 @@ class QueueWorld:
     def __post_init__(self) -> None:
         layout = KVLayout(BLOCK, 1, 1, 8, "float32")
         self.pool = BlockPool(self.blocks)
-        self.scheduler = Scheduler(self.pool, layout, self.seats, self.budget, clock=lambda: 0.0)
+        self.scheduler = Scheduler(self.pool, layout, self.seats, StepBudget(self.budget), clock=lambda: 0.0)
         self.reserve = self.scheduler.reserve
         self.scheduler.reserve = self.watched  # type: ignore[method-assign]
 

@@ -11,6 +11,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.engine import Engine, Output
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.queues import may_yield
 from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
@@ -105,7 +106,7 @@ class SeatWorld:
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.blocks)
         layout = KVLayout(BLOCK, 1, 1, 8, "float32")
-        self.scheduler = Scheduler(self.pool, layout, self.seats, self.budget, self.caching)
+        self.scheduler = Scheduler(self.pool, layout, self.seats, StepBudget(self.budget), self.caching)
         self.runner = FormulaRunner(self.late)
         self.schedule = self.scheduler.schedule
         self.scheduler.schedule = self.watched  # type: ignore[method-assign]

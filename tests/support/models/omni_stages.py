@@ -14,8 +14,7 @@ from pontil.runtime.engine.sampling.sampler import uniform
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
-from pontil.runtime.stages.qwen3_omni.chunks import chunks
-from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav, chunks
 from pontil.runtime.stages.qwen3_omni.config import CHUNK_FRAMES, CONTEXT_FRAMES, FIRST_CODE
 from pontil.runtime.stages.qwen3_omni.talker import Talker
 from pontil.runtime.stages.qwen3_omni.talker_input import TalkerInput

@@ -13,7 +13,9 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.drafts.drafter import Drafter
 from pontil.runtime.engine.drafts.model import DraftModel
+from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
@@ -69,7 +71,7 @@ def rig(
     layout = layout_of(model, block_size, cells)
     storage = KVStorage(layout, blocks, model.device)
     pool = BlockPool(blocks)
-    scheduler = Scheduler(pool, layout, seats, budget, caching, speculative_tokens=drafts, drafter=drafter)
+    scheduler = Scheduler(pool, layout, seats, StepBudget(budget), caching, drafts=StepDrafts(drafts, drafter))
     runner = runner_of(model, storage)
     return Rig(Engine(runner, scheduler), scheduler, runner, pool, storage)
 

@@ -3,7 +3,7 @@
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -215,13 +215,14 @@ def test_keys_do_not_see_each_others_responses(tmp_path: Path, tokenizer: Tokeni
         anna, bert = client(served, "anna").responses, client(served, "bert").responses
         answer = anna.create(model=MODEL, input="hi")
         item: Any = {"type": "item_reference", "id": answer.output[0].id}
-        for call in (
+        calls: list[Callable[[], object]] = [
             lambda: bert.retrieve(answer.id),
             lambda: bert.delete(answer.id),
             lambda: bert.input_items.list(answer.id),
             lambda: bert.create(model=MODEL, input="x", previous_response_id=answer.id),
             lambda: bert.create(model=MODEL, input=[item]),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(openai.NotFoundError):
                 call()
         assert anna.retrieve(answer.id).id == answer.id

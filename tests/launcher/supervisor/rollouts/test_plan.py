@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.launcher.child.child_state import ChildState, DrainState
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.supervisor.rollouts.scale_up import another, free_name

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_server import FAILS, HOSTILE, REFUSED, KnownServer, known_server
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.tools.bench.bench_run import Outcomes
 from pontil.launcher.tools.bench.command import bench
 from pontil.launcher.tools.bench.figures import Limits, figures_of, spread
@@ -164,6 +165,19 @@ def test_a_mistake_is_one_sentence_before_anything_is_sent(
     with pytest.raises((OptionError, LaunchError)) as refused:
         Ran(server.url, *arguments)
     assert sentence in str(refused.value)
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    ("library", "arguments", "sentence"),
+    [("aiohttp", (), "bench sends its requests with aiohttp"), ("matplotlib", ("--png", "a.png"), "--png draws with")],
+)
+def test_a_missing_library_is_named_with_the_command(
+    server: KnownServer, monkeypatch: pytest.MonkeyPatch, library: str, arguments: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(OptionError, match=rf"^{sentence}.* not installed: pip install 'pontil\[bench\]'$"):
+        Ran(server.url, *arguments)
     assert not server.asked
 
 

@@ -21,7 +21,7 @@ from faulty_server import (
     faulty_server,
 )
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.bench.bench_run import open_session
 from pontil.launcher.tools.bench.http_client import HttpClient
 from pontil.launcher.tools.bench.stream_client import RequestFailed

@@ -8,7 +8,7 @@ import pytest
 from faulty_server import faulty_server
 
 from pontil.launcher.control.control_client import RunningLaunch
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.tools.chaos.chaos_run import ChaosRun, ChaosSettings
 
 LOADS, GREEDY = {"authorization": "Bearer load"}, {"authorization": "Bearer greedy"}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `chaos` where there is nothing to disturb: one sentence each, and nobody is sent anything."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pontil.launcher.errors import LaunchError, OptionError
+from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.tools.chaos.chaos_checks import ChaosCheck
 from pontil.launcher.tools.chaos.chaos_run import ChaosReport
 from pontil.launcher.tools.chaos.command import chaos, lines_of
@@ -39,6 +40,12 @@ def test_a_launch_that_was_not_started_for_it_is_left_alone(launched: Launched) 
 def test_without_a_launch_it_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="No launch of yours is running"):
         run(XDG_RUNTIME_DIR=str(tmp_path))
+
+
+def test_a_missing_library_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(OptionError, match=r"aiohttp, which is not installed: pip install 'pontil\[bench\]'$"):
+        run()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 
 import pytest
 
-from pontil.launcher.errors import LaunchError
+from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.chaos.disturber import may_begin, overlapping
 from pontil.launcher.tools.chaos.fault_plan import CUT, KILL, PROXY, STOP, PlannedFault
 from pontil.launcher.tools.chaos.launch_facts import ChildFacts, LaunchFacts, read_facts

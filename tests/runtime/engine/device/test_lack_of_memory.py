@@ -13,7 +13,7 @@ from host_device import HostLink, device_engine
 from tiny import VOCAB, build, drain, name_of, reference, sequence
 from torch import Tensor
 
-from pontil.runtime.engine.device.block_rounds import rounds_of
+from pontil.runtime.engine.device.device_runner import rounds_of
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.engine import Engine, Output
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, is_out_of_memory

@@ -21,6 +21,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.models.model import Model
 
@@ -62,16 +63,23 @@ def site_of(there: PretendDevice, model: Model, blocks: int = 100, seats: int = 
     layout = layout_of(model)
     link = PretendLink(there)
     storage = KVStorage(layout, blocks, there.device, PretendMemory())
-    scheduler = Scheduler(BlockPool(blocks), layout, seats, 64)
+    scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(64))
     limits = DeviceLimits(seats + 32, 64, layout.blocks_for(model.config.max_model_len))
     runner = DeviceRunner(model, storage, link, limits, DeviceAttention)
     return Site(there, link, Engine(runner, scheduler), runner)
 
 
-@pytest.fixture
-def site(there: PretendDevice, path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def model(there: PretendDevice, path: Path) -> Model:
     with there:
-        yield site_of(there, read_model(path, device=str(there.device)))
+        made: Model = read_model(path, device=str(there.device))
+        return made
+
+
+@pytest.fixture
+def site(there: PretendDevice, model: Model) -> Iterator[Site]:
+    with there:
+        yield site_of(there, model)
 
 
 def test_a_step_waits_for_nothing_and_makes_one_copy_each_way(site: Site) -> None:

@@ -73,7 +73,7 @@ def drafting(pair: Drafting, count: int, blocks: int = 200, lookup: bool = False
 
 
 def head_in(one: Rig) -> DraftHead:
-    drafter = one.scheduler.drafter
+    drafter = one.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter) and isinstance(drafter.model, DraftHead)
     return drafter.model
 
@@ -113,12 +113,12 @@ def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     one.engine.add(made)
     while len(made.output) < 5:
         one.engine.step()
-    one.scheduler.speculative_tokens = 0
+    one.scheduler.drafts.most = 0
     first = head_in(one).followers[made].twin
     while len(made.output) < WINDOW + 10:
         one.engine.step()
-    assert made.target_states is not None and len(made.target_states.rows) == WINDOW
-    one.scheduler.speculative_tokens = 3
+    assert made.drafting.target_states is not None and len(made.drafting.target_states.rows) == WINDOW
+    one.scheduler.drafts.most = 3
     one.engine.step()
     again = head_in(one).followers[made].twin
     assert again is not first and first.skipped == 1 < again.skipped
@@ -139,7 +139,7 @@ def test_a_layer_may_begin_with_the_newest_states_only(pair: Drafting) -> None:
     twin = head.followers[made].twin
     assert head.missing(made) == 6 and head.feeds[twin].base == twin.skipped - 1 == made.length - 7
     assert head.read(made, 5) == 5
-    one.scheduler.speculative_tokens = 3
+    one.scheduler.drafts.most = 3
     while one.engine.has_work:
         one.engine.step()
     assert made.output == plain.ids and one.engine.drafted > 0 and head.feeds == {}
@@ -156,10 +156,10 @@ def test_guesses_are_those_of_the_layer_fed_with_the_targets_states(pair: Drafti
         one.engine.step()
     (found,) = head_in(one).propose([(made, 4)])
     fresh = head_of(pair)
-    assert made.target_states is not None and made.target_states.start == 0
+    assert made.drafting.target_states is not None and made.drafting.target_states.start == 0
     (expected,) = fresh.propose([(made, 4)])
     assert found == expected and len(found) == 4
-    states, known, guessed = torch.stack(made.target_states.rows), made.prompt + made.output, list[int]()
+    states, known, guessed = torch.stack(made.drafting.target_states.rows), made.prompt + made.output, list[int]()
     for _ in range(4):
         hidden, logits = once(pair, known[1:] + guessed, states)
         guessed.append(int(logits[-1].argmax()))

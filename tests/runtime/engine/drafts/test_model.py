@@ -4,6 +4,7 @@
 import random
 from collections.abc import Sequence as Sequential
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Tile
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.token_rules import SequenceStops
 from pontil.runtime.models.model import Model
 
 # Every answer crosses the end of a block.
@@ -49,7 +51,7 @@ def drafting(
 
 
 def draft_of(one: Rig) -> DraftModel:
-    drafter = one.scheduler.drafter
+    drafter = one.scheduler.drafts.drafter
     assert isinstance(drafter, ModelDrafter)
     return drafter.model
 
@@ -139,7 +141,7 @@ def test_an_end_inside_a_models_draft_is_the_end(model: Model) -> None:
         text = tuple(full.ids[at - 1 : at + 1])
         by_id, by_text = sequence("id", REPEATING, 40), sequence("text", REPEATING, 40)
         by_id.stop_token_ids = frozenset({full.ids[at]})
-        by_text.make_stop_check, by_text.stop_check = (lambda text=text: Stops(text)), Stops(text)
+        by_text.stops = SequenceStops(partial(Stops, text))
         found = run(drafting(model, model, 8), [by_id, by_text])
         assert found["id"].ids == full.ids[: full.ids.index(full.ids[at]) + 1]
         assert found["text"].finish is FinishReason.STOP and tuple(found["text"].ids[-2:]) == text
@@ -159,7 +161,7 @@ def test_a_prompt_is_read_once_and_found_again(model: Model) -> None:
 
 def taken(one: Rig, act: object) -> list[tuple[int, float]]:
     """Return the runs of the draft model while something is done."""
-    draft, drafter, runs = draft_of(one), one.scheduler.drafter, list[tuple[int, float]]()
+    draft, drafter, runs = draft_of(one), one.scheduler.drafts.drafter, list[tuple[int, float]]()
     assert isinstance(drafter, ModelDrafter) and callable(act)
     drafter.policy.drafted = lambda rows, seconds: runs.append((rows, seconds))  # type: ignore[method-assign]
     act()
@@ -184,7 +186,7 @@ def test_a_text_that_was_not_followed_is_joined_inside_the_answer(model: Model) 
     one.engine.add(made)
     while len(made.output) < WINDOW + 10:
         one.engine.step()
-    one.scheduler.speculative_tokens = 4
+    one.scheduler.drafts.most = 4
     while one.engine.has_work:
         one.engine.step()
     assert made.output == plain.ids and one.engine.drafted > 20
@@ -246,10 +248,10 @@ def test_a_handed_draft_stands_in_for_repeated_text(model: Model, other: Model) 
     (full,) = run(rig(model), [sequence("a", REPEATING, 30)]).values()
     one = drafting(model, other, 4, lookup=True)
     made = sequence("a", REPEATING, 30)
-    made.output, made.handed_draft = full.ids[:1], tuple(full.ids[1:4])
-    (draft,) = one.scheduler.drafter.propose([made], 4, 30)
+    made.output, made.drafting.handed = full.ids[:1], tuple(full.ids[1:4])
+    (draft,) = one.scheduler.drafts.drafter.propose([made], 4, 30)
     assert draft == tuple(full.ids[1:4])
-    one.scheduler.drafter.forget(made)
+    one.scheduler.drafts.drafter.forget(made)
 
 
 def test_a_penalized_request_has_no_guesses(model: Model) -> None:
@@ -265,7 +267,7 @@ def test_a_guided_answer_is_guessed_within_its_grammar(model: Model, other: Mode
     def asked() -> list[Sequence]:
         made = [sequence(f"n{number}", REPEATING, 24, seed=number, temperature=0.9 * number) for number in range(3)]
         for each in made:
-            each.make_guide, each.stop_token_ids = (lambda: Rule(every_third)), frozenset({END})
+            each.rules.make_guide, each.stop_token_ids = (lambda: Rule(every_third)), frozenset({END})
         return made
 
     one = drafting(model, model if right else other, 5)

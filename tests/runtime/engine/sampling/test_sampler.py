@@ -111,7 +111,7 @@ def test_logits_are_read_only_and_untouched_where_nothing_is_asked() -> None:
     assert edit(logits, [made(0, 1, 3), made(4, 1, 3)]) is not None
     plain = [made(number, 1, 3) for number in (0, 2, 4)]
     assert edit(logits[:3], plain).data_ptr() == logits.data_ptr()
-    assert all(one.sampling_state is None for one in plain)
+    assert all(one.rules.state is None for one in plain)
 
 
 def test_edits_are_those_of_transformers() -> None:

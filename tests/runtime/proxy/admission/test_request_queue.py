@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.admission.request_queue import ADMITTED_SHARE, MOST_WAITING_TOKENS, RequestQueue
 from pontil.runtime.proxy.admission.service_rate import Seats
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import TURN_TOKENS
@@ -19,13 +20,17 @@ DEADLINE = 10.0
 PARAMS = SamplingParams(max_tokens=20, seed=1)
 
 
+def prompt_of(tokens: int) -> Generation:
+    return Generation([5] * tokens, PARAMS)
+
+
 def queue(free: int = 8) -> RequestQueue:
     return RequestQueue(DEADLINE, lambda: Seats(free, 8), jitter=lambda: 0.0)
 
 
 def request(tokenizer: Tokenizer, number: int, tokens: int, n: int = 1) -> Request:
     params = SamplingParams(max_tokens=20, seed=1, n=n)
-    return Request.start(f"r{number}", [5] * tokens, params, tokenizer, 0.0)
+    return Request.start(f"r{number}", Generation([5] * tokens, params), tokenizer, 0.0)
 
 
 def measured(tokenizer: Tokenizer, tokens: int = 1_000) -> RequestQueue:
@@ -42,21 +47,21 @@ def measured(tokenizer: Tokenizer, tokens: int = 1_000) -> RequestQueue:
 def test_nobody_is_refused_before_anything_is_known(tokenizer: Tokenizer) -> None:
     made = queue()
     made.push(request(tokenizer, 0, 500), 0.0)
-    made.check([(100_000, PARAMS)], Ticket())
+    made.check([prompt_of(100_000)], Ticket())
 
 
 def test_a_wait_that_is_too_long_is_refused_with_the_time_after_which_it_is_not(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
     for number in range(6):
-        made.check([(1_000, PARAMS)], Ticket())
+        made.check([prompt_of(1_000)], Ticket())
         made.push(request(tokenizer, number, 1_000), 1.0)
     # Six seconds of prompts are ahead: that is the limit.
     made.push(request(tokenizer, 6, 2_000), 1.0)
     with pytest.raises(Unavailable, match="about 8 s now, and up to 6 s are let in: try again in 2 s") as refused:
-        made.check([(1, PARAMS)], Ticket())
+        made.check([prompt_of(1)], Ticket())
     assert refused.value.retry_after == pytest.approx(8.0 - ADMITTED_SHARE * DEADLINE)
     # Nothing is ahead of more urgent requests.
-    made.check([(1_000, PARAMS)], Ticket(priority=-1))
+    made.check([prompt_of(1_000)], Ticket(priority=-1))
 
 
 def test_a_short_prompt_waits_for_turns_of_those_that_are_computed_and_not_for_their_ends(tokenizer: Tokenizer) -> None:
@@ -65,11 +70,11 @@ def test_a_short_prompt_waits_for_turns_of_those_that_are_computed_and_not_for_t
         made.push(one := request(tokenizer, number, 2_400), 1.0)
         made.serve(one, 1.0)
     made.push(request(tokenizer, 3, 100), 1.0)
-    made.check([(30, PARAMS)], Ticket())
+    made.check([prompt_of(30)], Ticket())
     assert made.wait(Ticket(), 30) == pytest.approx((100 + 3 * TURN_TOKENS) / 1_000)
     assert made.wait(Ticket(), 1_000) == pytest.approx(3.1)
     with pytest.raises(Unavailable, match="about 7 s now"):
-        made.check([(2_400, PARAMS)], Ticket())
+        made.check([prompt_of(2_400)], Ticket())
 
 
 def test_where_nobody_waits_one_is_let_in_whatever_was_measured(tokenizer: Tokenizer) -> None:
@@ -77,22 +82,22 @@ def test_where_nobody_waits_one_is_let_in_whatever_was_measured(tokenizer: Token
     slow = request(tokenizer, 0, 1_000)
     made.push(slow, 1.0)
     made.serve(slow, 1.0)
-    made.check([(1_000, PARAMS)], Ticket())
+    made.check([prompt_of(1_000)], Ticket())
 
 
 def test_prompts_that_together_take_too_long_are_a_mistake(tokenizer: Tokenizer) -> None:
     made = measured(tokenizer)
-    made.check([(9_000, PARAMS)], Ticket())
-    made.check([(20_000, PARAMS)], Ticket())
+    made.check([prompt_of(9_000)], Ticket())
+    made.check([prompt_of(20_000)], Ticket())
     with pytest.raises(RequestError, match="these 20 prompts together take about 20 s, and 10 s is the limit"):
-        made.check([(1_000, PARAMS)] * 20, Ticket())
+        made.check([prompt_of(1_000)] * 20, Ticket())
 
 
 def test_what_waits_is_bounded_in_memory(tokenizer: Tokenizer) -> None:
     made = queue()
     made.push(request(tokenizer, 0, 10), 0.0)
     with pytest.raises(Unavailable, match="too many prompts"):
-        made.check([(MOST_WAITING_TOKENS, PARAMS)], Ticket())
+        made.check([prompt_of(MOST_WAITING_TOKENS)], Ticket())
 
 
 def test_those_that_cannot_be_served_in_time_are_let_go_but_the_next(tokenizer: Tokenizer) -> None:

@@ -16,12 +16,13 @@ class OperatorSite:
     """A proxy's changes, with its supervisor played by the test."""
 
     def __init__(self) -> None:
-        self.now, self.age = 0.0, 0.5
+        self.now = 0.0
         self.asked: list[tuple[int, dict[str, Any]]] = []
         registry = Registry(15.0)
         rows = [("proxy", "proxy"), ("prefill:0", "prefill"), ("decode:0", "decode")]
         registry.show([{"name": n, "role": r, "pid": 1, "state": "ready", "device": "cpu"} for n, r in rows])
-        self.changes = OperatorChanges(registry, lambda: self.now, lambda: self.age)
+        self.changes = OperatorChanges(registry, lambda: self.now)
+        self.changes.table_at = -0.5
         self.changes.ask = lambda number, request: self.asked.append((number, request))
 
 
@@ -66,7 +67,7 @@ def test_without_a_supervisor_nothing_is_asked(site: OperatorSite) -> None:
 
 
 def test_a_silent_supervisor_is_not_asked(site: OperatorSite) -> None:
-    site.age = 10.0
+    site.changes.table_at = site.now - 10.0
     with pytest.raises(Unavailable, match="silent for 10 s"):
         site.changes.begin("drain", "decode:0")
     assert not site.asked
@@ -100,6 +101,7 @@ def test_changes_whose_clients_and_supervisor_are_gone_leave_room_for_others(sit
     site.now = operator_changes.SILENCE
     assert all(row["failed"] and "has not answered" in row["outcome"] for row in site.changes.rows())
     site.now += operator_changes.SILENCE
+    site.changes.hear_table()
     site.changes.begin("drain", "decode:0")
     assert len(site.asked) == MOST_OPEN + 1
 

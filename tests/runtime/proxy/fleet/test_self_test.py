@@ -195,7 +195,7 @@ def test_a_model_that_speaks_is_asked_for_sound_and_nobody_sees_or_pays_it(play:
         assert steps == ["self-test 1 of 2: mixed:0", "self-test 2 of 2: sound"] and live_proxy.proxy.ready
         await beaten(live_proxy)
         proxy = live_proxy.proxy
-        assert proxy.idle and not proxy.conductor.runs
+        assert proxy.idle and not proxy.runs.conductor.runs
         assert (proxy.ledger.imbalance, proxy.ledger.totals.requests) == (0, 0)
         assert live_proxy.value("pontil_audio_seconds_total") == live_proxy.value("pontil_generation_tokens_total") == 0
 

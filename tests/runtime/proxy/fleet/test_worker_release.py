@@ -12,6 +12,7 @@ from scripted_worker import ScriptedWorker, silent
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import graph_named
@@ -88,7 +89,7 @@ def test_requests_go_to_both_and_each_reply_names_its_own(play: Play) -> None:
         routes = set()
         for _ in range(12):
             snapshot = group.snapshot()
-            stream = live_proxy.proxy.submit_all(Ticket(), [([5], PARAMS)], snapshot=snapshot)
+            stream = live_proxy.proxy.submit(Ticket(), Generation([5], PARAMS), snapshot=snapshot)
             number = prints.setdefault(snapshot.system_fingerprint("0") or "", "1")
             assert stream.route == f"prefill:{number}>decode:{number}"
             routes.add(stream.route)
@@ -109,7 +110,7 @@ def test_the_old_drains_as_the_new_comes(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         old = await live_proxy.worker("mixed:0", pace=0.002)
         begun = live_proxy.submit([5], PARAMS)
-        await until(lambda: begun.request.begun)
+        await until(lambda: begun.request.times.begun)
         new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
         await leaves(live_proxy, old)
         assert {live_proxy.submit([5], PARAMS).route for _ in range(6)} == {"mixed:1"}
@@ -126,12 +127,12 @@ def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play
 
         old = await live_proxy.worker("mixed:0", script=begins)
         stream = live_proxy.submit([5], PARAMS)
-        await until(lambda: stream.request.begun)
+        await until(lambda: stream.request.times.begun)
         new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
         live_proxy.proxy.dispatcher.retry(stream.request, "it died", "died")
         await leaves(live_proxy, old)
         live_proxy.proxy.dispatcher.resume()
-        if stream.request.attempt == 1:
+        if stream.request.attempts.number == 1:
             live_proxy.proxy.dispatcher.retry(stream.request, "it died again", "died")
         assert stream.request.id in live_proxy.proxy.dispatcher.stranded and new.submits.empty()
         again = await live_proxy.worker("mixed:2")

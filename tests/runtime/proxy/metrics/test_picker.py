@@ -8,6 +8,7 @@ import pytest
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.picker import picker_metrics
+from pontil.runtime.proxy.requests.attempts import Attempts
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 
 HELLO = Hello("w", SCHEMA, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:///p", 16, 9, 4, 512, 256)
@@ -16,7 +17,7 @@ HELLO = Hello("w", SCHEMA, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:/
 @dataclass
 class Dispatched:
     is_clients: bool = True
-    phases: dict[str, str] = field(default_factory=lambda: {"w": "whole"})
+    attempts: Attempts = field(default_factory=lambda: Attempts(0.0, phases={"w": "whole"}))
 
 
 @pytest.mark.parametrize(

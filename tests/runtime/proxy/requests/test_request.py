@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.proxy.requests.choice_text import BrokenAnswer
+from pontil.runtime.proxy.requests.answer import BrokenAnswer, Delta, Ended, Finished
+from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Delta, Ended, Finished
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ EOS = 2
 
 def request(tokenizer: Tokenizer, whole: bool = False, **params: object) -> Request:
     settings = SamplingParams(**({"max_tokens": 8, "seed": 1} | params))  # type: ignore[arg-type]
-    request = Request.start("r", [5, 6, 7], settings, tokenizer, 0.0)
+    request = Request.start("r", Generation([5, 6, 7], settings), tokenizer, 0.0)
     request.begin(CollocatedRoute(D) if whole else DisaggregatedRoute(P, D), 0.0)
     return request
 
@@ -165,19 +165,19 @@ def test_prefill_is_needed_until_decode_speaks(tokenizer: Tokenizer) -> None:
 
 
 def test_both_halves_are_told_of_each_other(tokenizer: Tokenizer) -> None:  # C2
-    decode, prefill = request(tokenizer).submits("proxy")
+    decode, prefill = submits(request(tokenizer), "proxy")
     assert (decode.receiver, decode.phase, decode.peer, decode.peer_endpoint) == ("d", "decode", "p", "ipc:///p")
     assert (prefill.receiver, prefill.phase, prefill.peer) == ("p", "prefill", "d")
     assert decode.transfer_id == prefill.transfer_id is not None
-    (whole,) = request(tokenizer, whole=True).submits("proxy")
+    (whole,) = submits(request(tokenizer, whole=True), "proxy")
     assert (whole.receiver, whole.phase, whole.transfer_id) == ("d", "whole", None)
     assert SamplingParams.from_wire(whole.sampling).max_tokens == 8
 
 
 def test_only_the_two_of_a_transfer_are_told_its_secret(tokenizer: Tokenizer) -> None:
-    assert [one.transfer_secret for one in request(tokenizer).submits("proxy", "ab")] == ["ab", "ab"]
-    assert [one.transfer_secret for one in request(tokenizer, whole=True).submits("proxy", "ab")] == [None]
-    assert "ab" * 8 not in repr(request(tokenizer).submits("proxy", "ab" * 8))
+    assert [one.transfer_secret for one in submits(request(tokenizer), "proxy", "ab")] == ["ab", "ab"]
+    assert [one.transfer_secret for one in submits(request(tokenizer, whole=True), "proxy", "ab")] == [None]
+    assert "ab" * 8 not in repr(submits(request(tokenizer), "proxy", "ab" * 8))
 
 
 def test_choices_end_one_by_one_and_the_request_with_the_last(tokenizer: Tokenizer) -> None:
@@ -253,10 +253,10 @@ def test_a_stop_string_ends_nothing_before_min_tokens(
 def test_a_time_in_a_queue_is_part_of_the_requests_own(tokenizer: Tokenizer, said: float) -> None:  # B10
     made = request(tokenizer, whole=True)
     made.accept(frame("d", 0, [5], queue_seconds=said), 3.0)
-    assert made.queued is None
+    assert made.times.queued is None
     made.accept(frame("d", 1, [6], queue_seconds=1.25), 3.0)
     made.accept(frame("d", 2, [7], queue_seconds=2.5), 3.0)
-    assert made.queued == 1.25
+    assert made.times.queued == 1.25
 
 
 @pytest.mark.parametrize("drafted", [-1, 0, 1, 2**53 + 1, 2**64 - 1])
@@ -269,5 +269,5 @@ def test_guesses_are_summed_up_within_reason_and_never_billed(
         made.accept(
             frame("d", index, [5], draft_tokens=drafted, accepted_draft_tokens=accepted, generated_tokens=None), 3.0
         )
-    assert 0 <= made.accepted <= made.drafted <= 4 * 8 and made.accepted <= 4
+    assert 0 <= made.reports.accepted <= made.reports.drafted <= 4 * 8 and made.reports.accepted <= 4
     assert made.usage.completion_tokens == 4 and made.entry.imbalance == 0

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.requests.answer import Delta
+from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import Delta
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import PART, RetoldText, recorded_ids
 from pontil.runtime.proxy.resume.state import head_of, restored, rewind, state_of
@@ -30,7 +31,12 @@ def begun(tokenizer: Tokenizer, **fields: Any) -> tuple[Request, Ledger]:
     params = SamplingParams(**({"max_tokens": 200, "seed": 1} | fields))
     ledger = Ledger()
     request = Request.start(
-        "name-1", [1, 2, 3], params, tokenizer, 1.0, Ticket(caller="ann", priority=-2, cache_salt="salt"), ledger
+        "name-1",
+        Generation([1, 2, 3], params),
+        tokenizer,
+        1.0,
+        Ticket(caller="ann", priority=-2, cache_salt="salt"),
+        ledger,
     )
     request.begin(CollocatedRoute(WORKER), 2.0)
     return request, ledger
@@ -38,7 +44,7 @@ def begun(tokenizer: Tokenizer, **fields: Any) -> tuple[Request, Ledger]:
 
 def heard(request: Request, index: int, ids: list[int], **fields: Any) -> None:
     counts: dict[str, Any] = {"prompt_tokens": 3, "cached_tokens": 1, "computed_tokens": 2} if index == 0 else {}
-    request.accept(Tokens("w", "p", request.id, request.attempt, index, ids, **counts, **fields), 3.0 + index)
+    request.accept(Tokens("w", "p", request.id, request.attempts.number, index, ids, **counts, **fields), 3.0 + index)
 
 
 def text_of(said: list[Any]) -> str:
@@ -74,7 +80,7 @@ def test_the_text_is_the_same_however_the_tokens_came(
     more = ids[index : index + 1 + after]
     for one in (request, made):
         if more:
-            one.accept(Tokens("w", "p", one.id, one.attempt, index, more, prompt_tokens=3), 11.0)
+            one.accept(Tokens("w", "p", one.id, one.attempts.number, index, more, prompt_tokens=3), 11.0)
     assert text_of(request.mailbox.drain()) == text_of(made.mailbox.drain())
 
 
@@ -87,16 +93,16 @@ def test_the_books_go_on(tokenizer: Tokenizer) -> None:  # A11
     made = restored(lines, tokenizer, ledger, 9.0)
     entry = made.entry
     assert (entry.generated, entry.delivered, made.usage) == (5, 5, request.usage) and entry.imbalance == 0
-    assert (made.ticket.caller, made.ticket.priority) == ("ann", -2) and made.arrived == 1.0 and made.begun
+    assert (made.ticket.caller, made.ticket.priority) == ("ann", -2) and made.times.arrived == 1.0 and made.times.begun
     assert entry.by_worker() == {(0, "w"): ("whole", 5, 2)} and entry.elsewhere == {(0, "w"): "first"}
     made.begin(CollocatedRoute(WORKER), 10.0)
-    (submit,) = made.submits("second")
+    (submit,) = submits(made, "second")
     assert (submit.attempt, submit.delivered, submit.choices) == (1, [[10, 11, 12], [20, 21]], [0])
     last = Tokens("w", "p", made.id, 1, 3, [13, 14, 15], finish_reason="length", generated_tokens=3, prompt_tokens=3)
     assert made.accept(last, 11.0) == 3 and made.complete
     closed = ledger.close(made.id, made.billed)
     assert made.billed.completion_tokens == 8 and made.billed.cached_tokens == 1
-    assert closed.imbalance == 0 and ledger.imbalance == 0 and made.faults == 1
+    assert closed.imbalance == 0 and ledger.imbalance == 0 and made.attempts.faults == 1
 
 
 def test_a_request_that_comes_back_finds_its_own_shares(tokenizer: Tokenizer) -> None:

@@ -77,6 +77,19 @@ def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
     assert every_route([DECODE], "always") == [CollocatedRoute(DECODE)] and every_route([], "always") == []
 
 
+def test_a_worker_that_does_both_takes_what_the_pairs_have_no_seat_for() -> None:
+    """One that is of no pair is not idle beside a queue."""
+    full = replace(DECODE, taken=6)
+    assert next_route([PREFILL, full, MIXED], "auto", 10) == CollocatedRoute(MIXED)
+    assert next_route([PREFILL, full, replace(MIXED, taken=6)], "auto", 10) is None
+    assert next_route([PREFILL, full, MIXED], "always", 10) is None
+    assert next_route([PREFILL, DECODE, MIXED], "auto", 10) == DisaggregatedRoute(PREFILL, DECODE)
+    busy = replace(PREFILL, uncomputed=50_000)
+    for route in (next_route([busy, DECODE, MIXED], "auto", 10), plan([busy, DECODE, MIXED], "auto", prompt_tokens=10)):
+        assert route is not None and route.workers[0].role != "prefill"
+    assert plan([busy, replace(DECODE, in_flight=3), MIXED], "auto", prompt_tokens=10) == CollocatedRoute(MIXED)
+
+
 def test_auto_splits_while_the_prefill_worker_keeps_up() -> None:
     assert plan([PREFILL, DECODE], "auto", prompt_tokens=100_000) == DisaggregatedRoute(PREFILL, DECODE)
     busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 100 - PULLED_AT_MOST)

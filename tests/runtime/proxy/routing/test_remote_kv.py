@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, KeptPrompt, KVTransfers, claims
+from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, KeptPrompt, KVTransfers
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.links.keys import Keys
@@ -58,14 +59,13 @@ def test_what_was_signed_is_believed_as_it_was_signed() -> None:
 
 
 def test_only_the_first_attempt_claims_and_no_answer_that_goes_on_is_kept(tokenizer: Tokenizer) -> None:
-    request = Request.start("r", [5, 6], SamplingParams(max_tokens=4, seed=1), tokenizer, 0.0)
+    request = Request.start("r", Generation([5, 6], SamplingParams(max_tokens=4, seed=1)), tokenizer, 0.0)
     kept = KeptPrompt("e", "tcp://127.0.0.1:7", "other.0")
-    request.remote_kv = kept
-    assert claims(request)
-    request.attempt = 0
-    assert claims(request) and kept.submitted(request)["phase"] == "claim"
-    request.attempt = 1
-    assert not claims(request) and kept.submitted(request) == {}
+    assert kept.claims(request)
+    request.attempts.number = 0
+    assert kept.claims(request) and kept.submitted(request)["phase"] == "claim"
+    request.attempts.number = 1
+    assert not kept.claims(request) and kept.submitted(request) == {}
     keep = KeepPrompt(KVTransfers(Registry(1.0), None))
     assert keep.submitted(request) == {"phase": "hold", "transfer_id": "r.1", "transfer_secret": None}
     request.answers[0].add([70], None, None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.errors import OptionError
+from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.plan import graph_choice
 from pontil.launcher.plan.graph_choice import graph_of
 from pontil.runtime.foundation.staged_model import ARCHITECTURES, NAMES

@@ -13,6 +13,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.engine import Engine
+from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
@@ -40,7 +41,7 @@ def engine(smollm2_path: Path) -> Engine:
     config = checkpoint.config
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16", True)
     runner = ModelRunner(model, KVStorage(layout, BLOCKS, torch.device("cpu")))
-    return Engine(runner, Scheduler(BlockPool(BLOCKS), layout, 1, 256))
+    return Engine(runner, Scheduler(BlockPool(BLOCKS), layout, 1, StepBudget(256)))
 
 
 def answered(engine: Engine, tokenizer: Tokenizer, question: str, most: int) -> Iterator[str]:

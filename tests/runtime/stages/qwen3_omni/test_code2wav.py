@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_omni import CODES, GROUPS, OmniPair, omni_code2wav
 from torch import Tensor
 
-from pontil.runtime.stages.qwen3_omni.chunks import chunks
+from pontil.runtime.stages.qwen3_omni.code2wav import chunks
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
 
 

@@ -18,8 +18,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI, GraphModel
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.nodes.node import NodeInput
-from pontil.runtime.stages.qwen3_omni.chunks import chunks
-from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav, chunks
 from pontil.runtime.stages.worker.code2wav_node import Code2WavNode, pcm16
 from pontil.runtime.stages.worker.node_assembly import make_code2wav
 

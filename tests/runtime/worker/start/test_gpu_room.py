@@ -13,8 +13,7 @@ from tiny import build, layout_of, reference
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.device.block_rounds import Round
-from pontil.runtime.engine.device.device_runner import DeviceRunner
+from pontil.runtime.engine.device.device_runner import DeviceRunner, Round
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.sampling.sampler import Sampled

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attempts to serve one request, and what workers report of them beside its answer."""
+
+from dataclasses import dataclass, field
+
+from pontil.runtime.accounting.book import stated_count
+from pontil.runtime.proxy.requests.answer import AnswerTimes, TokenSource
+from pontil.runtime.proxy.routing.policy import Route, Team
+from pontil.runtime.wire.messages import Tokens
+
+LONGEST_REASON = 300
+# Attempts that may end through no fault of their workers before each of them counts as a fault, too.
+MOST_EXCUSED = 64
+# Route name of a request that was never dispatched.
+NO_ROUTE = "-"
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Attempts one after another, by `number`. Before the first and between two of them `phases` is empty. `broken` are
+    the teams that failed; `excused` counts attempts that ended through no fault. `sent` is the time when the attempt
+    was dispatched, `stranded_at` when the last one that reached its workers broke. `heard` holds the pairs of phase and
+    choice for which a frame has arrived, `sources` each worker's part in each choice."""
+
+    sent: float
+    number: int = -1
+    route: Route | None = None
+    phases: dict[str, str] = field(default_factory=dict)
+    broken: set[Team] = field(default_factory=set)
+    excused: int = 0
+    stranded_at: float | None = None
+    heard: set[tuple[str, int]] = field(default_factory=set)
+    sources: dict[tuple[str, int], TokenSource] = field(default_factory=dict)
+
+    def begin(self, route: Route, now: float) -> None:
+        self.number += 1
+        self.route, self.phases, self.sent = route, route.phases, now
+        self.heard.clear()
+        self.sources.clear()
+
+    def end(self, now: float, *, excused: bool) -> None:
+        """End the attempt, which broke; `excused` if no worker failed, and the same workers may serve the next."""
+        if excused:
+            self.excused += 1
+        else:
+            self.broken.add(tuple(self.phases))
+        self.phases = {}
+        if self.stranded_at is None:
+            self.stranded_at = now
+        self.sources.clear()
+
+    @property
+    def faults(self) -> int:
+        """Number of attempts that broke; valid between two attempts."""
+        return self.number + 1 - min(self.excused, MOST_EXCUSED)
+
+    @property
+    def route_name(self) -> str:
+        """Name of the current or last route."""
+        return NO_ROUTE if self.route is None else self.route.name
+
+    def expects(self, sender: str, attempt: int) -> bool:
+        return attempt == self.number and sender in self.phases
+
+    def reached(self, incarnation: str) -> bool:
+        """Return whether a frame of this worker has arrived in this attempt."""
+        return any(phase == self.phases[incarnation] for phase, _ in self.heard)
+
+
+@dataclass(frozen=True, slots=True)
+class PullReport:
+    """A decode worker's report of the pull of a prompt's KV blocks: bytes, seconds of copying if credible, and the
+    error if the pull failed."""
+
+    bytes: int = 0
+    seconds: float | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class WorkerReports:
+    """The reports of workers: of draft tokens, how many there were and how many right, and of the pull of the prompt's
+    KV."""
+
+    drafted: int = 0
+    accepted: int = 0
+    pulled: PullReport = PullReport()
+
+    def note(self, frame: Tokens, budget: int) -> None:
+        """Add up draft tokens, for the request's summary only (B9): drafts are never billed."""
+        if frame.draft_tokens is not None:
+            drafted = min(stated_count(frame.draft_tokens) or 0, budget)
+            self.drafted += drafted
+            self.accepted += min(stated_count(frame.accepted_draft_tokens) or 0, drafted, len(frame.ids))
+
+    def note_pull(self, frame: Tokens, times: AnswerTimes, now: float) -> None:
+        if frame.pulled_bytes is not None:
+            seconds = None if frame.pulled_seconds is None else times.credible(frame.pulled_seconds, now)
+            error = None if frame.pull_error is None else frame.pull_error[:LONGEST_REASON]
+            self.pulled = PullReport(stated_count(frame.pulled_bytes) or 0, seconds, error)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The work of a request that is answered with tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pontil.runtime.accounting.counts import DECODE, PREFILL
+from pontil.runtime.proxy.requests.request import Request, Work
+from pontil.runtime.proxy.routing.policy import DisaggregatedRoute
+from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
+from pontil.runtime.proxy.routing.remote_kv import RemoteKV
+from pontil.runtime.wire.messages import Submit
+
+NOTHING_MORE: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Generation(Work):
+    """A prompt to be continued. `prefix` is what was computed to find it in caches. With `remote_kv` its KV is kept for
+    a worker of another proxy, or comes from one."""
+
+    prefix: PromptPrefix | None = None
+    remote_kv: RemoteKV | None = None
+
+    def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
+        kept = {} if self.remote_kv is None else self.remote_kv.submitted(request)
+        return submits(request, sender, secret, deadline, kept)
+
+    @property
+    def may_pause(self) -> bool:
+        return self.remote_kv is None
+
+    def load(self, request: Request) -> int:
+        """Return the prompt tokens that keep a worker busy: none where their KV comes from elsewhere."""
+        return 0 if self.remote_kv is not None and self.remote_kv.claims(request) else len(self.prompt)
+
+    def prefix_keys(self, block_size: int, salt: str) -> PromptPrefix | None:
+        # All of a prompt is computed whose logprobs are wanted.
+        if not self.prompt or self.params.prompt_logprobs is not None:
+            return None
+        if self.prefix is None or self.prefix.block_size != block_size:
+            self.prefix = PromptPrefix(self.prompt, salt, block_size)
+        return self.prefix
+
+    def told(self, request: Request) -> dict[str, Any] | None:
+        return None if self.remote_kv is None else self.remote_kv.told(request)
+
+
+def submits(
+    request: Request, sender: str, transfer_secret: str | None = None, deadline: float | None = None,
+    alone: Mapping[str, Any] = NOTHING_MORE,
+) -> list[Submit]:  # fmt: skip
+    """Return the messages that start an attempt at tokens: one per worker, the decode worker's first, as it has to
+    make room. The secret is for the transfer between the two; the first token is of use for `deadline` seconds.
+    A worker that is `alone` is told this besides."""
+    attempts, route = request.attempts, request.attempts.route
+    assert route is not None, "begin the attempt first"
+    common: dict[str, Any] = {
+        "sender": sender, "request_id": request.id, "attempt": attempts.number, "prompt": request.prompt,
+        "sampling": request.params.to_wire(), "cache_salt": request.ticket.cache_salt,
+        "priority": request.ticket.priority, "deadline": deadline,
+        "traceparent": None if request.trace is None else request.trace.traceparent,
+        "caller": request.share.caller, "weight": request.share.weight,
+    }  # fmt: skip
+    if attempts.number > 0:
+        common["delivered"] = [answer.ids for answer in request.answers]
+        common["choices"] = [choice.number for choice in request.unended]
+        if request.prompt_logprobs:
+            common["sampling"]["prompt_logprobs"] = None
+    if not isinstance(route, DisaggregatedRoute):
+        return [Submit(receiver=route.worker.incarnation, **(common | dict(alone)))]
+    prefill, decode = route.prefill, route.decode
+    common |= {"transfer_id": f"{request.id}.{attempts.number}", "transfer_secret": transfer_secret}
+    return [
+        Submit(
+            receiver=decode.incarnation, phase=DECODE, peer=prefill.incarnation,
+            peer_endpoint=prefill.peer_endpoint, **common,
+        ),
+        Submit(receiver=prefill.incarnation, phase=PREFILL, peer=decode.incarnation, **common),
+    ]  # fmt: skip
