@@ -24,6 +24,7 @@ from pontil.runtime.wire.messages import (
 )
 
 ENDED = "the stage that reads the edge has ended"
+LET_GO = "its items were let go of, as an earlier attempt had ended"
 # Most positions that the items of one edge may be ahead of their consumer, where the edge does not say.
 WINDOW = 512
 
@@ -154,6 +155,9 @@ class ProducerStream:
 
     def subscribe(self, message: Subscribe, now: float) -> str | None:
         """Begin, renew or replace a subscription; its secret was checked. Return why it is refused, if it is."""
+        if self.gone == ENDED and message.attempt > self.reader:
+            # The end was lost on its way to the proxy: the next that makes the items is to keep them.
+            self.gone = LET_GO
         if self.gone is not None:
             return self.gone
         if not (is_index(message.next_index) and is_index(message.consumed)):

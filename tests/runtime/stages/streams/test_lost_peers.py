@@ -197,6 +197,28 @@ def test_a_finished_consumer_frees_its_producer() -> None:
     assert producer.is_clean and not output.is_full
 
 
+def test_a_later_attempt_of_a_stage_that_had_ended_gets_all_items() -> None:
+    """E15: the end of an attempt may be lost on its way to the proxy."""
+    world, producer, consumer = pair()
+    output, buffer = producer.output(window=20), a_buffer(capacity=20)
+    consumer.input(a_buffer(capacity=20), "p")
+    for index in range(3):
+        output.emit(index, "speak", item(index))
+    world.turn()
+    consumer.receiver.close("r.code2wav", 1, True, world.now)
+    world.turn()
+    assert producer.is_clean
+    consumer.input(buffer, "p", attempt=2)
+    world.settle(lambda: bool(consumer.receiver.starved))
+    again = producer.output(attempt=2, window=20)
+    consumer.receiver.inputs(Inputs("px", "c", "r.code2wav", 2, EDGE, [["p", "ipc:///p"]]), world.now)
+    for index in range(3):
+        again.emit(index, "speak", item(index))
+    again.finish(3)
+    world.turn()
+    assert read(buffer) == [0, 1, 2] and buffer.finished
+
+
 def test_a_lost_unsubscribe_is_said_again() -> None:
     world, producer, consumer = pair()
     output = producer.output(window=2)
