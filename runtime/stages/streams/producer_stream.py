@@ -70,6 +70,8 @@ class ProducerStream:
     marks: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     emitted: int = 0
+    # The index behind the last item that the present attempt made: it may be behind those that are kept.
+    made: int = 0
     last_index: int | None = None
     handed_over_at: int | None = None
     gone: str | None = None
@@ -93,7 +95,7 @@ class ProducerStream:
     @property
     def is_full(self) -> bool:
         """Return whether the consumer is so far behind that nothing may be emitted now (E13)."""
-        return self.gone is None and self.ahead >= self.window
+        return self.gone is None and self.made - self.consumed >= self.window
 
     @property
     def ahead(self) -> int:
@@ -109,7 +111,7 @@ class ProducerStream:
         """Keep an item, and send it as soon as its consumer takes it. An item without a walk is for every subscriber.
         An item that an earlier attempt made is the same one, and changes nothing."""
         assert str(array.dtype) in DTYPES and array.nbytes <= self.port.memory.most_item_bytes, "no item of a stream"
-        self.emitted = max(self.emitted, index + 1)
+        self.emitted, self.made = max(self.emitted, index + 1), max(self.made, index + 1)
         if self.gone is not None or index in self.kept:
             return
         self.kept[index] = KeptItem(walk or "", array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
@@ -133,7 +135,7 @@ class ProducerStream:
         """Tell all consumers that this worker makes the items from `index` on, if it was to begin later: the prompt is
         computed here after all."""
         if index < self.first_index:
-            self.first_index = index
+            self.first_index = self.made = index
             for peer in self.subscriptions:
                 self.port.post(peer, self.subscribed(peer))
 
