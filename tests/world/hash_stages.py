@@ -122,7 +122,10 @@ class HashRows:
     """A RowBuilder of one run: a row for each position of the first stage's prompt, one of the first item of the text,
     and then one of each frame and the next item."""
 
-    begins_in_prompt = False
+    @property
+    def begins_in_prompt(self) -> bool:
+        """True for some prompts: the worker that goes on behind them takes the items of all walks then."""
+        return self.length % 3 == 0
 
     def __init__(self, length: int, voice: str) -> None:
         self.length, self.voice = length, voice

@@ -24,6 +24,7 @@ from pontil.runtime.wire.messages import (
 )
 
 ENDED = "the stage that reads the edge has ended"
+LET_GO = "its items were let go of, as an earlier attempt had ended"
 # Most positions that the items of one edge may be ahead of their consumer, where the edge does not say.
 WINDOW = 512
 
@@ -69,6 +70,8 @@ class ProducerStream:
     marks: dict[int, str] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     emitted: int = 0
+    # The index behind the last item that the present attempt made: it may be behind those that are kept.
+    made: int = 0
     last_index: int | None = None
     handed_over_at: int | None = None
     gone: str | None = None
@@ -92,7 +95,7 @@ class ProducerStream:
     @property
     def is_full(self) -> bool:
         """Return whether the consumer is so far behind that nothing may be emitted now (E13)."""
-        return self.gone is None and self.ahead >= self.window
+        return self.gone is None and self.made - self.consumed >= self.window
 
     @property
     def ahead(self) -> int:
@@ -108,7 +111,7 @@ class ProducerStream:
         """Keep an item, and send it as soon as its consumer takes it. An item without a walk is for every subscriber.
         An item that an earlier attempt made is the same one, and changes nothing."""
         assert str(array.dtype) in DTYPES and array.nbytes <= self.port.memory.most_item_bytes, "no item of a stream"
-        self.emitted = max(self.emitted, index + 1)
+        self.emitted, self.made = max(self.emitted, index + 1), max(self.made, index + 1)
         if self.gone is not None or index in self.kept:
             return
         self.kept[index] = KeptItem(walk or "", array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
@@ -132,7 +135,7 @@ class ProducerStream:
         """Tell all consumers that this worker makes the items from `index` on, if it was to begin later: the prompt is
         computed here after all."""
         if index < self.first_index:
-            self.first_index = index
+            self.first_index = self.made = index
             for peer in self.subscriptions:
                 self.port.post(peer, self.subscribed(peer))
 
@@ -154,6 +157,9 @@ class ProducerStream:
 
     def subscribe(self, message: Subscribe, now: float) -> str | None:
         """Begin, renew or replace a subscription; its secret was checked. Return why it is refused, if it is."""
+        if self.gone == ENDED and message.attempt > self.reader:
+            # The end was lost on its way to the proxy: the next that makes the items is to keep them.
+            self.gone = LET_GO
         if self.gone is not None:
             return self.gone
         if not (is_index(message.next_index) and is_index(message.consumed)):
@@ -215,9 +221,10 @@ class ProducerStream:
         self.kept.clear()
 
     def pump(self, now: float) -> None:
-        """Send the items for which there is room, each subscriber's in their order."""
-        limit = min(self.emitted, self.consumed + self.window)
+        """Send the items for which there is room, each subscriber's in their order. One that takes the items of all walks
+        has a buffer of one window, however far another worker of its stage is (E13)."""
         for one in self.subscriptions.values():
+            limit = min(self.emitted, (self.consumed if one.walks else one.consumed) + self.window)
             while one.cursor < limit and self.send_next(one, now):
                 one.cursor += 1
 

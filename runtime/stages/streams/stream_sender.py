@@ -47,7 +47,7 @@ class StreamSender:
         if stream is None or stream.gone not in (None, ENDED):
             stream = ProducerStream(self.port, run, edge, secret, request_id, attempt, first_index, window)
             self.streams[run, edge] = stream
-        stream.attempt, stream.request_id, stream.ended_at = attempt, request_id, None
+        stream.attempt, stream.request_id, stream.ended_at, stream.made = attempt, request_id, None, 0
         stream.first_index, stream.handed_over_at = min(first_index, stream.first_index), None
         self.released.pop(run, None)
         return stream

@@ -197,6 +197,48 @@ def test_a_finished_consumer_frees_its_producer() -> None:
     assert producer.is_clean and not output.is_full
 
 
+def test_an_attempt_makes_what_is_missing_before_what_is_kept() -> None:
+    """The worker that made the first items is gone, and the one with the others makes them all."""
+    world, producer, consumer = pair()
+    output, buffer = producer.output(first_index=2, window=2), a_buffer(capacity=2)
+    output.emit(2, "speak", item(2))
+    output.emit(3, "speak", item(3))
+    assert output.is_full
+    again = producer.output(attempt=2, window=2)
+    consumer.input(buffer, "p")
+    for index in range(2):
+        assert not again.is_full
+        again.emit(index, "speak", item(index))
+    assert again.is_full
+    found = list[int]()
+    for _ in range(6):
+        world.turn()
+        found += read(buffer)
+    assert found == [0, 1, 2, 3]
+
+
+def test_a_later_attempt_of_a_stage_that_had_ended_gets_all_items() -> None:
+    """E15: the end of an attempt may be lost on its way to the proxy."""
+    world, producer, consumer = pair()
+    output, buffer = producer.output(window=20), a_buffer(capacity=20)
+    consumer.input(a_buffer(capacity=20), "p")
+    for index in range(3):
+        output.emit(index, "speak", item(index))
+    world.turn()
+    consumer.receiver.close("r.code2wav", 1, True, world.now)
+    world.turn()
+    assert producer.is_clean
+    consumer.input(buffer, "p", attempt=2)
+    world.settle(lambda: bool(consumer.receiver.starved))
+    again = producer.output(attempt=2, window=20)
+    consumer.receiver.inputs(Inputs("px", "c", "r.code2wav", 2, EDGE, [["p", "ipc:///p"]]), world.now)
+    for index in range(3):
+        again.emit(index, "speak", item(index))
+    again.finish(3)
+    world.turn()
+    assert read(buffer) == [0, 1, 2] and buffer.finished
+
+
 def test_a_lost_unsubscribe_is_said_again() -> None:
     world, producer, consumer = pair()
     output = producer.output(window=2)

@@ -144,6 +144,28 @@ def test_a_consumer_can_take_on_all_walks() -> None:
     assert read(buffer) == [0, 1, 2, 3]
 
 
+def test_a_worker_that_waits_gets_no_more_than_a_window() -> None:
+    """E13: its stage's other worker may be far ahead, and it reads nothing before the handoff."""
+    world, producer, prefill = pair()
+    decode = world.worker("d")
+    output = producer.output(window=2)
+    first, second = a_buffer(capacity=2), a_buffer(capacity=2)
+    prefill.input(first, "p")
+    other = decode.input(second, "p")
+    done = list[int]()
+    for index in range(9):
+        output.emit(index, "speak", item(index))
+        for _ in range(3):
+            world.turn()
+            done += read(first)
+    assert done == list(range(9)) and other.fault is None
+    late = list[int]()
+    for _ in range(20):
+        world.turn()
+        late += read(second)
+    assert late == done
+
+
 def test_a_window_of_one_chunk_is_enough_for_any_context() -> None:
     world, producer, consumer = pair()
     output, buffer = producer.output(window=4), a_buffer(LeftContext(4, 3), capacity=4)
