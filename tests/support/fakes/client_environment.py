@@ -21,7 +21,12 @@ LOCK, REQUIREMENTS = CLIENTS / "js" / "package-lock.json", CLIENTS / "python" / 
 PIP_TIMEOUT, NPM_TIMEOUT = 600.0, 120.0
 OLDEST_NODE = 20
 NPM = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1", "--fetch-timeout=20000")
-PIP = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries=1", "--no-deps", "-r", REQUIREMENTS)
+# Modules are compiled when they are first imported, and most never are; unless Python may not keep it then.
+COMPILING = "--compile" if sys.dont_write_bytecode else "--no-compile"
+PIP = (
+    "-m", "pip", "install", "-q", "--disable-pip-version-check", COMPILING, "--retries=1", "--no-deps",
+    "-r", REQUIREMENTS,
+)  # fmt: skip
 
 
 class NotInstalled(Exception):
