@@ -134,7 +134,7 @@ class Child:
 
     def send_order(self) -> None:
         if self.running:
-            self.running.send({"kind": "duty", "order": self.order, "role": self.plan.role, "drain": self.drain})
+            self.running.send({"kind": "role", "order": self.order, "role": self.plan.role, "drain": self.drain})
 
     def hear(self, process: ChildProcess, lines: Sequence[bytes], now: float) -> list[Report]:
         """Take the reports of one of its processes. It is ready when all of them are."""

@@ -5,7 +5,8 @@
 meant for, so that what a socket library kept for a dead process is recognised as stale by the one that replaced it.
 Anything about a request carries `(request_id, attempt)`; anything about a transfer `(transfer_id, epoch)`.
 
-Fields are only ever added, and only with a default: an older sender's frame then decodes to that default.
+The wire is that of version 0.1. From there on fields are only ever added, and only with a default: an older sender's
+frame then decodes to that default.
 """
 
 from pontil.runtime.wire.embedding_messages import Embed, Embedding
@@ -139,7 +140,7 @@ TAGS: dict[str, type[Message]] = {
     "heartbeat": Heartbeat,
     "still_here": StillHere,
     "goodbye": Goodbye,
-    "duty": RoleChange,
+    "role_change": RoleChange,
     "submit": Submit,
     "cancel": Cancel,
     "tokens": Tokens,

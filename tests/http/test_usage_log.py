@@ -204,8 +204,8 @@ def test_a_thread_that_fails_is_said_and_goes_on(logged: ScriptedSite, monkeypat
         assert logged.complete("hi", max_tokens=3).status == 200
         eventually(lambda: "no number" in logged.ask("GET", "/ready").json.get("usage_log", ""))
     eventually(lambda: len(rows(logged)) == 1, "a row that was written later")
-    worker.counters = {"thread_failures_over-shm": 2, "thread_failures_made-up": 1}
-    shown = 'pontil_thread_failures_total{process="mixed:0",thread="over-shm"} 2.0'
+    worker.counters = {"thread_failures_shm-connector": 2, "thread_failures_made-up": 1}
+    shown = 'pontil_thread_failures_total{process="mixed:0",thread="shm-connector"} 2.0'
     eventually(lambda: shown in logged.ask("GET", "/metrics").body.decode())
     text = logged.ask("GET", "/metrics").body.decode()
     assert 'pontil_thread_failures_total{process="proxy",thread="usage-log"}' in text and "made-up" not in text

@@ -195,7 +195,7 @@ def obey(trace: Path, config: dict[str, Any], reporter: Reporter, commands: int 
             order = json.loads(line)
             notes.write(json.dumps({"name": config["name"], **order}) + "\n")
             notes.flush()
-            if order["kind"] == "duty" and not (order["drain"] is not None and "busy" in config["script"]):
+            if order["kind"] == "role" and not (order["drain"] is not None and "busy" in config["script"]):
                 reporter.settled(order["order"], order["drain"] is not None)
 
 

@@ -81,9 +81,9 @@ def pulled(pools: tuple[Pool, Pool]) -> str | None:
 @pytest.mark.parametrize(
     ("pools", "owner", "method", "thread", "fails"),
     [
-        (ShmConnector, ShmConnector, "copy", "over-shm", True),
-        (TcpConnector, PeerStream, "pull", "over-tcp", True),
-        (TcpConnector, PeerStream, "try_out", "over-tcp", False),
+        (ShmConnector, ShmConnector, "copy", "shm-connector", True),
+        (TcpConnector, PeerStream, "pull", "tcp-connector", True),
+        (TcpConnector, PeerStream, "try_out", "tcp-connector", False),
         (TcpConnector, TcpServer, "answer", "tcp-guest", False),
         (TcpConnector, TcpServer, "admit", "tcp-server", False),
     ],

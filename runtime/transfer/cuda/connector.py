@@ -51,7 +51,7 @@ class PeerGpuPool(PeerPool):
 class CudaConnector(CopyingConnector[PeerGpuPool]):
     """The connector. Only for storage in a GPU's memory."""
 
-    thread_name = "over-cuda"
+    thread_name = "cuda-connector"
 
     @classmethod
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "CudaConnector":

@@ -58,7 +58,7 @@ class NixlReader:
         self.users: dict[str, int] = {}
         self.current: NixlReads | None = None
         self.quiet = 0
-        self.thread = TurnThread(self.turn, "over-nixl", failures, self.mend)
+        self.thread = TurnThread(self.turn, "nixl-connector", failures, self.mend)
         self.thread.start()
 
     def give(self, command: Callable[[], None]) -> None:

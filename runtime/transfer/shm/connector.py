@@ -21,7 +21,7 @@ PIECE_BYTES = 512 << 10
 class ShmConnector(CopyingConnector[PeerPool]):
     """The shared-memory connector."""
 
-    thread_name = "over-shm"
+    thread_name = "shm-connector"
 
     @classmethod
     def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "ShmConnector":

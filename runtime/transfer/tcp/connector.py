@@ -72,7 +72,7 @@ class PeerStream:
         self.current: TcpPull | None = None
         self.may_try = True
         self.channel = TcpChannel(address, deadlines.kv_stall_timeout, seed, self.wait, self.check)
-        self.thread = GuardedThread(self.run, "over-tcp", failures, self.mend)
+        self.thread = GuardedThread(self.run, "tcp-connector", failures, self.mend)
         self.thread.start()
 
     def give(self, job: TcpPull) -> None:

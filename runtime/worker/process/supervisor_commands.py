@@ -28,7 +28,7 @@ class SupervisorCommands:
         if self.pipe.closed or not self.poller.may_show(self.pipe.descriptor):
             return
         for command in self.pipe.take():
-            if command.get("kind") == "duty":
+            if command.get("kind") == "role":
                 self.assigned_role.take(command["order"], command["role"], command["drain"], now)
             elif command.get("kind") == "log_level":
                 logging.getLogger().setLevel(command["level"].upper())

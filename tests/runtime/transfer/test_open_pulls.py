@@ -39,7 +39,7 @@ class MappedPool:
 class HeldConnector(CopyingConnector[PeerPool]):
     """A connector whose copies go on until they are let go; `read` are what they found mapped at their end."""
 
-    thread_name = "over-held"
+    thread_name = "held-connector"
 
     def __init__(self, storage: KVStorage) -> None:
         self.go, self.begun, self.came = threading.Semaphore(0), threading.Semaphore(0), threading.Event()

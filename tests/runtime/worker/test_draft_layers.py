@@ -170,7 +170,7 @@ def test_only_a_whole_and_finite_state_is_taken(recorded_handoff: Any) -> None:
         replace(good, hidden_state=row[:4], hidden_digest=digest_of(row[:4])),
         replace(good, hidden_state=row[::-1]),
         replace(good, hidden_state=bad, hidden_digest=digest_of(bad)),
-        recorded_handoff,
+        replace(good, hidden_state=None),
     ):
         assert handed_state(each, 2, torch.device("cpu")) is None
 

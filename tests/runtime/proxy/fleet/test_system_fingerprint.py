@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from later_frames import LATER
+from recorded_frames import MESSAGES
 
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache, system_fingerprint
 from pontil.runtime.wire.messages import Hello
 
-HELLO = LATER["hello"]
+HELLO = MESSAGES["hello"]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_the_engines_thread_never_waits_for_the_library(pools: Pools) -> None:
     ours, theirs = pools(), pools()
     joined(ours, theirs)
     ours.finish(ours.pull("0", [(1, 1)], 0))
-    assert agent_of(ours).callers == {"over-nixl"}
+    assert agent_of(ours).callers == {"nixl-connector"}
 
 
 def test_closing_leaves_the_agent_where_a_read_goes_on(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ class Commander:
 
     def tell(self, role: str, drain: float | None) -> None:
         self.number += 1
-        order = {"kind": "duty", "order": self.number, "role": role, "drain": drain}
+        order = {"kind": "role", "order": self.number, "role": role, "drain": drain}
         os.write(self.writing, json.dumps(order).encode() + b"\n")
 
     def is_obeyed(self, *, drained: bool) -> bool:
@@ -180,10 +180,10 @@ def test_orders_come_whole_and_nonsense_is_no_order(tmp_path: Path, caplog: pyte
     reading, writing = os.pipe()
     pipe = CommandPipe(reading, logging.getLogger("pontil.worker"))
     assert pipe.take() == []
-    os.write(writing, b'{"kind": "du')
+    os.write(writing, b'{"kind": "ro')
     assert pipe.take() == [] and not pipe.closed
-    os.write(writing, b'ty"}\n[1]\nnonsense\n{"kind": "x"}\n')
-    assert pipe.take() == [{"kind": "duty"}, {"kind": "x"}]
+    os.write(writing, b'le"}\n[1]\nnonsense\n{"kind": "x"}\n')
+    assert pipe.take() == [{"kind": "role"}, {"kind": "x"}]
     assert caplog.text.count("a line that is no command") == 2
     os.close(writing)
     assert pipe.take() == [] and pipe.closed and pipe.take() == []
