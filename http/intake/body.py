@@ -36,6 +36,8 @@ CHARSET = re.compile(r"charset\s*=\s*\"?([\w-]+)", re.IGNORECASE)
 UTF_8 = ("utf-8", "utf8", "us-ascii")
 # Statuses besides those of its parameters: see docs/guide/api.md.
 BODY_ERRORS = (400, 404, 408, 413, 415)
+# Those of a request that workers answer.
+GENERATION_ERRORS = (*BODY_ERRORS, 403, 429, 503)
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.in_flight_bodies import InFlightBodies
-from pontil.http.intake.body import BODY_ERRORS, BodyReader, largest_body
+from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.encoder import Encoder
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
@@ -23,12 +23,9 @@ from pontil.http.openai.responses import schema as shown
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.request import RESPONSES
 from pontil.http.openai.responses.route import ResponsesRoutes
-from pontil.http.openai.sound.route import SoundRoutes
-from pontil.http.openai.sound.speech_request import SPEECH
-from pontil.http.openai.sound.transcription_request import TRANSCRIPTION
-from pontil.http.routes.left_out import RoutedRoom
 from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
+from pontil.http.routes.page import RoutedRoom
 from pontil.http.routes.request_times import RequestTimes
 from pontil.http.routes.status import METRICS_TYPE, StatusRoutes
 from pontil.http.stream import reply_schema as reply
@@ -45,7 +42,6 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 LOG = logging.getLogger("pontil.http")
 
-GENERATION = (*BODY_ERRORS, 403, 429, 503)
 KEPT = (400, 404, 503)
 
 
@@ -74,13 +70,13 @@ def endpoints(
     resumable = routes.resumable.serving
     listed = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
-                 COMPLETION, reply.COMPLETION_CHUNK, GENERATION),
+                 COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
         Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
-                 CHAT, reply.CHAT_CHUNK, GENERATION),
+                 CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
         *response_endpoints(ResponsesRoutes(routes, kept)),
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
-                 errors=GENERATION),
-        *sound_endpoints(routes.sounds),
+                 errors=GENERATION_ERRORS),
+        *routes.sounds.endpoints(),
         Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.",
                  reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY_ERRORS),
         Endpoint("POST", "/detokenize", tokens.detokenize, "The text of token ids.", reply.DETOKENIZED,
@@ -120,23 +116,13 @@ def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
     )  # fmt: skip
 
 
-def sound_endpoints(sounds: SoundRoutes) -> tuple[Endpoint, ...]:
-    """The audio API."""
-    return (
-        Endpoint("POST", "/v1/audio/speech", sounds.speech, "The sound of a text.", reply.SOUND_FILE, SPEECH,
-                 errors=GENERATION, content_type="audio/wav"),
-        Endpoint("POST", "/v1/audio/transcriptions", sounds.transcriptions, "The text of a recording.",
-                 reply.TRANSCRIBED, TRANSCRIPTION, errors=GENERATION, body_type="multipart/form-data"),
-    )  # fmt: skip
-
-
 def response_endpoints(responses: ResponsesRoutes) -> tuple[Endpoint, ...]:
     """The Responses API."""
     return (
         Endpoint("POST", "/v1/responses", responses.create_response, "Make a response.", shown.RESPONSE,
-                 RESPONSES, shown.EVENT, GENERATION),
+                 RESPONSES, shown.EVENT, GENERATION_ERRORS),
         Endpoint("POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Count a response's "
-                 "input.", shown.INPUT_TOKENS, RESPONSES, errors=GENERATION),
+                 "input.", shown.INPUT_TOKENS, RESPONSES, errors=GENERATION_ERRORS),
         Endpoint("GET", "/v1/responses/{response_id}", responses.get_response, "A response that is kept.",
                  shown.RESPONSE, errors=KEPT, asks=(("stream", {"const": "false"}),)),
         Endpoint("DELETE", "/v1/responses/{response_id}", responses.delete_response, "Forget a response.",
@@ -152,14 +138,14 @@ def compatibility_endpoints(others: CompatibilityRoutes, batches: ChatBatchRoute
     """Routes of other servers."""
     return (
         Endpoint("POST", "/v1/chat/completions/batch", batches.chat_batch, "Answer several conversations.",
-                 reply.CHAT_BATCH, CHAT_BATCH, errors=GENERATION),
+                 reply.CHAT_BATCH, CHAT_BATCH, errors=GENERATION_ERRORS),
         Endpoint("POST", "/v1/chat/completions/render", others.render, "The prompt of a conversation.",
-                 reply.RENDERED, CHAT, errors=GENERATION),
+                 reply.RENDERED, CHAT, errors=GENERATION_ERRORS),
         Endpoint("POST", "/invocations", others.invocations, "Answer a conversation, or continue texts.",
                  {"anyOf": [reply.CHAT, reply.COMPLETION]}, CHAT,
-                 {"anyOf": [reply.CHAT_CHUNK, reply.COMPLETION_CHUNK]}, GENERATION, alternative=COMPLETION),
+                 {"anyOf": [reply.CHAT_CHUNK, reply.COMPLETION_CHUNK]}, GENERATION_ERRORS, alternative=COMPLETION),
         Endpoint("POST", "/generate", others.generate, "Continue a text, as SGLang does.", reply.GENERATED,
-                 GENERATE, reply.GENERATED, GENERATION),
+                 GENERATE, reply.GENERATED, GENERATION_ERRORS),
         Endpoint("GET", "/ping", others.ping, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
         Endpoint("GET", "/load", others.load, "How many requests are in flight.", reply.SERVER_LOAD),
         Endpoint("GET", "/tokenizer_info", others.tokenizer_info, "The tokenizer.", reply.TOKENIZER),

@@ -22,7 +22,7 @@ from pontil.http.intake.caller_turns import CALLER
 from pontil.http.intake.guards import Intake
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.routes.endpoint_table import endpoints
-from pontil.http.routes.left_out import live_page
+from pontil.http.routes.page import live_page
 from pontil.http.server.connection_limit import (
     ConnectionLimit,
     connections_within,

@@ -51,6 +51,9 @@ class StagedModel(Protocol):
     def audio(self) -> str | None: ...
 
     @property
+    def voices(self) -> tuple[str, ...]: ...
+
+    @property
     def recognizer(self) -> str | None: ...
 
     def node(self, name: str) -> ModelStage:

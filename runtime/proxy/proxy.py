@@ -13,6 +13,8 @@ from typing import Any
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable
+from pontil.runtime.foundation.entry_points import entry_point
+from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.slow_readers import SlowReaders
@@ -24,7 +26,7 @@ from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registrar import Registrar
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
-from pontil.runtime.proxy.fleet.self_test import SelfTest
+from pontil.runtime.proxy.fleet.self_test import SelfTest, TrialRoute
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.answer_frames import AnswerFrames, MessageRouter, TimesFrames
@@ -36,13 +38,10 @@ from pontil.runtime.proxy.requests.stream import Stream, joined
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.routing.dispatch import Dispatcher
-from pontil.runtime.proxy.routing.policy import every_route
+from pontil.runtime.proxy.routing.policy import Route, every_route
 from pontil.runtime.proxy.routing.remote_kv import KVTransfers
+from pontil.runtime.proxy.stage_runs import NoRuns, StageRuns, graph_of
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel
-from pontil.runtime.stages.runs.conductor import Conductor
-from pontil.runtime.stages.runs.entry import RunEntry, graph_of
-from pontil.runtime.stages.runs.sound_route import SoundRoute, TrialRoute, sound_routes
 from pontil.runtime.threads import go_on
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -55,11 +54,9 @@ from pontil.runtime.wire.messages import (
     Hello,
     Message,
     NodeOutput,
-    PassDone,
     PrefixDelta,
     Progress,
     RoleChange,
-    Starved,
     Step,
     StillHere,
     Tokens,
@@ -94,7 +91,7 @@ class Proxy:
 
     def __init__(
         self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] | None = None,
-        graph: GraphModel | None = None,
+        graph: StagedModel | None = None,
     ) -> None:  # fmt: skip
         self.config, self.incarnation = config, secrets.token_hex(8)
         clock = time.monotonic if clock is None else clock
@@ -116,13 +113,7 @@ class Proxy:
         )  # fmt: skip
         self.slow_readers = SlowReaders(self.requests, self.dispatcher, self.admissions, clock)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
-        conductor = Conductor(
-            config, self.incarnation, self.dispatcher, self.in_flight, self.books, self.metrics, clock
-        )  # fmt: skip
-        self.runs = RunEntry(
-            graph, self.registry, self.in_flight, conductor,
-            lambda ticket, work, snapshot: self.submit(ticket, work, snapshot=snapshot),
-        )  # fmt: skip
+        self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
         self.readiness = Readiness(
             self.registry, graph, self.self_test, lambda worker: self.send(StillHere(self.incarnation, worker))
         )
@@ -144,7 +135,7 @@ class Proxy:
         return self.in_flight.clock
 
     @property
-    def graph(self) -> GraphModel | None:
+    def graph(self) -> StagedModel | None:
         return self.runs.graph
 
     @property
@@ -186,8 +177,7 @@ class Proxy:
             Embedding: frames.on_embedding,
             NodeOutput: frames.on_node_output,
             AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
-            Starved: self.runs.conductor.on_starved,
-            PassDone: self.runs.conductor.on_pass_done,
+            **self.runs.handlers,
         }
         return MessageRouter(
             self.incarnation, self.registry, self.metrics, self.clock, self.send, handlers, self.in_flight.turn,
@@ -288,11 +278,11 @@ class Proxy:
         releases = dict.fromkeys(worker.release for worker in group.available)
         loads = [[one.load for one in group.available if one.release == release] for release in releases]
         routes = [route for each in loads for route in every_route(each, self.config.disagg)]
-        return [*routes, *sound_routes(self.registry, self.graph)]
+        return [*routes, *self.runs.trials()]
 
     def try_out(self, route: TrialRoute, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:
         """Dispatch a self-test request: by this route or not at all, and billed to no caller."""
-        if isinstance(route, SoundRoute):
+        if not isinstance(route, Route):
             return self.runs.try_out(prompt, params, cache_salt)
         ticket = Ticket("self-test", cache_salt=cache_salt)
         request = self.in_flight.open(ticket, Generation(prompt, params), trial=True)

@@ -24,6 +24,7 @@ from scripted_worker import DEADLINE, ScriptedWorker, eventually, output
 
 from pontil.http.stream.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
 from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
+from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, NodeTask
 
@@ -297,4 +298,4 @@ def test_a_client_that_leaves_ends_every_stage(broken: ScriptedSite, path: str, 
     response.close()
     connection.close()
     assert speaker.cancels.get(timeout=DEADLINE).request_id
-    eventually(lambda: not broken.proxy.requests and not broken.proxy.runs.conductor.runs, "the end of all stages")
+    eventually(lambda: not broken.proxy.requests and not runs_of(broken.proxy).conductor.runs, "the end of all stages")

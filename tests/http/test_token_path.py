@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace of one streamed token through the proxy's process: it agrees with the architecture page."""
+"""A trace of one streamed token through the proxy's process: it agrees with the page about a request."""
 
 import asyncio.events
 import http.client
@@ -21,7 +21,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Message, Step, Submit
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "internals" / "architecture.md"
+PAGE = ROOT / "docs" / "internals" / "request.md"
 ROW = re.compile(r"^\| (\w+) \| `([\w/.]+)` \| [^|]+ \|$", re.MULTILINE)
 LETTERS = "abc"
 

@@ -15,11 +15,10 @@ from pontil.http.intake.body import BodyReader, understood
 from pontil.http.openai.chat.function_call_shape import FunctionCallShape
 from pontil.http.openai.chat.parsed_shape import ParsedChatShape
 from pontil.http.openai.chat.request import ChatRequest, read_chat
-from pontil.http.openai.chat.spoken_shape import SpokenForm, spoken_form
 from pontil.http.openai.completions.kv_transfer import remote_kv
 from pontil.http.openai.completions.preparation import Preparation, ReadyChat, ReadyRequest
 from pontil.http.openai.completions.request import CompletionRequest, read_completion
-from pontil.http.openai.sound.route import SoundRoutes
+from pontil.http.openai.completions.sounds import open_sounds
 from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.http.stream.rendering import KeepAnswer, ReplyFormat, keep_nothing, reply
 from pontil.http.stream.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
@@ -38,7 +37,7 @@ class GenerationRoutes:
     def __init__(self, preparation: Preparation, bodies: BodyReader, answers: AnswerChecker) -> None:
         self.preparation, self.bodies, self.answers = preparation, bodies, answers
         self.proxy, self.model, self.prompts = preparation.proxy, preparation.model, preparation.prompts
-        self.sounds = SoundRoutes(self.proxy, self.model, bodies)
+        self.sounds = open_sounds(self.proxy, self.model, bodies)
         self.resumable = ResumableRoutes(self.proxy)
 
     async def read(self, request: Request, read: Callable[..., T]) -> T:
@@ -89,12 +88,10 @@ class GenerationRoutes:
         self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
     ) -> HTTPResponse | None:
         """Send an answer in sound, which all stages of the model make."""
-        assert isinstance(shape, SpokenForm)
         understood(request)
         check_not_continued(request)
         shape.schema_watch = self.schema_watch(ready.sampling)
-        stream = self.sounds.submit(ready.ticket, ready.works[0], wanted, request)
-        return await reply(request, stream, shape, write=partial(shape.written, stream))
+        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, wanted)
 
     def heading(self, request: Request, kind: str, snapshot: RegistrySnapshot) -> ReplyHeading:
         """Return the heading of a reply: the earlier one of a stream that is continued, else a new one."""
@@ -124,9 +121,9 @@ class GenerationRoutes:
         if not (wanted.include_reasoning or self.prompts.dialect.thinks):
             wanted.prompt.ignored.note("include_reasoning")
         if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
-            return spoken_form(ChatShape, wanted.audio, self.proxy.graph)(*made)
+            return self.sounds.form(ChatShape, wanted.audio)(*made)
         parsed = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
-        form = spoken_form(parsed, wanted.audio, self.proxy.graph)
+        form = self.sounds.form(parsed, wanted.audio)
         return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:

@@ -2,7 +2,7 @@
 """Sound in and out: recordings in chats, answers that are spoken, and the endpoints of speech and transcription."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,23 +12,28 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 from sanic.response import text as text_response
 
+from pontil.http.access.endpoint import Endpoint
 from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.fields.recording import Recording
-from pontil.http.intake.body import BodyReader
+from pontil.http.intake.body import GENERATION_ERRORS, BodyReader
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt import MAX_RECORDINGS
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.sound.sound_reply import reply_sound
-from pontil.http.openai.sound.speech_request import read_speech
-from pontil.http.openai.sound.transcription_request import read_transcription
+from pontil.http.openai.sound.speech_request import SPEECH, read_speech
+from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
+from pontil.http.openai.sound.transcription_request import TRANSCRIPTION, read_transcription
+from pontil.http.stream.rendering import reply
+from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
+from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
-from pontil.runtime.stages.runs.stream import RunStream
+from pontil.runtime.stages.runs.entry import RunEntry, runs_of
 
 VOICE = "voice"
 # Bytes of recordings that may wait for their text, beside the first.
@@ -43,6 +48,23 @@ class SoundRoutes:
         self.proxy, self.model, self.bodies = proxy, model, bodies
         self.held = SharedRoom(MOST_HELD)
 
+    @property
+    def runs(self) -> RunEntry:
+        return runs_of(self.proxy)
+
+    @property
+    def graph(self) -> GraphModel | None:
+        return None if self.proxy.graph is None else self.runs.graph
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The audio API."""
+        return (
+            Endpoint("POST", "/v1/audio/speech", self.speech, "The sound of a text.", SOUND_FILE, SPEECH,
+                     errors=GENERATION_ERRORS, content_type="audio/wav"),
+            Endpoint("POST", "/v1/audio/transcriptions", self.transcriptions, "The text of a recording.",
+                     TRANSCRIBED, TRANSCRIPTION, errors=GENERATION_ERRORS, body_type="multipart/form-data"),
+        )  # fmt: skip
+
     async def speech(self, request: Request) -> HTTPResponse | None:
         ignored = self.bodies.ignored(request)
         wanted = await self.bodies.read(request, partial(read_speech, ignored=ignored))
@@ -56,7 +78,7 @@ class SoundRoutes:
             )  # fmt: skip
         options = self.options(graph, wanted.voice, VOICE, request)
         self.proxy.admissions.check_limits(ticket)
-        stream = self.proxy.runs.speak(ticket, wanted.text.encode("utf-8", "replace"), options)
+        stream = self.runs.speak(ticket, wanted.text.encode("utf-8", "replace"), options)
         return await reply_sound(request, stream, wanted.form, graph.sample_rate, wanted.stream)
 
     async def transcriptions(self, request: Request) -> HTTPResponse:
@@ -80,7 +102,7 @@ class SoundRoutes:
 
     def speaking(self, param: str) -> GraphModel:
         """Return the graph of a model that makes sound. Raises RequestError for any other."""
-        graph = self.proxy.graph
+        graph = self.graph
         if graph is None or graph.audio is None:
             says = f"the model {self.model.name!r} makes no sound: ask for text, or ask a server whose model speaks"
             raise RequestError(f"{says} ({EXAMPLE})", param=param, code="unsupported_parameter")
@@ -88,7 +110,7 @@ class SoundRoutes:
 
     def hearing(self, place: str) -> str:
         """Return the stage that recognises speech. Raises RequestError for a model without one."""
-        graph = self.proxy.graph
+        graph = self.graph
         if graph is None or graph.recognizer is None:
             says = f"{place} is a recording, and the model {self.model.name!r} reads text only: send text"
             says = f"{says}, or ask a server whose model hears ({EXAMPLE})"
@@ -140,15 +162,22 @@ class SoundRoutes:
     async def recognised(self, recording: Recording, ticket: Ticket, beside: bool = True) -> str:
         """Return the text of a recording, which is `beside` the request that it is a part of or a request by itself.
         Errors of the stage that cannot read it name its place."""
-        asked = self.proxy.runs.ask(ticket, self.hearing(recording.place), recording.data, beside=beside)
+        asked = self.runs.ask(ticket, self.hearing(recording.place), recording.data, beside=beside)
         try:
             return await asked
         except RequestError as error:
             says = f"{recording.place} cannot be read: {error}"
             raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
-    def submit(self, ticket: Ticket, work: Generation, wanted: AudioOutput, request: Request) -> RunStream:
-        """Submit a chat through all stages."""
-        graph = self.speaking("modalities")
-        options = self.options(graph, wanted.voice, "audio.voice", request)
-        return self.proxy.runs.submit(ticket, work.prompt, work.params, options)
+    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+        """Return the form of a reply, in sound where that was asked for and can be."""
+        return spoken_form(form, wanted, self.graph)
+
+    async def answer(
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+    ) -> HTTPResponse | None:
+        """Submit a chat through all stages, and send the reply."""
+        assert isinstance(shape, SpokenForm)
+        options = self.options(self.speaking("modalities"), wanted.voice, "audio.voice", request)
+        stream = self.runs.submit(ticket, work.prompt, work.params, options)
+        return await reply(request, stream, shape, write=partial(shape.written, stream))

@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, Protocol
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.routing.policy import DisaggregatedRoute, Team
+from pontil.runtime.proxy.routing.policy import DisaggregatedRoute, Route, Team, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.runs.sound_route import SoundRoute, TrialRoute
-from pontil.runtime.stages.runs.stream import RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # A few blocks of any usual size, the last of them partly filled; a worker computes them in a moment.
@@ -34,6 +32,33 @@ RETRY_SECONDS = 30.0
 LOG = logging.getLogger("pontil.self_test")
 
 Told = Callable[[Sequence[dict[str, Any]]], None]
+
+
+class StageTrial(Protocol):
+    """A test through several stages of a model. The dispatcher chooses among the `workers`. It is asked for with the
+    prompt `question`, and `failure` says what does not work where it fails."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def workers(self) -> tuple[WorkerLoad, ...]: ...
+
+    @property
+    def phases(self) -> dict[str, str]:
+        """The workers by incarnation; the test is made again when they are others."""
+
+    @property
+    def question(self) -> str: ...
+
+    @property
+    def failure(self) -> str: ...
+
+    def objection(self, stream: Stream) -> str | None:
+        """Return why a completed answer is not what it should be, or None."""
+
+
+TrialRoute = Route | StageTrial
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +142,10 @@ class SelfTest:
             tell([one.shown for one in self.results.values()])
 
     def is_passed(self, routes: Sequence[TrialRoute]) -> bool:
-        """Return whether a route works, and sound works if it could be asked for."""
+        """Return whether a route works, and every trial of several stages."""
         works = [(route, self.worked(route)) for route in routes]
-        in_sound = [worked for route, worked in works if isinstance(route, SoundRoute)]
-        return all(in_sound) and any(worked for route, worked in works if not isinstance(route, SoundRoute))
+        in_stages = [worked for route, worked in works if not isinstance(route, Route)]
+        return all(in_stages) and any(worked for route, worked in works if isinstance(route, Route))
 
     def worked(self, route: TrialRoute) -> bool:
         result = self.results.get(tuple(route.phases))
@@ -131,14 +156,14 @@ class SelfTest:
         try:
             await stream.all()
         except PontilError as error:
-            what = "an answer in sound fails" if isinstance(route, SoundRoute) else f"{route.name} does not serve"
+            what = f"{route.name} does not serve" if isinstance(route, Route) else route.failure
             return SelfTestResult(route.name, error=f"{what}: {error}")
         finally:
             stream.cancel()
         return self.judge(route, stream)
 
     def prompt(self, route: TrialRoute) -> list[int]:
-        if isinstance(route, SoundRoute):
+        if not isinstance(route, Route):
             return self.tokenizer.encode(route.question, False) or [0]
         room = min(worker.context for worker in route.workers) - PARAMS.max_tokens
         ids = self.tokenizer.encode(TEXT, False) or [0]
@@ -147,9 +172,8 @@ class SelfTest:
     def judge(self, route: TrialRoute, stream: Stream) -> SelfTestResult:
         """Judge a completed answer. Between two workers the blocks must have been pulled, too: decode may compute the
         prompt itself when they do not arrive."""
-        if isinstance(route, SoundRoute) and isinstance(stream, RunStream):
-            silent = route.needs_sound and not stream.run.audio.size
-            return SelfTestResult(route.name, error="an answer in sound had no sound" if silent else None)
+        if not isinstance(route, Route):
+            return SelfTestResult(route.name, error=route.objection(stream))
         pulled = stream.request.reports.pulled
         if not isinstance(route, DisaggregatedRoute):
             return SelfTestResult(route.name)

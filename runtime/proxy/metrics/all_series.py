@@ -21,7 +21,6 @@ from pontil.runtime.proxy.metrics.streams import StreamMetrics
 from pontil.runtime.proxy.metrics.tiers import TierMetrics
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
-from pontil.runtime.stages.runs.metrics import RunMetrics
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.messages import Message
 
@@ -40,6 +39,20 @@ WORKER_THREADS = ("doorkeeper", "grammars", "kv-tier", *(name for row in CONNECT
 RESULTS = ("complete", "failed", "expired", "cancelled")
 # The finished_reason of a request, in vLLM's words where it has one.
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+
+
+class RunMetrics:
+    """The series of one proxy's runs. `audio` counts the seconds that clients were given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.running = Gauge("pontil_runs_running", "Runs of several stages in flight", registry=registry)
+        self.audio = Counter("pontil_audio_seconds", "Seconds of audio that stages made for clients", registry=registry)
+        self.replays = Counter(
+            "pontil_stage_replays", "Stages that were computed again for their items alone", registry=registry
+        )
+        self.starved = Counter(
+            "pontil_stages_starved", "Reports of a stage that items of another are missing", registry=registry
+        )
 
 
 class Metrics:

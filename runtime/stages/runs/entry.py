@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry of requests that use several stages of a model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pontil.runtime.errors import GraphError, PontilError, RequestError, Unavailable
+from pontil.runtime.errors import PontilError, RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.fleet.self_test import StageTrial
+from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.stage_runs import Handlers
 from pontil.runtime.proxy.wakeup import Wakeup
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel, graph_named
+from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import NO_TOKENS, StageRun, later_stages
+from pontil.runtime.stages.runs.sound_route import sound_routes
 from pontil.runtime.stages.runs.stream import RunStream
+from pontil.runtime.wire.messages import PassDone, Starved
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -24,10 +29,10 @@ NO_OPTIONS: Mapping[str, Any] = {}
 class RunEntry:
     """The entry of requests through the stages of `graph`: `submit` for an answer in text and audio, `speak` for the
     audio of a text, `ask` for the text of a recording. Each raises Unavailable, TooManyRequests or RequestError as
-    `Proxy.submit` does, which `door` is. Without a graph none may be called."""
+    `Proxy.submit` does, which `door` is."""
 
     def __init__(
-        self, graph: GraphModel | None, registry: Registry, in_flight: InFlight, conductor: Conductor,
+        self, graph: GraphModel, registry: Registry, in_flight: InFlight, conductor: Conductor,
         door: Callable[[Ticket, StageRun, RegistrySnapshot], Stream],
     ) -> None:  # fmt: skip
         self.graph, self.registry, self.in_flight = graph, registry, in_flight
@@ -38,7 +43,7 @@ class RunEntry:
     ) -> RunStream:
         """Admit a request through all stages from the first on. `options` are the client's for the later ones, such as
         a voice."""
-        graph = self.the_graph
+        graph = self.graph
         if params.n != 1:
             raise RequestError(f"n is {params.n}, but an answer with audio has one choice: ask for n 1", param="n")
         later = later_stages(graph)
@@ -50,15 +55,22 @@ class RunEntry:
     def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS) -> RunStream:
         """Admit a request to the stage that makes audio, for the audio of a text in UTF-8. Its stream has no text.
         Raises RequestError for a model whose audio needs more than a text."""
-        graph = self.the_graph
+        graph = self.graph
         if graph.audio is None or graph.audio_needs_states:
             raise RequestError(f"{graph.name} makes no audio of a text alone: ask for it with a chat", param="model")
         node = graph.node(graph.audio)
         return self.begin(ticket, StageRun([], NO_TOKENS, graph, node, self.conductor, data=data, options=options))
 
+    @property
+    def handlers(self) -> Handlers:
+        return {Starved: self.conductor.on_starved, PassDone: self.conductor.on_pass_done}
+
+    def trials(self) -> Sequence[StageTrial]:
+        return sound_routes(self.registry, self.graph)
+
     def try_out(self, prompt: list[int], params: SamplingParams, cache_salt: str) -> RunStream:
         """Begin a self-test through all stages: at once, and billed to no caller."""
-        graph = self.the_graph
+        graph = self.graph
         work = StageRun(prompt, params, graph, graph.node(graph.first), self.conductor, later_stages(graph))
         request = self.in_flight.open(Ticket("self-test", cache_salt=cache_salt), work, trial=True)
         self.conductor.dispatcher.enlist(request)
@@ -69,7 +81,7 @@ class RunEntry:
     ) -> str:
         """Have a node compute these bytes, and return the text that it makes of them. No tokens are billed. It is one
         request of its key, unless it is `beside` another. A caller that is cancelled cancels the work."""
-        graph = self.the_graph
+        graph = self.graph
         work = StageRun([], NO_TOKENS, graph, graph.node(node), data=data, options=options, beside=beside)
         stream, wakeup = self.admit(ticket, work), Wakeup()
         stream.listen(wakeup.wake)
@@ -81,12 +93,6 @@ class RunEntry:
         if isinstance(stream.end, PontilError):
             raise stream.end
         return work.text.decode("utf-8", "replace")
-
-    @property
-    def the_graph(self) -> GraphModel:
-        if self.graph is None:
-            raise RequestError("the model has no stages for audio: ask for text", param="model")
-        return self.graph
 
     def check_there(self, graph: GraphModel, node: str) -> None:
         """Raise Unavailable while a stage has no worker."""
@@ -107,9 +113,19 @@ class RunEntry:
         return RunStream(work.run, self.conductor.cancel, self.in_flight.turn)
 
 
-def graph_of(name: str | None) -> GraphModel | None:
-    """Return the graph that the configuration names, if it names one."""
-    found = None if name is None else graph_named(name)
-    if name is not None and found is None:
-        raise GraphError(f"there is no model of several stages named {name}: see runtime/stages/graph/catalog.py")
-    return found
+def runs_of(proxy: Proxy) -> RunEntry:
+    """Return the entry of a proxy's runs. Raises RequestError for a model of one stage."""
+    if not isinstance(proxy.runs, RunEntry):
+        raise RequestError("the model has no stages for audio: ask for text", param="model")
+    return proxy.runs
+
+
+def open_runs(proxy: Proxy, graph: GraphModel) -> RunEntry:
+    """Open the entry of a proxy whose other parts are made."""
+    conductor = Conductor(
+        proxy.config, proxy.incarnation, proxy.dispatcher, proxy.in_flight, proxy.books, proxy.metrics, proxy.clock
+    )
+    return RunEntry(
+        graph, proxy.registry, proxy.in_flight, conductor,
+        lambda ticket, work, snapshot: proxy.submit(ticket, work, snapshot=snapshot),
+    )  # fmt: skip

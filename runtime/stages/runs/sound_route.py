@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.run import later_stages
+from pontil.runtime.stages.runs.stream import RunStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +21,16 @@ class SoundRoute:
     question: str
     needs_sound: bool
     name: str = "sound"
+    failure: str = "an answer in sound fails"
 
     @property
     def phases(self) -> dict[str, str]:
         """The workers by incarnation; the test is made again when they are others."""
         return {worker.incarnation: self.name for worker in self.workers}
 
-
-TrialRoute = Route | SoundRoute
+    def objection(self, stream: Stream) -> str | None:
+        assert isinstance(stream, RunStream)
+        return "an answer in sound had no sound" if self.needs_sound and not stream.run.audio.size else None
 
 
 def sound_routes(registry: Registry, graph: GraphModel | None) -> list[SoundRoute]:

@@ -20,6 +20,7 @@ from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
     SCHEMA,
@@ -140,12 +141,12 @@ def test_a_message_of_a_stage_with_wrong_fields_ends_no_other_run(tokenizer: Tok
         site = StageSite(tokenizer, max_attempts=20)
         site.join("thinker:0", "talker:0", "wav:0")
         params = SamplingParams(max_tokens=6, seed=1, temperature=0.0, ignore_eos=True)
-        wrong, right = (site.runs.submit(Ticket(), RUN_PROMPT, params) for _ in range(2))
+        wrong, right = (runs_of(site).submit(Ticket(), RUN_PROMPT, params) for _ in range(2))
         for _ in range(chance.randrange(2, 14)):
             site.step()
-        if not site.runs.conductor.runs:
+        if not runs_of(site).conductor.runs:
             continue
-        run = next(iter(site.runs.conductor.runs.values()))
+        run = next(iter(runs_of(site).conductor.runs.values()))
         node = "talker" if kind == "pass" else "wav"
         asked = run.requests.get(node, run.first)
         site.router.on_messages([mutated(ABOUT_RUNS[kind](f"{node}:0", site.incarnation, asked), chance)])

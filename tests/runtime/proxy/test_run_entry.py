@@ -19,10 +19,11 @@ from pontil.runtime.accounting.usage_report import usage_sums
 from pontil.runtime.errors import GraphError, RequestError, TooManyRequests, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.stage_runs import graph_of
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEnded, AudioMailbox
-from pontil.runtime.stages.runs.entry import graph_of
+from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeTask, PassDone, Starved, Submit
 
@@ -39,7 +40,7 @@ def site_of(tokenizer: Tokenizer, *workers: str, **options: Any) -> StageSite:
 
 async def asked(site: StageSite, data: bytes = b"hear me", beside: bool = False, **ticket: Any) -> str:
     """Ask the recognizer, and let the workers work meanwhile."""
-    asking = asyncio.ensure_future(site.runs.ask(Ticket(**ticket), "hears", data, beside=beside))
+    asking = asyncio.ensure_future(runs_of(site).ask(Ticket(**ticket), "hears", data, beside=beside))
     while not asking.done():
         await asyncio.sleep(0)
         assert site.steps < 500
@@ -60,7 +61,7 @@ def test_a_question_survives_its_worker(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer, *ALL, "hears:1")
 
     async def scene() -> str:
-        asking = asyncio.ensure_future(site.runs.ask(Ticket(), "hears", b"one two three"))
+        asking = asyncio.ensure_future(runs_of(site).ask(Ticket(), "hears", b"one two three"))
         await asyncio.sleep(0)
         site.step()
         site.kill("hears:0")
@@ -78,7 +79,7 @@ def test_a_question_that_is_given_up_leaves_nothing(tokenizer: Tokenizer) -> Non
     site = site_of(tokenizer)
 
     async def scene() -> None:
-        asking = asyncio.ensure_future(site.runs.ask(Ticket(), "hears", b"never mind"))
+        asking = asyncio.ensure_future(runs_of(site).ask(Ticket(), "hears", b"never mind"))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -92,7 +93,7 @@ def test_the_reason_why_a_node_refuses_is_the_callers(tokenizer: Tokenizer) -> N
     site = site_of(tokenizer)
 
     async def scene() -> None:
-        asking = asyncio.ensure_future(site.runs.ask(Ticket(), "hears", b"not a recording"))
+        asking = asyncio.ensure_future(runs_of(site).ask(Ticket(), "hears", b"not a recording"))
         await asyncio.sleep(0)
         (task,) = site.workers["hears:0"].tasks
         site.post(Failed("hears:0", site.incarnation, task.request_id, 0, "this is no WAV file", 400))
@@ -105,10 +106,10 @@ def test_the_reason_why_a_node_refuses_is_the_callers(tokenizer: Tokenizer) -> N
 
 def test_audio_of_a_text_alone_is_for_models_that_can(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="makes no audio of a text alone"):
-        site_of(tokenizer).runs.speak(Ticket(), b"hello")
+        runs_of(site_of(tokenizer)).speak(Ticket(), b"hello")
     site = site_of(tokenizer)
-    site.runs.graph = replace(GRAPH, audio_needs_states=False)
-    stream = site.runs.speak(Ticket(), b"hello", {"voice": "ada"})
+    runs_of(site).graph = replace(GRAPH, audio_needs_states=False)
+    stream = runs_of(site).speak(Ticket(), b"hello", {"voice": "ada"})
     assert stream.request is stream.run.first and not stream.run.later
     assert stream.run.audio.has_room(2 * 65 * RATE) and not stream.run.audio.has_room(2 * 65 * RATE + 1)
     (task,) = site.workers["wav:0"].tasks
@@ -119,7 +120,7 @@ def test_audio_of_a_text_alone_is_for_models_that_can(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize("workers", [("thinker:0", "talker:0"), ("thinker:0", "wav:0"), ("talker:0", "wav:0")])
 def test_a_stage_without_workers_is_told_at_once(tokenizer: Tokenizer, workers: tuple[str, ...]) -> None:
     with pytest.raises(Unavailable, match="no worker of the stage (wav|talker|thinker) is ready yet"):
-        site_of(tokenizer, *workers).runs.submit(Ticket(), PROMPT, PARAMS)
+        runs_of(site_of(tokenizer, *workers)).submit(Ticket(), PROMPT, PARAMS)
 
 
 def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokenizer) -> None:
@@ -127,7 +128,7 @@ def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokeniz
     site.join("thinker:0", "wav:0")
     site.join("talker:0", max_model_len=64)
     greedy = replace(PARAMS, temperature=0.0)
-    stream = site.runs.submit(Ticket(), PROMPT, greedy)
+    stream = runs_of(site).submit(Ticket(), PROMPT, greedy)
     (task,) = site.workers["talker:0"].tasks
     assert isinstance(task, Submit) and task.sampling["max_tokens"] == 64 - len(PROMPT) - 16
     assert task.sampling["temperature"] == 0.0 and task.sampling["seed"] == greedy.seed
@@ -136,15 +137,15 @@ def test_a_later_stage_asks_for_no_more_than_its_workers_hold(tokenizer: Tokeniz
 
 def test_several_choices_with_audio_are_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="one choice"):
-        site_of(tokenizer).runs.submit(Ticket(), PROMPT, SamplingParams(max_tokens=5, seed=1, n=2))
+        runs_of(site_of(tokenizer)).submit(Ticket(), PROMPT, SamplingParams(max_tokens=5, seed=1, n=2))
 
 
 def test_a_run_is_one_request_of_its_key(tokenizer: Tokenizer) -> None:
     site = site_of(tokenizer)
     one = Allowance(requests=1)
-    stream = site.runs.submit(Ticket(caller="ada", allowance=one), PROMPT, PARAMS)
+    stream = runs_of(site).submit(Ticket(caller="ada", allowance=one), PROMPT, PARAMS)
     with pytest.raises(TooManyRequests):
-        site.runs.submit(Ticket(caller="ada", allowance=one), PROMPT, PARAMS)
+        runs_of(site).submit(Ticket(caller="ada", allowance=one), PROMPT, PARAMS)
     assert site.metrics.registry.get_sample_value("pontil_num_requests_waiting") == 1
     stream.cancel()
     assert site.admissions.generating.limits.callers["ada"].is_quiet
@@ -156,7 +157,7 @@ def test_a_run_waits_for_a_seat_in_every_stage(tokenizer: Tokenizer) -> None:
     site.join("thinker:0", max_num_seqs=3)
     site.join("talker:0", max_num_seqs=2)
     site.join("wav:0", max_num_seqs=9)
-    streams = [site.runs.submit(Ticket(), PROMPT, PARAMS) for _ in range(6)]
+    streams = [runs_of(site).submit(Ticket(), PROMPT, PARAMS) for _ in range(6)]
     begun = [len(worker.tasks) for worker in site.workers.values()]
     assert begun == [2, 2, 2] and len(site.queue) == 4
     site.run_until_idle()
@@ -167,7 +168,7 @@ def test_a_run_waits_for_a_seat_in_every_stage(tokenizer: Tokenizer) -> None:
 def test_every_stage_is_a_row_and_the_audit_agrees(tokenizer: Tokenizer, tmp_path: Path) -> None:  # A11, A12
     log = tmp_path / "usage"
     site = site_of(tokenizer, *ALL, "talker:1", usage_log=str(log))
-    streams = [site.runs.submit(Ticket(f"name-{number}", "ada"), PROMPT, PARAMS) for number in range(3)]
+    streams = [runs_of(site).submit(Ticket(f"name-{number}", "ada"), PROMPT, PARAMS) for number in range(3)]
     plain = submit(site, PROMPT, PARAMS, caller="ada")
     for _ in range(9):
         site.step()
@@ -248,7 +249,7 @@ def test_a_request_for_text_opens_the_first_stage_only(tokenizer: Tokenizer) -> 
 
 def test_reports_of_passes_merge_and_restart_the_wait(tokenizer: Tokenizer) -> None:  # E5
     site = site_of(tokenizer)
-    stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
+    stream = runs_of(site).submit(Ticket(), PROMPT, PARAMS)
     name, states = stream.run.id, "thinker/talker/states"
     progress = stream.run.progress["thinker"]
 
@@ -273,7 +274,7 @@ def test_reports_of_passes_merge_and_restart_the_wait(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize("edge", ["talker/wav/codes", "thinker/talker/pictures", ""])
 def test_a_report_of_an_edge_that_is_not_its_own_is_dropped(tokenizer: Tokenizer, edge: str) -> None:
     site = site_of(tokenizer)
-    stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
+    stream = runs_of(site).submit(Ticket(), PROMPT, PARAMS)
     site.router.on_messages([Starved("talker:0", site.incarnation, f"{stream.run.id}.talker", 0, edge, 0, "thinker:0")])
     assert site.metrics.registry.get_sample_value("pontil_frames_dropped_total", {"reason": "malformed"}) == 1
     assert stream.request.attempts.number == 0
@@ -290,7 +291,5 @@ def test_the_graph_of_a_configuration(tokenizer: Tokenizer) -> None:
 
 
 def test_a_model_of_one_stage_makes_no_audio(tokenizer: Tokenizer) -> None:
-    site = site_of(tokenizer)
-    site.runs.graph = None
     with pytest.raises(RequestError, match="has no stages"):
-        site.runs.submit(Ticket(), PROMPT, PARAMS)
+        runs_of(Proxy(site_of(tokenizer).config, tokenizer))

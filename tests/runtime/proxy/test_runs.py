@@ -17,6 +17,7 @@ from pontil.runtime.proxy.requests.answer import Delta, Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEnded
+from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.stages.runs.stream import RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeOutput, NodeTask, Submit, Tokens
@@ -67,11 +68,11 @@ def expected(count: int) -> tuple[list[int], bytes, Usage]:
 
 
 def submit(site: StageSite, **options: Any) -> Heard:
-    return Heard(site.runs.submit(Ticket(), PROMPT, PARAMS, **options))
+    return Heard(runs_of(site).submit(Ticket(), PROMPT, PARAMS, **options))
 
 
 def nothing_is_left(site: StageSite) -> None:
-    assert site.idle and not site.runs.conductor.runs and not site.dispatcher.stranded
+    assert site.idle and not runs_of(site).conductor.runs and not site.dispatcher.stranded
     assert site.ledger.imbalance == 0
     assert all(worker.in_flight == worker.taken == 0 for worker in site.registry.workers.values())
     assert not any(worker.kept or worker.jobs for worker in site.workers.values())
@@ -253,7 +254,7 @@ def test_nobody_is_billed_for_a_part_of_a_whole_answer(tokenizer: Tokenizer) -> 
     site.workers["wav:0"].silent = True
 
     async def ask() -> RunStream:
-        stream = site.runs.submit(Ticket(), PROMPT, PARAMS)
+        stream = runs_of(site).submit(Ticket(), PROMPT, PARAMS)
         whole = asyncio.create_task(stream.all())
         while not whole.done():
             site.step()

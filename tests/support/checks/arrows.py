@@ -96,9 +96,10 @@ ARROWS: dict[str, set[str]] = {
     "runtime/tracing": {"runtime/timeline"},
     "runtime/wire/links": {"runtime/wire"},
     "runtime/proxy": {
-        "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/stages/graph",
-        "runtime/timeline", "runtime/tokenizer", "runtime/tracing", "runtime/wire", "runtime/wire/links",
+        "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/timeline",
+        "runtime/tokenizer", "runtime/tracing", "runtime/wire", "runtime/wire/links",
     },
+    "runtime/stages/runs": {"runtime/accounting", "runtime/proxy", "runtime/stages/graph", "runtime/wire"},
     "runtime/stages": set(),
     # Libraries of the extra `speech`, imported when a node is made.
     "runtime/stages/nodes": set(),
@@ -173,15 +174,15 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/openai/chat": {
         "http/fields", "http/intake", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
-        "runtime/chat/calls", "runtime/grammar", "runtime/grammar/processes", "runtime/proxy",
-        "runtime/stages/graph/catalog", "runtime/tokenizer",
+        "runtime/chat/calls", "runtime/grammar", "runtime/proxy", "runtime/tokenizer",
     },
     "http/openai/sound": {
-        "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime", "runtime/proxy",
-        "runtime/stages/graph/catalog",
+        "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",
+        "runtime/accounting", "runtime/grammar/processes", "runtime/proxy", "runtime/stages/graph/catalog",
+        "runtime/stages/runs",
     },
     "http/openai/completions": {
-        "http/fields", "http/intake", "http/openai/chat", "http/openai/sound", "http/schema", "http/stream", "runtime",
+        "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",
         "runtime/chat", "runtime/proxy",
     },
     "http/openai/embeddings": {
@@ -201,8 +202,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/routes": {
         "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
-        "http/openai/responses", "http/openai/sound", "http/schema", "http/stream", "http/vllm", "runtime",
-        "runtime/chat", "runtime/proxy", "runtime/tokenizer",
+        "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime", "runtime/chat", "runtime/proxy",
+        "runtime/tokenizer",
     },
     "http/server": {
         "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",
@@ -265,7 +266,6 @@ JOINED = {
     "runtime/proxy/requests": "runtime/proxy",
     "runtime/proxy/resume": "runtime/proxy",
     "runtime/proxy/routing": "runtime/proxy",
-    "runtime/stages/runs": "runtime/proxy",
 }
 FOUNDATION = "runtime/foundation"
 # Third-party packages that only one room may import.

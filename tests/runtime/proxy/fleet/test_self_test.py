@@ -17,6 +17,7 @@ from scripted_worker import ScriptedWorker, proper, silent
 from pontil.runtime.accounting.ledger import SELF_TEST
 from pontil.runtime.proxy.fleet import self_test
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.wire.messages import Failed, Message, NodeTask, RoleChange, Submit, Tokens
 
 PASSED = {"route": "prefill:0>decode:0", "state": "PASSED", "bytes": 3_000_000, "seconds": 0.0}
@@ -195,7 +196,7 @@ def test_a_model_that_speaks_is_asked_for_sound_and_nobody_sees_or_pays_it(play:
         assert steps == ["self-test 1 of 2: mixed:0", "self-test 2 of 2: sound"] and live_proxy.proxy.ready
         await beaten(live_proxy)
         proxy = live_proxy.proxy
-        assert proxy.idle and not proxy.runs.conductor.runs
+        assert proxy.idle and not runs_of(proxy).conductor.runs
         assert (proxy.ledger.imbalance, proxy.ledger.totals.requests) == (0, 0)
         assert live_proxy.value("pontil_audio_seconds_total") == live_proxy.value("pontil_generation_tokens_total") == 0
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The view that chats have of sound, in recordings and in answers, which a room that may be left out serves."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sanic import HTTPResponse, Request
+
+from pontil.http.access.endpoint import Endpoint, RouteAccess
+from pontil.http.access.left_out import LeftOutRoom
+from pontil.http.fields.audio_output import AudioOutput
+from pontil.http.intake.body import BodyReader
+from pontil.http.intake.served_model import ServedModel
+from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.stream.reply_shape import ChatShape
+from pontil.runtime.errors import RequestError
+from pontil.runtime.foundation.entry_points import entry_point, missing
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.ticket import Ticket
+
+
+class Sounds(Protocol):
+    """Handlers and helpers over one proxy, whose model may have no stage for sound: then each refuses by name."""
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The audio API."""
+
+    def check(self, wanted: ChatRequest, request: Request) -> None:
+        """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
+
+    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
+        """Return the chat with the text of its recordings in their places."""
+
+    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+        """Return the form of a reply, in sound where that was asked for and can be."""
+
+    async def answer(
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+    ) -> HTTPResponse | None:
+        """Submit a chat through all stages, and send the reply in a form of this room."""
+
+
+class NoSounds:
+    """In the place of a room that is left out: chats have text only."""
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence = sentence
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        names = ("speech", "transcriptions")
+        paths = [("POST", f"/v1/audio/{name}", RouteAccess.KEY) for name in names]
+        return LeftOutRoom(self.sentence, *paths).endpoints()
+
+    def check(self, wanted: ChatRequest, request: Request) -> None:
+        place = (
+            "modalities" if wanted.audio is not None else next((one.place for one in wanted.prompt.recordings), None)
+        )
+        if place is not None:
+            raise RequestError(self.sentence, param=place, code="unsupported_parameter")
+
+    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
+        return wanted
+
+    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+        return form
+
+    async def answer(
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+    ) -> HTTPResponse | None:
+        raise AssertionError("a chat in sound was refused before")
+
+
+def open_sounds(proxy: Proxy, model: ServedModel, bodies: BodyReader) -> Sounds:
+    if (sentence := missing("sound") or missing("runs")) is not None:
+        return NoSounds(sentence)
+    sounds: Sounds = entry_point("sound")(proxy, model, bodies)
+    return sounds
