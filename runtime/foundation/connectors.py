@@ -41,8 +41,8 @@ CONNECTORS = {
     row.name: row
     for row in (
         ConnectorRow(
-            "cuda", "runtime.transfer.cuda.connector:CudaConnector", "cuda between GPUs of one host", ("cuda-connector",),
-            10e9,
+            "cuda", "runtime.transfer.cuda.connector:CudaConnector", "cuda between GPUs of one host",
+            ("cuda-connector",), 10e9,
             "workers on GPUs of this host hand over through host memory, which takes longer",
             "let processes of one user share GPU memory, which containers without a common IPC namespace forbid",
             on_gpus=True,
@@ -53,7 +53,8 @@ CONNECTORS = {
             "let processes of one user open each other's memory in /proc, which hardened containers forbid",
         ),
         ConnectorRow(
-            "tcp", "runtime.transfer.tcp.connector:TcpConnector", "tcp", ("tcp-connector", "tcp-guest", "tcp-server"), 0.2e9,
+            "tcp", "runtime.transfer.tcp.connector:TcpConnector", "tcp",
+            ("tcp-connector", "tcp-guest", "tcp-server"), 0.2e9,
             "workers of different hosts cannot hand over", "let processes connect over the loopback network",
             needed=True,
         ),

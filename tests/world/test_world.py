@@ -24,7 +24,9 @@ PAIR, RANKS = ("--prefill-ranks", "1", "--decode-ranks", "1"), ("--prefill-ranks
 
 
 @pytest.mark.parametrize(
-    ("first", "more"), [(1, ()), (2, RANKS)], ids=["one rank a worker, or several", "several ranks"]
+    ("first", "more"),
+    [(1, ()), (2, RANKS), (7, ())],
+    ids=["one rank a worker, or several", "several ranks", "several stages"],
 )
 def test_seeds_have_the_same_trace_under_another_hash_seed(first: int, more: tuple[str, ...]) -> None:
     seeds = f"{first}-{first + examples(1, 3) - 1}"

@@ -258,8 +258,8 @@ class AnswerTimes:
 @dataclass(slots=True)
 class TokenSource:
     """One worker's part in a choice, during one attempt. It holds every object that a token changes, looked up once
-    instead of per token. It `is_open` once the worker has sent what only its first frame carries: its rows have ids
-    alone then."""
+    instead of per token; `is_clients` as its request. It `is_open` once the worker has sent what only its first frame
+    carries: its rows have ids alone then."""
 
     choice: Choice
     attempt: int
@@ -269,6 +269,7 @@ class TokenSource:
     entry: LedgerEntry
     share: WorkShare
     count: AttemptCount
+    is_clients: bool
     is_open: bool = False
 
     def try_accept(self, row: list[int], now: float) -> bool:

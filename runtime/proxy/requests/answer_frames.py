@@ -116,12 +116,12 @@ class AnswerFrames:
         before = request.times.last_frame
         if not source.try_accept(row, now):
             return False
-        if not request.trial and not request.is_clients:
-            self.metrics.delivered += len(row) - HEAD
-        elif not request.trial:
+        if source.is_clients:
             self.unobserved.append((len(row) - HEAD, now - before))
             if len(self.unobserved) == 1:
                 self.in_flight.turn.defer(self.observe)
+        elif not request.trial:
+            self.metrics.delivered += len(row) - HEAD
         return True
 
     def observe(self) -> None:

@@ -57,7 +57,8 @@ class InFlight:
             request_id, work, self.tokenizer, self.clock(), ticket, self.books.ledger
         )
         self.record(request)
-        request.trial = request.recorder.is_hidden = trial
+        request.trial = trial
+        request.recorder.is_hidden = request.recorder.is_hidden or trial
         work.opened(request)
         return request
 

@@ -258,6 +258,7 @@ class Request:
             self.attempts.sources[worker, choice.number] = TokenSource(
                 choice, number, self.mailbox, self.times, self.recorder.gaps, self.entry,
                 self.entry.shares[number, worker, choice.number], self.account.choices[choice.number].attempts[number],
+                self.is_clients,
             )  # fmt: skip
 
     def broke(self, now: float, *, excused: bool = False) -> None:

@@ -194,7 +194,7 @@ class Conductor:
         self.show_running()
         if not run.first.trial:
             self.metrics.runs.audio.inc(run.audio.size / BYTES_PER_SAMPLE / run.graph.sample_rate)
-        for worker in run.served & run.workers.keys():
+        for worker in [worker for worker in run.served if worker in run.workers]:
             self.dispatcher.cancels.post(worker, Release(self.incarnation, worker, run.id))
         run.audio.close(end)
 

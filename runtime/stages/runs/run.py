@@ -66,10 +66,10 @@ def producer_of(edge: str) -> str:
 
 class Run:
     """The requests of a run by stage: the client's own is `first`, the `later` ones are opened when it is dispatched.
-    `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` are
-    the workers of all attempts: items are kept there until the run is `over`. `refusals` counts how often a consumer
-    was refused, by stream and producer. `workers` are those that are registered. `progress` is each stage's, as its
-    reports tell."""
+    `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` has
+    the workers of all attempts, in this order: items are kept there until the run is `over`. `refusals` counts how
+    often a consumer was refused, by stream and producer. `workers` are those that are registered. `progress` is each
+    stage's, as its reports tell."""
 
     def __init__(self, first: Request, work: "StageRun", workers: Mapping[str, object]) -> None:
         self.graph, self.first, self.later, self.options = work.graph, first, work.later, work.options
@@ -78,7 +78,7 @@ class Run:
         self.replays: dict[str, Request] = {}
         self.replayed: dict[str, int] = {}
         self.refusals: dict[tuple[str, str], int] = {}
-        self.served: set[str] = set()
+        self.served: dict[str, None] = {}
         self.progress = {name: StageProgress() for name in self.graph.node_names}
         self.over = False
         tokens = (
@@ -131,7 +131,7 @@ class Run:
 
     def part(self, work: "StageRun", worker: str, phase: str) -> GraphPart:
         """Return the part of a worker that is about to do a `phase` of a stage."""
-        self.served.add(worker)
+        self.served[worker] = None
         name = work.node.name
         has_consumers = bool(self.later) and name != self.graph.recognizer
         return GraphPart(
