@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PackedFileError, PrivateShelf, Shelf, WritingShelf, read_index
+from pontil.gpu_ops.kernels.weights.shelf import (
+    MappedShelf,
+    PackedFileError,
+    PrivateShelf,
+    Shelf,
+    WritingShelf,
+    read_index,
+)
 
 logger = logging.getLogger("pontil.worker")
 
