@@ -222,11 +222,13 @@ def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
 
 
 def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout) -> int:
-    """Return the number of blocks in the KV memory: the configured size, else a share of the free memory of the host,
-    or what weights and steps leave of a GPU's."""
-    size = config.kv_cache_memory
-    if size is None and model.device.type == "cuda":
-        size = measure_room(config, model, layout, TorchMeter(model.device)).kv
-    if size is None:
-        size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
-    return size // layout.block_bytes
+    """Return the number of blocks in the KV memory: the configured size, else what weights and steps leave of a GPU's,
+    or a share of the free memory of the host, but not more than all seats at the longest context can use."""
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory // layout.block_bytes
+    if model.device.type == "cuda":
+        return measure_room(config, model, layout, TorchMeter(model.device)).kv // layout.block_bytes
+    # Block 0 is padding.
+    usable = config.max_num_seqs * layout.blocks_for(model.config.max_model_len) + 1
+    size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
+    return min(usable, size // layout.block_bytes)

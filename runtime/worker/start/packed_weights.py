@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PackedFileError, PrivateShelf, Shelf, WritingShelf
+from pontil.gpu_ops.kernels.weights.shelf import (
+    MappedShelf,
+    PackedFileError,
+    PrivateShelf,
+    Shelf,
+    WritingShelf,
+    read_index,
+)
 
 logger = logging.getLogger("pontil.worker")
 
@@ -29,6 +36,8 @@ PRODUCT = Path(__file__).resolve().parents[3]
 # Bytes that packing may make of a byte of the model's files.
 PACKED_SHARE = 2
 READ_BYTES = 1 << 20
+DAY = 86400.0
+KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
 LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05
 
 
@@ -111,10 +120,25 @@ def whole_shelf(path: Path) -> MappedShelf | None:
 
 def writing_shelf(path: Path, model: PackedModel, size: int, lock: IO[bytes]) -> WritingShelf:
     """Begin to write the file, where the disk has room for more than what it replaces. Raises OSError."""
+    remove_unused(path.parent, model.about)
     free = shutil.disk_usage(path.parent).free
     if free < PACKED_SHARE * size + SPARED_BYTES:
         raise OSError(f"{path.parent} has {free >> 20} MiB left, which is too little")
     return WritingShelf(path, model.about, lock)
+
+
+def remove_unused(folder: Path, about: dict[str, object]) -> None:
+    """Remove what nobody has used for long, and sooner what was packed of the same weights by other code. Processes
+    that map it keep it."""
+    now = time.time()
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(OSError, PackedFileError):
+            idle = now - path.stat().st_mtime
+            if idle > KEPT_SECONDS or (
+                idle > REPLACED_SECONDS and path.suffix == SUFFIX and read_index(path).about == about
+            ):
+                path.unlink()
+                logger.info("removed %s, which nobody has used for %.0f days", path, idle / DAY)
 
 
 def digest_of(path: Path, folder: Path) -> str:
@@ -123,7 +147,9 @@ def digest_of(path: Path, folder: Path) -> str:
     place = "-".join(map(str, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)))
     known = folder / f"{place}.digest"
     with contextlib.suppress(FileNotFoundError):
-        return known.read_text()
+        found = known.read_text()
+        os.utime(known)
+        return found
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while part := file.read(READ_BYTES):

@@ -126,7 +126,7 @@ def test_small_models_start_where_they_did(tmp_path: Path, monkeypatch: pytest.M
 def test_the_lines_of_a_plan_have_the_same_figures(large: Path, tmp_path: Path, free: None) -> None:
     (line,) = memory_lines(large, replace(PAIR, workers=[["cpu"]]))
     one = footprint(large, read_config(large), PAIR)
-    assert line == f"each worker: {one.words}, or more; up to 1.0 GiB of KV cache while there is plenty"
+    assert line == f"each worker: {one.words}, or more; up to 128 MiB of KV cache while there is plenty"
     with pytest.raises(ModelError, match="too large"):
         memory_lines(large, replace(PAIR, workers=[["cpu"]] * 3))
     write_tiny_llama(tmp_path / "tiny")

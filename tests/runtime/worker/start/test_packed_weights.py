@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,3 +215,19 @@ def test_the_index_says_what_the_file_is_of(model: Path, cache: Path) -> None:
     assert index.about["files"] == [str(path.resolve()) for path in model.glob("*.safetensors")]
     with (cache / FOLDER / packed_files(cache)[0].with_suffix(".lock").name).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_files_that_nobody_uses_are_removed(model: Path, cache: Path) -> None:
+    """A day after other code packed the same weights, and 30 days after anything was used."""
+    for quantization in ("none", "int8"):
+        Loading(model, cache, quantization).model()
+    folder, now = cache / FOLDER, time.time()
+    replaced, int8 = sorted(packed_files(cache), key=lambda path: read_index(path).about["quantization"] == "int8")
+    replaced = replaced.rename(folder / f"older{SUFFIX}")
+    long_unused = folder / "0-0-0-0-0.digest"
+    long_unused.write_text("0")
+    for path, days in ((replaced, 2), (int8, 2), (long_unused, 31)):
+        os.utime(path, (now, now - days * packed_weights.DAY))
+    Loading(model, cache).model()
+    assert not replaced.exists() and not long_unused.exists() and int8.exists()
+    assert len(packed_files(cache)) == 2
