@@ -58,7 +58,7 @@ def test_a_transfer_and_its_lease_last_as_long_as_configured(proxy: ScriptedProx
     prefill, decode = patient
     begun = time.monotonic()
     proxy.submit_pair(prefill, decode, "r", prompt(250), greedy(4))
-    proxy.turn_until(lambda: bool(prefill.prefill.jobs and decode.decode.parked))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs.open and decode.decode.parked))
     (sent,), (parked,) = prefill.prefill.kv_sender.open.values(), decode.decode.parked.values()
     assert sent.state is SendState.COMPUTING
     for deadline in (sent.deadline, parked.transfer.deadline):
@@ -79,7 +79,11 @@ def test_connectors_know_when_a_peer_stalls(
 ) -> None:  # C14, D13
     worker = open_worker(model, tmp_path, "mixed:0", "mixed", deadlines=OURS, kv_connector=kind)
     proxy.admit(worker)
-    tcp = worker.transport.ways["tcp"] if isinstance(worker.transport, AutoConnector) else worker.transport
+    tcp = (
+        worker.transfers.transport.ways["tcp"]
+        if isinstance(worker.transfers.transport, AutoConnector)
+        else worker.transfers.transport
+    )
     assert isinstance(tcp, TcpConnector)
     tcp.attach("peer", tcp.register())
     assert tcp.server.stall == OURS.kv_stall_timeout

@@ -31,14 +31,14 @@ Pair = tuple[PromptWorker, PromptWorker]
 def count(worker: PromptWorker, kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Record the messages of a kind that reach a worker from now on."""
     seen: list[Message] = []
-    is_mine = worker.is_mine
+    is_mine = worker.sockets.is_mine
 
     def noting(message: Message) -> bool:
         if isinstance(message, kind):
             seen.append(message)
         return is_mine(message)
 
-    monkeypatch.setattr(worker, "is_mine", noting)
+    monkeypatch.setattr(worker.sockets, "is_mine", noting)
     return seen
 
 
@@ -214,7 +214,7 @@ def test_each_half_of_a_request_waits_for_the_other_until_a_deadline(proxy: Scri
 def test_a_prompt_that_takes_too_long_fails_on_either_side(proxy: ScriptedProxy, pair: Pair, side: str) -> None:  # C14
     prefill, decode = pair
     proxy.submit_pair(prefill, decode, "r", prompt(250), drawn(4))
-    proxy.turn_until(lambda: bool(prefill.prefill.jobs and decode.decode.parked))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs.open and decode.decode.parked))
     now = max(sent.deadline for sent in prefill.prefill.kv_sender.open.values())
     if side == "prefill":
         prefill.prefill.tick(now)
@@ -270,7 +270,7 @@ def test_ranks_that_cannot_hold_the_heads_get_nothing(
 def test_workers_of_several_ranks_refuse_those_that_know_none(pair: Pair) -> None:
     prefill, decode = pair
     connection = PeerConnection("p", "ipc://p", None, 1.0, 1.0)
-    connection.greeted(Greeting("p", "d", pool={"kind": "shm"}), decode.connector, ranks=2)
+    connection.greeted(Greeting("p", "d", pool={"kind": "shm"}), decode.transfers.connector, ranks=2)
     assert connection.state is HandshakeState.FAILED and "same version" in connection.reason
     greeting = decode.decode.peers.greeting
     assert greeting is not None
@@ -309,7 +309,7 @@ def test_prompts_that_no_proxy_submits_take_a_bounded_room(proxy: ScriptedProxy,
     proxy.submit(prefill, "r", prompt(20), greedy(2), phase="prefill", transfer_id="late", peer=decode.incarnation)
     proxy.turn_until(lambda: "late" in side.halves)
     side.take(Begin(decode.incarnation, prefill.incarnation, "late", "r", 0), now)
-    assert "late" not in side.halves and side.jobs
+    assert "late" not in side.halves and side.jobs.open
     proxy.cancel(prefill, "r")
     side.tick(now + DEADLINES.first_byte_timeout + 1.0)
     side.outbox.drop("d")
