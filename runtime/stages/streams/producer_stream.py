@@ -221,8 +221,8 @@ class ProducerStream:
         self.kept.clear()
 
     def pump(self, now: float) -> None:
-        """Send the items for which there is room, each subscriber's in their order. One that takes the items of all walks
-        has a buffer of one window, however far another worker of its stage is (E13)."""
+        """Send the items for which there is room, each subscriber's in their order. One that takes the items of all
+        walks has a buffer of one window, however far another worker of its stage is (E13)."""
         for one in self.subscriptions.values():
             limit = min(self.emitted, (self.consumed if one.walks else one.consumed) + self.window)
             while one.cursor < limit and self.send_next(one, now):
