@@ -26,18 +26,14 @@ MIRRORS = {
 FIELDS = {
     "Architecture": 30,
     "ModelConfig": 28,
-    "NodeWorker": 22,
     "RegisteredWorker": 21,
     "Sequence": 35,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,
-    "Worker": 36,
     "WorkerLoad": 21,
 }
-PARAMETERS = {
-    "runtime/stages/worker/stream_ports.py StreamPorts.__init__": 8,
-}
+PARAMETERS: dict[str, int] = {}
 # Defaults of one name and value, and how many classes have them.
 DEFAULTS = {
     "drain_timeout = 30.0": 2,
@@ -48,8 +44,6 @@ DEFAULTS = {
     "timeout = 600.0": 2,
     "warps = 4": 2,
 }
-# Groups of modules that import each other.
-CIRCLES = (("runtime.worker.generate.kept_prompts", "runtime.worker.generate.prefill"),)
 
 
 def above(
