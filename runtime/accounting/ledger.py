@@ -62,7 +62,12 @@ class WorkShare:
     def generate(self, index: int, count: int, stated: int | None = None) -> int:
         """Note a frame of an open request. Return how many ids it added to those generated; `LedgerEntry.settle` books
         their use."""
-        new = self.hear(index, count)
+        if index == self.reached and not self.vouched:
+            # As `hear` does for ids that only go on, without a call.
+            new, self.reached = count, index + count
+            self.book.heard += count
+        else:
+            new = self.hear(index, count)
         self.booked += new
         self.book.booked += new
         if stated is not None and self.stated is None:

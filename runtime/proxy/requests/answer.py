@@ -104,11 +104,11 @@ class Mailbox:
         self.end: Finished | PontilError | None = None
         self.listener: Callable[[], None] = no_listener
 
-    def put(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+    def put(self, text: str, ids: Sequence[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
         self.add(text, ids, choice, logprobs)
         self.notify()
 
-    def add(self, text: str, ids: list[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
+    def add(self, text: str, ids: Sequence[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
         """Put without a call of the listener, which the end of the choice makes."""
         delta = self.deltas.get(choice)
         if delta is None:
@@ -304,7 +304,8 @@ class TokenSource:
         except BrokenAnswer:
             self.entry.settle(made, 0, BROKEN)
             raise
-        self.times.heard(now)
+        times = self.times
+        times.last_frame = times.waits_since = now
         return made, new
 
     def deliver(
@@ -315,17 +316,19 @@ class TokenSource:
         Return how many were accepted; the others, of those `made`, are discarded. With a `reason` they are the last,
         and the listener hears of them at the choice's end."""
         choice = self.choice
-        ids = list(new[: choice.params.max_tokens - len(choice.ids)])
-        self.entry.settle(made, len(ids), BEYOND_BUDGET if len(ids) < len(new) else REPEATED)
+        room = choice.params.max_tokens - len(choice.ids)
+        ids = new if len(new) <= room else new[:room]
+        count = len(ids)
+        self.entry.settle(made, count, REPEATED if ids is new else BEYOND_BUDGET)
         text = choice.add(ids, reason, stop_match)
-        if ids:
+        if count:
             self.times.begun = True
             # As StepGaps.note does, without a call.
             arrivals = self.gaps.arrivals
             arrivals.append(now)
             if len(arrivals) >= BUFFER:
                 self.gaps.settle()
-        if ids or text:
+        if count or text:
             tell = self.mailbox.put if reason is None else self.mailbox.add
-            tell(text, ids, choice.number, logprobs[len(logprobs) - len(new) :][: len(ids)] if logprobs else None)
-        return len(ids)
+            tell(text, ids, choice.number, logprobs[len(logprobs) - len(new) :][:count] if logprobs else None)
+        return count
