@@ -194,8 +194,9 @@ class Conductor:
         self.show_running()
         if not run.first.trial:
             self.metrics.runs.audio.inc(run.audio.size / BYTES_PER_SAMPLE / run.graph.sample_rate)
-        for worker in run.served & run.workers.keys():
-            self.dispatcher.cancels.post(worker, Release(self.incarnation, worker, run.id))
+        for worker in run.workers:
+            if worker in run.served:
+                self.dispatcher.cancels.post(worker, Release(self.incarnation, worker, run.id))
         run.audio.close(end)
 
 
