@@ -40,6 +40,8 @@ from pontil.launcher.tools.bench.figures import Limits, figures_of  # noqa: E402
 from pontil.launcher.tools.bench.questions import Question, fixed  # noqa: E402
 from pontil.launcher.tools.bench.stream_client import BenchTarget  # noqa: E402
 
+# Longest silence of a stream, in seconds.
+SILENCE_TIMEOUT = 600.0
 FIGURES = ("ttft_ms_median", "tpot_ms_median", "output_tokens_per_second")
 Figures = dict[str, Any]
 
@@ -112,7 +114,7 @@ def turn(server: "Peer | ComparedLaunch", arguments: argparse.Namespace, number:
 
 def closed_loop(server: "Peer | ComparedLaunch", asked: Iterator[Question], count: int, concurrency: int) -> Figures:
     target = BenchTarget(server.url, server.model, key=key_headers())
-    return figures_of(asyncio.run(BenchRun(target, asked, count).run(Load(concurrency))), Limits())
+    return figures_of(asyncio.run(BenchRun(target, asked, count, SILENCE_TIMEOUT).run(Load(concurrency))), Limits())
 
 
 def rest(name: str, seconds: float) -> None:

@@ -219,7 +219,7 @@ def test_a_function_has_few_parameters(modules: list[SourceModule]) -> None:
 
 def test_no_circle_of_files(modules: list[SourceModule]) -> None:
     found = {frozenset(circle) for circle in circles(imports_of(modules))}
-    assert found == []
+    assert not found
 
 
 def test_a_default_is_typed_once(modules: list[SourceModule]) -> None:

@@ -12,6 +12,8 @@ Grid = tuple[int, ...]
 # Triton's interpreter computes with NumPy on a CPU. Its products and sums of bfloat16 are wrong, so that kernels, which
 # take this as a constant, widen to float32 before they compute.
 WIDE = bool(triton.knobs.runtime.interpret)
+# The compiler's usual numbers of warps, and of stages of a pipeline.
+WARPS, STAGES = 4, 2
 
 
 def start(kernel: Any, grid: Grid, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:

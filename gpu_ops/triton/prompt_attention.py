@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pontil.gpu_ops.parameters.attention import LayerAttention
-from pontil.gpu_ops.triton.launch import WIDE, ceil_div, launch, power_of_2, processor
+from pontil.gpu_ops.triton.launch import STAGES, WARPS, WIDE, ceil_div, launch, power_of_2, processor
 from pontil.gpu_ops.triton.paged_kv import geometry
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
 
@@ -23,8 +23,8 @@ class PromptTiles:
     keys: int
     heads: int = 1
     queries: int = 64
-    warps: int = 4
-    stages: int = 2
+    warps: int = WARPS
+    stages: int = STAGES
 
 
 @triton.jit(

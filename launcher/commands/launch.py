@@ -196,9 +196,9 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
     return Orders(
         topology,
         ForkServer(server, by_exec) if any(child.computes for child in topology.children) else by_exec,
+        options.drain_timeout,
         policy,
         limits,
-        options.drain_timeout,
         options.self_test,
         shutil.which(TOOL) if gpus else None,
         chaos=chaos_terms(options, limits, policy) if options.allow_chaos else None,

@@ -56,9 +56,9 @@ class Orders:
 
     topology: Topology
     starter: ProcessStarter
+    drain_timeout: float
     policy: RestartPolicy = RestartPolicy()
     limits: HealthLimits = HealthLimits()
-    drain_timeout: float = 30.0
     self_test: bool = False
     gpu_tool: str | None = None
     machine: HostDevices | None = None

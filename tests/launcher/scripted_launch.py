@@ -58,9 +58,9 @@ def main() -> int:
     orders = Orders(
         Topology(plans[0], tuple(plans[1:]), ("ipc:///control",), "http://here"),
         ForkServer((*command, "fork-server"), ExecStarter(command, read_environment().for_child)),
+        told["drain_timeout"],
         RestartPolicy(**told["policy"]),
         HealthLimits(**told["limits"]),
-        told["drain_timeout"],
         self_test="routes" in told,
         machine=HostDevices((0, 1), 2, 0),
         reloader=Reloader(

@@ -68,7 +68,7 @@ class HostLaunch:
         plans, prepare = site.plan.child_plans(site.folder), ChildPlan("prepare", "prepare", "cpu", (), {})
         own = tuple(one for one in plans if site.plan.host_of(one.name) == number)
         self.supervisor = Supervisor(
-            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self, machine=MACHINE),
+            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self, 30.0, machine=MACHINE),
             Console(io.StringIO()),
             RunDirectory(site.folder / f"run-{number}"), selector=ReadySelector(),
         )  # fmt: skip

@@ -97,8 +97,8 @@ class RolloutStep:
 class RolloutLimits:
     """Limits in seconds: `drain` for requests to end by themselves, `start` for a worker to be ready."""
 
-    drain: float = 30.0
-    start: float = 600.0
+    drain: float
+    start: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Rollout:
 
     steps: tuple[RolloutStep, ...]
     minimum: int
-    limits: RolloutLimits = RolloutLimits()
+    limits: RolloutLimits
     phase: RolloutPhase | None = None
     since: float = 0.0
     retreats: int = 0

@@ -53,7 +53,7 @@ class BenchRun:
     stream, in seconds."""
 
     def __init__(
-        self, target: BenchTarget, questions: Iterator[Question], count: int, timeout: float = 600.0,
+        self, target: BenchTarget, questions: Iterator[Question], count: int, timeout: float,
         advance: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         self.target, self.questions, self.left = target, questions, count

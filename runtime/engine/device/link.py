@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Words = NDArray[np.int32]
+# The first of so many steps may still be copied when the last is written: each has host memory of its own.
+STEPS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)

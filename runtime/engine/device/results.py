@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.runtime.engine.device.link import Arrival, DeviceLink, HostWords, Words
+from pontil.runtime.engine.device.link import STEPS_IN_FLIGHT, Arrival, DeviceLink, HostWords, Words
 from pontil.runtime.engine.device.step_buffer import Array
 
 NUMPY_TYPES: dict[torch.dtype, Any] = {torch.int32: np.int32, torch.float32: np.float32}
@@ -40,9 +40,9 @@ class ResultBuffer:
     A step may be attempted several times. Only `begin` writes `last`, and host memory is used up by an attempt that
     reached its end: until then the results of the step before may be in the next."""
 
-    def __init__(self, link: DeviceLink, draws: int, words: int, steps: int = 2) -> None:
+    def __init__(self, link: DeviceLink, draws: int, words: int) -> None:
         self.link, self.draws = link, draws
-        self.hosts = [link.host_words(words) for _ in range(steps)]
+        self.hosts = [link.host_words(words) for _ in range(STEPS_IN_FLIGHT)]
         self.device = torch.zeros(words, dtype=torch.int32, device=link.device)
         self.last = torch.zeros(draws, dtype=torch.int32, device=link.device)
         self.fetches = self.used = 0

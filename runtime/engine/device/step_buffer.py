@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pontil.runtime.engine.device.link import DeviceLink, HostWords
+from pontil.runtime.engine.device.link import STEPS_IN_FLIGHT, DeviceLink, HostWords
 
 Array = NDArray[Any]
 DTYPES = {
@@ -27,10 +27,9 @@ class StepBuffer:
     step to step as long as their sizes are the same.
     """
 
-    def __init__(self, link: DeviceLink, words: int, steps: int = 2) -> None:
-        """`steps`: the number of steps of which the first may still be copied when the last is written."""
+    def __init__(self, link: DeviceLink, words: int) -> None:
         self.link, self.capacity = link, words
-        self.hosts = [link.host_words(words) for _ in range(steps)]
+        self.hosts = [link.host_words(words) for _ in range(STEPS_IN_FLIGHT)]
         self.device = torch.zeros(words, dtype=torch.int32, device=link.device)
         self.copies = 0
 

@@ -98,7 +98,7 @@ class VirtualSite:
         self.selector, self.said = selector, io.StringIO()
         prepare, *self.plans = [ChildPlan(name, name, "cpu", (0,), {}) for name in ("prepare", "proxy", "mixed")]
         orders = Orders(
-            Topology(prepare, tuple(self.plans), ("ipc:///control",), None), PuppetStarter(self.spawn),
+            Topology(prepare, tuple(self.plans), ("ipc:///control",), None), PuppetStarter(self.spawn), 30.0,
             RestartPolicy(attempts=3, first_delay=4.0),
         )  # fmt: skip
         directory = RunDirectory(folder)

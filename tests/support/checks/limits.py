@@ -36,13 +36,7 @@ FIELDS = {
 PARAMETERS: dict[str, int] = {}
 # Defaults of one name and value, and how many classes have them.
 DEFAULTS = {
-    "drain_timeout = 30.0": 2,
     "host = '127.0.0.1'": 5,
-    "stages = 2": 2,
-    "start = 600.0": 2,
-    "steps = 2": 2,
-    "timeout = 600.0": 2,
-    "warps = 4": 2,
 }
 
 

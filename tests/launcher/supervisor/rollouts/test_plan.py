@@ -17,6 +17,8 @@ from pontil.launcher.supervisor.rollouts.rollout import RolloutGoal, RolloutLimi
 
 READY, GIVEN_UP = ChildState.READY, ChildState.GIVEN_UP
 
+LIMITS = RolloutLimits(30.0, 600.0)
+
 
 def snapshot(*names: str, cores: int = 8, is_whole: bool = True, **duties: DrainState) -> LaunchSnapshot:
     workers = []
@@ -24,7 +26,7 @@ def snapshot(*names: str, cores: int = 8, is_whole: bool = True, **duties: Drain
         role, config = name.partition(":")[0], {"peer_endpoint": "ipc:///run/x"}
         plan = ChildPlan(name, role, "cpu", (number,), config)
         workers.append((plan, WorkerSnapshot(name, READY, duties.get(name.replace(":", ""), DrainState.WORKING))))
-    return LaunchSnapshot(workers, HostDevices(tuple(range(cores)), cores, 0), RolloutLimits(), False, is_whole)
+    return LaunchSnapshot(workers, HostDevices(tuple(range(cores)), cores, 0), LIMITS, False, is_whole)
 
 
 PAIR = snapshot("prefill:0", "decode:0")
@@ -119,7 +121,7 @@ def staged(*workers: tuple[str, str, str]) -> LaunchSnapshot:
         for number, (name, role, node) in enumerate(workers)
     ]
     found = [(plan, WorkerSnapshot(plan.name, READY)) for plan in plans]
-    return LaunchSnapshot(found, HostDevices(tuple(range(8)), 8, 0), RolloutLimits())
+    return LaunchSnapshot(found, HostDevices(tuple(range(8)), 8, 0), LIMITS)
 
 
 STAGES = (("decode:0", "decode", "llm"), ("recognizer:0", "node", "recognizer"), ("speaker:0", "node", "speaker"))
