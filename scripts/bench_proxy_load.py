@@ -129,7 +129,7 @@ def be_worker(values: dict[str, Any], rate: float) -> None:
 
         from pontil.runtime.config.worker_config import worker_config
         from pontil.runtime.worker.entry import serve
-        from pontil.runtime.worker.generate.worker import Worker
+        from pontil.runtime.worker.generate.worker import make_worker
         from pontil.runtime.worker.start.assembly import assemble
 
     torch.set_num_threads(1)
@@ -137,7 +137,7 @@ def be_worker(values: dict[str, Any], rate: float) -> None:
     reporter: Any = BenchReporter()
     machine = assemble(config, reporter)
     machine.engine.runner = FreeRunner(1 / rate)  # type: ignore[assignment]
-    serve(Worker(config, machine, reporter))
+    serve(make_worker(config, machine, reporter))
 
 
 def prompts(seed: int) -> Iterator[str]:

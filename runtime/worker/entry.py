@@ -12,10 +12,10 @@ from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.embed.assembly import assemble_embedder
-from pontil.runtime.worker.embed.worker import ROLE, EmbeddingWorker
-from pontil.runtime.worker.follower import Follower
-from pontil.runtime.worker.generate.worker import Worker
-from pontil.runtime.worker.process.plain_worker import PlainWorker
+from pontil.runtime.worker.embed.worker import ROLE, make_embedding_worker
+from pontil.runtime.worker.follower import FollowerStart
+from pontil.runtime.worker.generate.worker import make_worker
+from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.start.assembly import assemble
 
 # The role of workers that compute a stage without tokens.
@@ -31,21 +31,21 @@ def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = No
         raise RankLost(f"{config.name} lost a rank: {error}") from error
 
 
-def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> Worker | PlainWorker | Follower:
+def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> WorkerLoop:
     """Make what this process is: a worker with the model that its role needs, or a follower of one."""
     if config.rank > 0:
-        return Follower(config, report)
+        return FollowerStart(config, report).loop()
     pipe = None if commands is None else CommandPipe(commands, logging.getLogger("pontil.worker"))
     if config.role == ROLE:
-        return EmbeddingWorker(config, assemble_embedder(config, report), report, pipe)
+        return make_embedding_worker(config, assemble_embedder(config, report), report, pipe)
     if config.role == NODE:
         # Its libraries are an extra, and no other worker loads them.
-        node: PlainWorker = entry_point("node-worker")(config, report, pipe)
+        node: WorkerLoop = entry_point("node-worker")(config, report, pipe)
         return node
-    return Worker(config, assemble(config, report), report, pipe)
+    return make_worker(config, assemble(config, report), report, pipe)
 
 
-def serve(process: Worker | PlainWorker | Follower) -> None:
+def serve(process: WorkerLoop) -> None:
     signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGINT, process.stop)
     leave_to_requests()

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A follower: a rank that computes and moves its part of what the driver plans, and decides nothing."""
 
-import logging
 import os
-import secrets
 import time
-from types import FrameType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,12 +23,11 @@ from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.errors import RankLost, TransferError
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.wire.links.keys import Keys
-from pontil.runtime.wire.links.sockets import PeerClient, Poller, open_context
+from pontil.runtime.wire.links.sockets import PeerClient
 from pontil.runtime.wire.messages import (
+    Message,
     RankDone,
     RankHello,
     RankLoaded,
@@ -41,11 +37,14 @@ from pontil.runtime.wire.messages import (
     RankWelcome,
 )
 from pontil.runtime.worker.links.connectors import open_connector
-from pontil.runtime.worker.process.step_reporter import StepReporter
+from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.links.worker_sockets import LINGER, WorkerSockets
+from pontil.runtime.worker.process.idle_work import IdleWork
+from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.process.workload import Outlook, Workload
 from pontil.runtime.worker.start.loading import ModelPart, load, memory_errors
 from pontil.runtime.worker.start.prefault import Prefault
-
-logger = logging.getLogger("pontil.worker")
 
 # Seconds between two looks at transfers while nothing arrives, and at whether the process is to stop.
 LOOK = 1.0
@@ -64,125 +63,140 @@ class FollowedTiles(Protocol):
         """Compute a tile together with the other ranks."""
 
 
-class Follower:
-    """One rank other than 0, from its start to its end. Raises PontilError for what a user can correct."""
+class DriverLink:
+    """A follower's connection to its driver, which is known by its incarnation once it has answered."""
 
-    def __init__(self, config: WorkerConfig, report: Reporter) -> None:
-        assert config.rank_endpoint is not None
-        self.config, self.report = config, report
-        self.incarnation = secrets.token_hex(8)
-        self.stopping = False
-        self.driver = ""
-        self.done, self.plans = 0, PlanReader()
-        self.steps = StepReporter(report)
-        self.failures = ThreadFailures()
-        self.context = open_context()
-        self.poller = Poller()
-        self.socket = PeerClient(self.context, self.incarnation, config.rank_endpoint)
-        self.poller.register(self.socket)
-        self.communicator: Communicator | None = None
-        self.transfers: FollowerTransfers | None = None
-
-    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """Stop before the next turn. A signal may also come when the process is ending already."""
-        if not self.stopping:
-            self.stopping = True
-            self.poller.wake()
-
-    def run(self) -> None:
-        """Load, say so, and follow plans until the driver or the supervisor ends it."""
-        with memory_errors(self.config.device):
-            loaded = self.load_part()
-            layout = loaded.layout
-            self.socket.send(
-                RankLoaded(
-                    self.incarnation,
-                    self.driver,
-                    self.config.rank,
-                    loaded.fingerprint,
-                    layout.fingerprint(),
-                    loaded.kernels,
-                    loaded.num_blocks,
-                )  # fmt: skip
-            )
-            told = self.wait_for(RankPool)
-            storage = loaded.open_storage(told.num_blocks, told.first_epoch)
-        tiles = self.open_tiles(loaded, storage)
-        records = None if loaded.kept is None else loaded.kept.follower_records(storage)
-        transfers = self.transfers = self.open_transfers(storage, records)
-        prefault = Prefault(storage, BlockPool(storage.num_blocks))
-        left, described = b"" if records is None else records.told(), transfers.connector.register()
-        self.socket.send(RankReady(self.incarnation, self.driver, self.config.rank, described, left))
-        self.report.ready(device=self.config.device, rank=self.config.rank)
-        while not self.stopping:
-            self.turn(tiles, transfers, prefault)
-
-    def load_part(self) -> ModelPart:
-        return load(self.config, self.report, self.join)
-
-    def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
-        return TileRunner(loaded.model, storage)
-
-    def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
-        return open_connector(self.config, storage, self.poller.wake, guard, self.failures)
+    def __init__(self, sockets: WorkerSockets) -> None:
+        assert sockets.config.rank_endpoint is not None
+        self.sockets, self.rank, self.driver = sockets, sockets.config.rank, ""
+        self.socket = PeerClient(sockets.context, sockets.incarnation, sockets.config.rank_endpoint)
+        sockets.closing.callback(self.socket.close, LINGER)
+        sockets.poller.register(self.socket)
 
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
-        self.socket.send(RankHello(self.incarnation, "", self.config.rank, self.config.ranks, os.getpid()))
+        """Say that this process is here, and open the communicator of all ranks."""
+        self.socket.send(RankHello(self.sockets.incarnation, "", self.rank, self.sockets.config.ranks, os.getpid()))
         welcome = self.wait_for(RankWelcome)
         self.driver = welcome.sender
-        self.communicator = open_communicator(kernels, device, welcome.communicator, self.config.rank)
-        return self.communicator
+        made = open_communicator(kernels, device, welcome.communicator, self.rank)
+        self.sockets.closing.callback(made.close)
+        return made
 
     def wait_for(self, kind: type[M]) -> M:
         """Wait for the driver's next message, which is of this kind."""
         deadline = time.monotonic() + START_WITHIN
-        while not self.stopping and time.monotonic() < deadline:
-            self.poller.wait(LOOK)
+        while time.monotonic() < deadline:
+            self.sockets.poller.wait(LOOK)
             for message in self.socket.receive_all():
                 if isinstance(message, kind):
                     return message
         raise RankLost("rank 0 of this worker did not start")
 
-    def open_transfers(self, storage: KVStorage, records: FollowerRecords | None) -> FollowerTransfers:
-        keys = None if self.config.keys is None else Keys.of(self.config.keys)
-        guard = None if keys is None else TransferSecurity(keys.transfer)
-        own = self.open_connector(storage, guard)
-        grants = None if guard is None else guard.grants
-        publisher = publisher_for(storage, self.poller.wake, self.failures)
-        return FollowerTransfers(storage, JointConnector(own, storage), grants, publisher, records)
+    def plans(self) -> list[RankPlan]:
+        """Return the plans that have arrived."""
+        return [one for one in self.socket.receive_all() if isinstance(one, RankPlan) and one.sender == self.driver]
 
-    def turn(self, tiles: FollowedTiles, transfers: FollowerTransfers, prefault: Prefault) -> None:
+    def answer(self, number: int, news: dict[str, Any]) -> None:
+        """Report that this plan and those before it were followed, and what has ended of pulls."""
+        self.socket.send(RankDone(self.sockets.incarnation, self.driver, self.rank, number, **news))
+
+
+class Follower(Workload):
+    """The plans of one rank other than 0. Those that have `arrived` are followed in the next step; `done` is the number
+    of the last one."""
+
+    def __init__(
+        self, link: DriverLink, tiles: FollowedTiles, transfers: FollowerTransfers, prefault: Prefault
+    ) -> None:
+        super().__init__(link.sockets, ProxyLinks(()), IdleWork(prefault=prefault), {"rank": link.rank})
+        self.driver, self.tiles, self.transfers, self.reader = link, tiles, transfers, PlanReader()
+        self.arrived: list[RankPlan] = []
+        self.done = 0
+        self.is_over = False
+
+    def take(self, message: Message, now: float) -> bool:
+        raise AssertionError("a follower has no proxy")
+
+    def poll(self, now: float) -> None:
+        self.arrived += self.driver.plans()
+        if not self.arrived and (news := self.transfers.report()):
+            self.driver.answer(self.done, news)
+
+    def step(self, now: float) -> None:
         """Follow the plans that have arrived, and report what has ended."""
-        self.poller.wait(0.0 if prefault.is_due else LOOK)
-        plans = [one for one in self.socket.receive_all() if isinstance(one, RankPlan) and one.sender == self.driver]
+        plans, self.arrived = self.arrived, []
         for plan in plans:
-            self.follow(plan, tiles, transfers)
-        news = transfers.report()
-        if plans or news:
-            self.socket.send(RankDone(self.incarnation, self.driver, self.config.rank, self.done, **news))
-        elif prefault.is_due:
-            prefault.advance()
+            self.follow(plan)
+        self.driver.answer(self.done, self.transfers.report())
 
-    def follow(self, plan: RankPlan, tiles: FollowedTiles, transfers: FollowerTransfers) -> None:
+    def follow(self, plan: RankPlan) -> None:
         """Carry out one plan. Plans come in order, each once: the socket's queue keeps them so, or breaks."""
         if plan.number != self.done + 1:
             raise TransferError(f"plan {plan.number} came after plan {self.done}: this worker's ranks have parted")
-        self.steps.begin()
-        transfers.obey(plan)
-        tiles.storage.copy([(source, target) for source, target in plan.copies])
+        self.transfers.obey(plan)
+        self.tiles.storage.copy([(source, target) for source, target in plan.copies])
         for fields in plan.tiles:
-            tiles.follow(self.plans.read(fields))
-        self.done = plan.number
-        self.steps.end(has_work=False)
-        if plan.stop:
-            self.stopping = True
+            self.tiles.follow(self.reader.read(fields))
+        self.done, self.is_over = plan.number, plan.stop
 
-    def close(self) -> None:
-        self.stopping = True
-        if self.transfers is not None:
-            self.transfers.close()
-        if self.communicator is not None:
-            self.communicator.close()
-        self.socket.close(linger=0.5)
-        self.poller.close()
-        self.context.term()
+    def drop(self, failure: Failure | None, proxy: str | None, now: float) -> int:
+        return 0
+
+    def outlook(self) -> Outlook:
+        has_work = bool(self.arrived)
+        return Outlook(has_work, True, 0.0 if has_work else LOOK, self.is_over)
+
+    def load(self, link: ProxyLink) -> HeartbeatLoad:
+        raise AssertionError("a follower has no proxy")
+
+
+class FollowerStart:
+    """The start of a follower, which loads its part of the model together with the driver."""
+
+    def __init__(self, config: WorkerConfig, report: Reporter) -> None:
+        self.config, self.report = config, report
+        self.sockets = WorkerSockets(config)
+        self.driver = DriverLink(self.sockets)
+
+    def loop(self) -> WorkerLoop:
+        """Load, say so, and return the loop that follows plans until the driver or the supervisor ends it. Raises
+        PontilError for what a user can correct."""
+        with self.sockets.opening():
+            return WorkerLoop(self.ready(), self.report)
+
+    def ready(self) -> Follower:
+        link, incarnation, rank = self.driver, self.sockets.incarnation, self.config.rank
+        with memory_errors(self.config.device):
+            loaded = self.load_part()
+            link.socket.send(
+                RankLoaded(
+                    incarnation, link.driver, rank, loaded.fingerprint, loaded.layout.fingerprint(), loaded.kernels,
+                    loaded.num_blocks,
+                )
+            )  # fmt: skip
+            told = link.wait_for(RankPool)
+            storage = loaded.open_storage(told.num_blocks, told.first_epoch)
+        tiles = self.open_tiles(loaded, storage)
+        records = None if loaded.kept is None else loaded.kept.follower_records(storage)
+        transfers = self.open_transfers(storage, records)
+        left, described = b"" if records is None else records.told(), transfers.connector.register()
+        follower = Follower(link, tiles, transfers, Prefault(storage, BlockPool(storage.num_blocks)))
+        link.socket.send(RankReady(incarnation, link.driver, rank, described, left))
+        return follower
+
+    def load_part(self) -> ModelPart:
+        return load(self.config, self.report, self.driver.join)
+
+    def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
+        return TileRunner(loaded.model, storage)
+
+    def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
+        return open_connector(self.sockets, storage, guard)
+
+    def open_transfers(self, storage: KVStorage, records: FollowerRecords | None) -> FollowerTransfers:
+        guard = self.sockets.guard()
+        own = JointConnector(self.open_connector(storage, guard), storage)
+        publisher = publisher_for(storage, self.sockets.poller.wake, self.sockets.failures)
+        made = FollowerTransfers(storage, own, None if guard is None else guard.grants, publisher, records)
+        self.sockets.closing.callback(made.close)
+        return made

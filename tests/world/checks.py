@@ -233,7 +233,9 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
 
 def proxies_know_the_room(run: "SeedRun") -> Iterator[str]:
     """A proxy counts as many blocks at each worker as sequences can own there."""
-    pools = {one.worker.incarnation: one.worker.machine.pool for one in run.site.workers if one.worker is not None}
+    pools = {
+        one.worker.sockets.incarnation: one.worker.machine.pool for one in run.site.workers if one.worker is not None
+    }
     for process in run.site.proxies:
         assert process.proxy is not None
         for worker in process.proxy.registry.workers.values():
@@ -244,7 +246,7 @@ def proxies_know_the_room(run: "SeedRun") -> Iterator[str]:
 
 def peers_that_live_are_not_lost(run: "SeedRun") -> Iterator[str]:
     """No worker takes one that serves for lost, or failed, while it has a connection to it."""
-    serving = {one.worker.incarnation: one for one in run.site.workers if one.worker is not None}
+    serving = {one.worker.sockets.incarnation: one for one in run.site.workers if one.worker is not None}
     for process in run.site.workers:
         assert process.worker is not None
         for peer, reason in process.worker.decode.peers.failed.items():

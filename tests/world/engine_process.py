@@ -24,8 +24,10 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.qwen3_omni.stage_loading import TALKER, THINKER, StageParts
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.transfer.connector import SliceConnector
-from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.worker.generate.worker import Worker, make_worker
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start import kv_tiers
 from pontil.runtime.worker.start.assembly import WorkerResources, equip, first_epoch_of
@@ -45,11 +47,9 @@ class TinyModel:
     kv_heads: int = 1
 
 
-class HashWorker(Worker):
-    """The real worker; only its pulls take another time."""
-
-    def open_connector(self) -> SliceConnector:
-        return EventConnector(self.machine.storage, self.poller.wake, self.failures)
+def event_connector(sockets: WorkerSockets, storage: KVStorage, guard: TransferSecurity | None) -> EventConnector:
+    """Stands for `open_transport`: only pulls take another time."""
+    return EventConnector(storage, sockets.poller.wake, sockets.failures)
 
 
 class EngineProcess(WorkerProcess):
@@ -65,36 +65,32 @@ class EngineProcess(WorkerProcess):
         """Make the worker, as `runtime/worker/entry.py` does, and take the first turn."""
         self.report = report
         with self.inside():
-            self.make(config, resources(config, model, blocks, report, self.cost), report, commands)
-            self.first_turn()
+            self.make(config, resources(config, model, blocks, report, self.cost), report, commands).begin()
         self.notify()
 
-    def make(self, config: WorkerConfig, machine: WorkerResources, report: Reporter, commands: int) -> Worker:
-        worker = self.worker = HashWorker(
-            config, machine, report, CommandPipe(commands, logging.getLogger("pontil.worker"))
-        )
-        pool = machine.pool
-        assert isinstance(pool, GhostPool)
+    def make(self, config: WorkerConfig, machine: WorkerResources, report: Reporter, commands: int) -> WorkerLoop:
+        pipe = CommandPipe(commands, logging.getLogger("pontil.worker"))
+        loop = self.loop = make_worker(config, machine, report, pipe, event_connector)
+        worker, pool = loop.workload, machine.pool
+        assert isinstance(worker, Worker) and isinstance(pool, GhostPool)
+        self.worker = worker
         self.ghosts.add(machine.storage, pool, self)
         self.ghosts.watch_sender(machine.storage, pool, worker.prefill.kv_sender)
         self.ghosts.watch_receiver(worker.decode.kv_receiver)
         if isinstance(worker.stage, StageSide):
             self.ghosts.add(worker.stage.ports.memory.storage, None, self)
         # The memory that the machine has left is none of the seed.
+        assert worker.idle_work.prefault is not None
         worker.idle_work.prefault.possible = False
-        return worker
+        return loop
 
     @property
     def connectors(self) -> list[EventConnector]:
         worker = self.worker
-        if worker is None or not isinstance(worker.transport, EventConnector):
+        transport = None if worker is None else worker.transfers.transport
+        if worker is None or not isinstance(transport, EventConnector):
             return []
-        return [worker.transport, *(connectors_of(worker.stage.ports) if isinstance(worker.stage, StageSide) else [])]
-
-    @property
-    def next_turn(self) -> float:
-        assert self.worker is not None
-        return self.world.now() + self.worker.patience(self.worker.machine.engine.has_work)
+        return [transport, *(connectors_of(worker.stage.ports) if isinstance(worker.stage, StageSide) else [])]
 
     @property
     def left(self) -> dict[str, int]:

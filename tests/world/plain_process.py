@@ -16,8 +16,9 @@ from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import graph_named
-from pontil.runtime.stages.worker.node_worker import NodeWorker
-from pontil.runtime.worker.embed.worker import ROLE, EmbeddingWorker
+from pontil.runtime.stages.worker.node_worker import NodeWorker, make_node_worker
+from pontil.runtime.worker.embed.worker import ROLE, EmbeddingWorker, make_embedding_worker
+from pontil.runtime.worker.process.loop import WorkerLoop
 
 
 class PlainProcess(WorkerProcess):
@@ -35,19 +36,23 @@ class PlainProcess(WorkerProcess):
         with self.inside():
             pipe = CommandPipe(commands, logging.getLogger("pontil.worker"))
             if config.role == ROLE:
-                self.worker = EmbeddingWorker(config, embedder_of(model.config.vocab_size, self.cost), report, pipe)
+                embedder = embedder_of(model.config.vocab_size, self.cost)
+                self.loop = make_embedding_worker(config, embedder, report, pipe)
             else:
-                self.worker = self.make_node(config, report, pipe)
-            self.first_turn()
+                self.loop = self.make_node(config, report, pipe)
+            made = self.loop.workload
+            assert isinstance(made, EmbeddingWorker | NodeWorker)
+            self.worker = made
+            if isinstance(made, NodeWorker):
+                self.ghosts.add(made.ports.memory.storage, None, self)
+            self.loop.begin()
         self.notify()
 
-    def make_node(self, config: WorkerConfig, report: Reporter, pipe: CommandPipe) -> NodeWorker:
+    def make_node(self, config: WorkerConfig, report: Reporter, pipe: CommandPipe) -> WorkerLoop:
         graph = graph_named(str(config.graph))
         assert graph is not None
         node = NODES[graph.name, str(config.node)](self.seconds_of)
-        made = NodeWorker(config, graph, node, report, pipe)
-        self.ghosts.add(made.ports.memory.storage, None, self)
-        return made
+        return make_node_worker(config, graph, node, report, pipe)
 
     def seconds_of(self, rows: int) -> float:
         """Return the seconds of a piece of work. A node has no answer to a want of memory but its end."""
@@ -58,16 +63,12 @@ class PlainProcess(WorkerProcess):
         return connectors_of(self.worker.ports) if isinstance(self.worker, NodeWorker) else []
 
     @property
-    def next_turn(self) -> float:
-        assert self.worker is not None
-        return self.world.now() + self.worker.patience
-
-    @property
     def left(self) -> dict[str, int]:
         assert self.worker is not None
-        left = left_in(self.worker.ports) if isinstance(self.worker, NodeWorker) else {}
-        return {"tasks": self.worker.counts[0], **left}
+        if isinstance(self.worker, NodeWorker):
+            return {"tasks": len(self.worker.tasks), **left_in(self.worker.ports)}
+        return {"tasks": len(self.worker.queue)}
 
     @property
     def has_requests(self) -> bool:
-        return self.worker is not None and not self.worker.is_idle
+        return self.worker is not None and not self.worker.outlook().is_idle

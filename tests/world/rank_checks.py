@@ -21,7 +21,7 @@ def groups(run: "SeedRun") -> Iterator[tuple[Worker, FollowerProcess]]:
     for process in run.site.workers:
         if isinstance(process, DriverProcess):
             assert process.worker is not None
-            for rank in process.worker.driver.orders.followers:
+            for rank in process.worker.machine.driver.orders.followers:
                 follower = by_name.get(rank_name(process.name, rank))
                 if isinstance(follower, FollowerProcess) and follower.follower is not None:
                     yield process.worker, follower
@@ -30,16 +30,16 @@ def groups(run: "SeedRun") -> Iterator[tuple[Worker, FollowerProcess]]:
 def every_plan_is_carried_out_and_answered(run: "SeedRun") -> Iterator[str]:
     """Every follower has done all that its driver ordered, has said so, and has no pull left."""
     for worker, process in groups(run):
-        sent, rank = worker.driver.orders.sent, process.rank
-        assert process.follower is not None and process.follower.transfers is not None
+        sent, rank = worker.machine.driver.orders.sent, process.rank
+        assert process.follower is not None
         transfers = process.follower.transfers
-        done, said = process.follower.done, worker.driver.orders.answered[rank]
+        done, said = process.follower.done, worker.machine.driver.orders.answered[rank]
         if not sent == done == said:
             yield f"{process} has done plan {done} of {sent} and answered plan {said}"
         left = {
             "pulls": len(transfers.pulls), "grants": len(transfers.grants.opened),
-            "orders": len(worker.driver.orders.fields), "publications": len(worker.pools.unanswered),
-            "joint pulls": len(worker.connector.ordered),
+            "orders": len(worker.machine.driver.orders.fields), "publications": len(worker.transfers.pools.unanswered),
+            "joint pulls": len(worker.transfers.connector.ordered),
         }  # fmt: skip
         if left := {name: count for name, count in left.items() if count}:
             yield f"{process} and its driver have {left}"

@@ -31,8 +31,8 @@ from pontil.runtime.errors import PontilError, RankLost
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.worker.follower import FollowedTiles, Follower
-from pontil.runtime.worker.generate.worker import Worker
+from pontil.runtime.worker.follower import FollowedTiles, Follower, FollowerStart
+from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start.assembly import WorkerResources, equip, warm_up
 from pontil.runtime.worker.start.loading import ModelPart
@@ -89,11 +89,11 @@ class DriverProcess(RankProcess, EngineProcess):
     """The process of rank 0."""
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
-        def made() -> Worker:
+        def made() -> WorkerLoop:
             machine = divided_resources(config, model, blocks, report)
-            worker = self.make(config, machine, report, commands)
+            loop = self.make(config, machine, report, commands)
             self.ghosts.guards[machine.storage.identity.hex()] = guards_of(machine.driver.communicator)
-            return worker
+            return loop
 
         self.live(report, made)
 
@@ -130,8 +130,8 @@ class FollowerMachine:
     blocks: int
 
 
-class HashFollower(Follower):
-    """The real follower; only its part of the model is another."""
+class HashFollowerStart(FollowerStart):
+    """The start of a real follower; only its part of the model is another."""
 
     def __init__(self, config: WorkerConfig, report: Reporter, machine: FollowerMachine) -> None:
         super().__init__(config, report)
@@ -139,20 +139,19 @@ class HashFollower(Follower):
 
     def load_part(self) -> ModelPart:
         machine, config = self.machine, self.config
-        self.join(machine.model.config, None, CPU)
+        self.communicator = self.driver.join(machine.model.config, None, CPU)
         layout = layout_of(config.block_size, machine.model.kv_heads, config.rank, config.ranks)
         held = cast(Any, SimpleNamespace(device=CPU))
         return ModelPart(machine.model.config, "hash", held, layout, machine.blocks, "float32", "hash", None)
 
     def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
-        assert self.communicator is not None
         check = partial(guards_of(self.communicator).check_begin, self.machine.process, storage)
         return HashTiles(storage, step_seconds, self.communicator, check)
 
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         process = self.machine.process
         self.machine.ghosts.add(storage, None, process)
-        made = process.copier = EventConnector(storage, self.poller.wake, self.failures)
+        made = process.copier = EventConnector(storage, self.sockets.poller.wake, self.sockets.failures)
         return made
 
 
@@ -176,8 +175,10 @@ class FollowerProcess(RankProcess):
         return [] if self.copier is None else [self.copier]
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> None:
-        def made() -> Follower:
-            self.follower = HashFollower(config, report, FollowerMachine(self, self.ghosts, model, blocks))
-            return self.follower
+        def made() -> WorkerLoop:
+            loop = HashFollowerStart(config, report, FollowerMachine(self, self.ghosts, model, blocks)).loop()
+            assert isinstance(loop.workload, Follower)
+            self.follower = loop.workload
+            return loop
 
         self.live(report, made)

@@ -8,6 +8,7 @@ from copying import EventConnector
 from pontil.runtime.stages.streams.stream_memory import StreamMemory
 from pontil.runtime.stages.worker import stream_ports
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 
 # An answer has a pull for each item: so much fewer of them are slow than of pulls of KV.
 SLOW_ITEMS = 0.1
@@ -24,8 +25,8 @@ class StreamConnector(EventConnector):
 def connect_streams_in_the_world() -> None:
     """Have the items of streams be pulled as the world's KV blocks are."""
 
-    def opened(config: Any, storage: Any, wake: Any, guard: Any = None, failures: Any = None) -> EventConnector:
-        return StreamConnector(storage, wake, failures)
+    def opened(sockets: WorkerSockets, storage: Any, guard: Any) -> EventConnector:
+        return StreamConnector(storage, sockets.poller.wake, sockets.failures)
 
     untyped: Any = stream_ports
     untyped.open_connector = opened

@@ -103,7 +103,7 @@ def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
         for key, share in worker.requests.shares.open.items():
             held = sum(len(one.choices) for one in worker.machine.engine.sequences.get(key, ()))
             if held and share.choices != held:
-                yield f"{worker.config.name} tells of {share.choices} seats of {key}, which has {held}"
+                yield f"{worker.sockets.config.name} tells of {share.choices} seats of {key}, which has {held}"
 
 
 def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
@@ -123,7 +123,7 @@ def nobody_waits_for_what_is_paused(watch: SeedWatch) -> Iterator[str]:
     for worker in watch.working:
         for owner in worker.machine.scheduler.prefix.claims.counts:
             if owner.state is SequenceState.PAUSED:
-                yield f"{worker.config.name} has others wait for {owner.id}, which is paused"
+                yield f"{worker.sockets.config.name} has others wait for {owner.id}, which is paused"
 
 
 def routes_go_by_what_is_so(watch: SeedWatch) -> Iterator[str]:

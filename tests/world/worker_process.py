@@ -12,8 +12,8 @@ from virtual_time import SeededWorld
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.worker.generate.worker import Worker
-from pontil.runtime.worker.process.plain_worker import PlainWorker
+from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.process.workload import Workload
 
 # Seconds of a turn besides its step, and of a step: at least, for each prompt token, and for each other row.
 TURN = 50e-6
@@ -25,9 +25,10 @@ def step_seconds(prompt_rows: int, decode_rows: int) -> float:
 
 
 class WorkerProcess(WorldProcess):
-    """The process of a worker. `worker` is the product's, once it is loaded."""
+    """The process of a worker. `worker` and its `loop` are the product's, once it is loaded."""
 
-    worker: Worker | PlainWorker | None = None
+    worker: Workload | None = None
+    loop: WorkerLoop | None = None
 
     def __init__(self, world: SeededWorld, name: str) -> None:
         super().__init__(world, name)
@@ -43,11 +44,6 @@ class WorkerProcess(WorldProcess):
 
     @property
     @abstractmethod
-    def next_turn(self) -> float:
-        """The time of the next turn if nothing comes."""
-
-    @property
-    @abstractmethod
     def left(self) -> dict[str, int]:
         """All that it holds for requests, by name: 0 of each, once there are none."""
 
@@ -55,14 +51,6 @@ class WorkerProcess(WorldProcess):
     @abstractmethod
     def has_requests(self) -> bool:
         """True if it has any."""
-
-    def first_turn(self) -> None:
-        """Take the commands that came while it loaded, and introduce itself."""
-        worker = self.worker
-        assert worker is not None
-        if worker.commands is not None:
-            worker.commands.obey(worker.now)
-        worker.tick(worker.now)
 
     def cost(self, prompt_rows: int, decode_rows: int) -> float:
         """Return the seconds of a step. Raises MemoryError."""
@@ -72,36 +60,36 @@ class WorkerProcess(WorldProcess):
 
     def hear(self) -> None:
         """Take a turn if the supervisor has sent a command."""
-        if self.worker is not None and self.worker.commands is not None:
-            pipe = self.worker.commands.pipe
+        if self.loop is not None and self.loop.commands is not None:
+            pipe = self.loop.commands.pipe
             if not pipe.closed and is_readable(pipe.descriptor):
                 self.world.readable.add(pipe.descriptor)
                 self.notify()
 
     def signal(self, number: signal.Signals) -> None:
         """Have SIGTERM stop a worker that serves, as `runtime/worker/entry.py` does; one that loads dies."""
-        if number != signal.SIGTERM or self.worker is None:
+        if number != signal.SIGTERM or self.loop is None:
             super().signal(number)
         else:
-            self.worker.stopping = True
+            self.loop.stopping = True
             self.notify()
 
     def turn(self) -> float | None:
-        worker, report = self.worker, self.report
-        assert worker is not None and report is not None
+        loop, report = self.loop, self.report
+        assert loop is not None and report is not None
         try:
-            worker.turn()
+            loop.turn()
         except PontilError as error:
             self.world.note("exit", self, error)
             report.failed(str(error))
             self.acts(self.world.now(), lambda: self.kill(FAILED))
             return None
-        if not self.is_ready and worker.link.is_registered(worker.now):
+        if not self.is_ready and loop.link.is_registered(loop.now):
             self.is_ready = True
             report.ready(device="cpu")
         self.world.spend(TURN)
-        if worker.stopping:
-            worker.leave()
+        if loop.stopping:
+            loop.leave()
             self.acts(self.world.now(), lambda: self.kill(0))
             return None
-        return self.next_turn
+        return self.world.now() + loop.patience

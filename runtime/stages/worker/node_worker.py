@@ -15,11 +15,12 @@ from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
 from pontil.runtime.stages.nodes.node import NodeInput, StageNode
 from pontil.runtime.stages.worker.open_task import OpenTask, skip
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
-from pontil.runtime.wire.links.sockets import PeerServer
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, Message, NodeOutput, NodeTask, Starved
-from pontil.runtime.worker.links.proxy_link import BEAT
-from pontil.runtime.worker.process.plain_worker import PlainWorker
-from pontil.runtime.worker.process.request_table import Failure
+from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.idle_work import IdleWork
+from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.process.workload import Outlook, Workload
 
 logger = logging.getLogger("pontil.worker")
 
@@ -34,52 +35,19 @@ LATE = Failure("no worker had computed the stage before its deadline", 503, late
 ROLE = "node"
 
 
-class NodeWorker(PlainWorker):
-    """One process that computes a node. A step is one piece of work of one task. `ready` are the tasks that have one,
-    in turn."""
+class NodeWorker(Workload):
+    """The tasks of one process that computes a node. A step is one piece of work of one task. `ready` are the tasks
+    that have one, in turn."""
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        model: GraphModel,
-        node: StageNode,
-        report: Reporter,
-        pipe: CommandPipe | None = None,
-    ) -> None:
+    def __init__(self, sockets: WorkerSockets, model: GraphModel, node: StageNode) -> None:
         self.model, self.node = model, node
         self.tasks: dict[tuple[str, int], OpenTask] = {}
         self.ready: dict[tuple[str, int], OpenTask] = {}
-        super().__init__(config, report, pipe)
-        self.ports = StreamPorts(
-            config, self.incarnation, self.context, self.poller, self.peers_in, self.keys, self.failures
-        )
-
-    def open_sockets(self) -> None:
-        self.peers_in = PeerServer(self.context, self.config.peer_endpoint)
-        self.poller.register(self.peers_in)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.ready)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.tasks and self.ports.is_idle
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        return len(self.tasks), max(0, SEATS - len(self.tasks))
-
-    @property
-    def max_model_len(self) -> None:
-        return None
-
-    @property
-    def patience(self) -> float:
-        return min(super().patience, BEAT if self.ports.patience is None else self.ports.patience)
-
-    def measured(self) -> tuple[dict[str, int], dict[str, int]]:
-        return self.ports.counters(), self.ports.gauges()
+        self.peers_in = sockets.serve_peers()
+        hello = introduction(sockets, node, self.peers_in.endpoint)
+        super().__init__(sockets, sockets.connect_proxies(hello), IdleWork(), {})
+        self.ports = StreamPorts(sockets, self.peers_in)
+        sockets.closing.callback(self.ports.close_all)
 
     def take(self, message: Message, now: float) -> bool:
         if isinstance(message, NodeTask):
@@ -95,17 +63,17 @@ class NodeWorker(PlainWorker):
         if key in self.tasks:
             return
         try:
-            if message.node != self.config.node:
-                raise GraphError(f"this worker computes {self.config.node}, not {message.node}")
+            if message.node != self.sockets.config.node:
+                raise GraphError(f"this worker computes {self.sockets.config.node}, not {message.node}")
             if not 0 <= message.delivered <= MOST_OUTPUTS:
                 raise GraphError(f"a client cannot have {message.delivered} outputs of {message.node}")
             part = None if message.graph is None else graph_part(message.graph)
             run = self.node.begin(NodeInput(message.data, message.options, message.delivered))
-            task = OpenTask(self.incarnation, message, now, run)
+            task = OpenTask(self.sockets.incarnation, message, now, run)
             if part is not None and part.inputs:
                 self.open_input(task, part, now)
         except PontilError as error:
-            self.refuse(message, failure_of(error))
+            self.link.refuse(message, failure_of(error))
         else:
             self.tasks[key] = task
             self.look(task, now)
@@ -113,7 +81,7 @@ class NodeWorker(PlainWorker):
     def open_input(self, task: OpenTask, part: GraphPart, now: float) -> None:
         """Open the stream that a task reads."""
         if len(part.inputs) > 1:
-            raise GraphError(f"{self.config.node} reads one stream, and was given {', '.join(part.inputs)}")
+            raise GraphError(f"{self.sockets.config.node} reads one stream, and was given {', '.join(part.inputs)}")
         (edge,) = part.inputs
         connection = self.model.connection(edge)
         walk = self.model.graph.partition(connection.target).last_walk
@@ -126,10 +94,8 @@ class NodeWorker(PlainWorker):
     def poll(self, now: float) -> None:
         """Move the streams, and end the tasks that are late or whose streams contradict themselves."""
         for message in self.peers_in.receive_all():
-            if getattr(message, "receiver", None) == self.incarnation:
+            if self.sockets.is_mine(message):
                 self.ports.take(message, now)
-            else:
-                self.stale += 1
         self.ports.poll(now)
         self.tell_of_streams(now)
         for task in [task for task in self.tasks.values() if task.is_late(now)]:
@@ -155,7 +121,7 @@ class NodeWorker(PlainWorker):
         if task.key not in self.ready and task.look(now):
             self.ready[task.key] = task
 
-    def compute(self, now: float) -> None:
+    def step(self, now: float) -> None:
         """Do one piece of work, of the most urgent task that waits longest. A chunk that needs none costs no step."""
         for _ in range(len(self.ready)):
             task = min(self.ready.values(), key=lambda one: one.message.priority)
@@ -220,35 +186,50 @@ class NodeWorker(PlainWorker):
         if task is not None:
             self.ports.close(*key, finished, now)
             task.times.scheduled = task.begun_at
-            self.times.ended(task.message.sender, *key, task.arrived, task.times)
+            self.link.times.ended(task.message.sender, *key, task.arrived, task.times)
 
     def fail(self, task: OpenTask, failure: Failure, now: float) -> None:
         self.end(task.key, now, finished=False)
-        self.refuse(task.message, failure)
+        self.link.refuse(task.message, failure)
 
-    def give_back(self, failure: Failure) -> None:
-        for task in list(self.tasks.values()):
-            self.fail(task, failure, self.now)
+    def drop(self, failure: Failure | None, proxy: str | None, now: float) -> int:
+        """End all tasks: a model of several stages has one proxy."""
+        dropped = list(self.tasks.values())
+        for task in dropped:
+            if failure is None:
+                self.end(task.key, now, finished=True)
+            else:
+                self.fail(task, failure, now)
+        if failure is None:
+            self.ports.release_all()
+        return len(dropped)
 
-    def orphan(self, proxy: str) -> None:
-        logger.warning("the proxy is gone: %d tasks are dropped; waiting for the next", len(self.tasks))
-        for key in list(self.tasks):
-            self.end(key, self.now, finished=True)
-        self.ports.release_all()
+    def outlook(self) -> Outlook:
+        has_work, patience = bool(self.ready), self.ports.patience
+        longest = 0.0 if has_work else min(BEAT, BEAT if patience is None else patience)
+        return Outlook(has_work, not self.tasks and self.ports.is_idle, longest)
 
-    def hello(self) -> Hello:
-        """Return what the worker registers with. It has no KV cache: a block stands for one task, block 0 for none."""
-        config = self.config
-        return Hello(
-            self.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
-            self.node.identity, "", self.peers_in.endpoint, 1, SEATS + 1, SEATS, MOST_INPUT,
-            config.max_num_batched_tokens, node=config.node,
-        )  # fmt: skip
+    def load(self, link: ProxyLink) -> HeartbeatLoad:
+        waiting = len(self.tasks)
+        counters = {**link.told.counters(), **self.ports.counters()}
+        return HeartbeatLoad(0, waiting, max(0, SEATS - waiting), 0, counters, self.ports.gauges())
 
-    def close(self) -> None:
-        self.ports.close_all()
-        self.peers_in.close()
-        super().close()
+
+def introduction(sockets: WorkerSockets, node: StageNode, endpoint: str) -> Hello:
+    """Return what the worker registers with. It has no KV cache: a block stands for one task, block 0 for none."""
+    config = sockets.config
+    return Hello(
+        sockets.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
+        node.identity, "", endpoint, 1, SEATS + 1, SEATS, MOST_INPUT, config.max_num_batched_tokens, node=config.node,
+    )  # fmt: skip
+
+
+def make_node_worker(
+    config: WorkerConfig, model: GraphModel, node: StageNode, report: Reporter, pipe: CommandPipe | None = None
+) -> WorkerLoop:
+    sockets = WorkerSockets(config)
+    with sockets.opening():
+        return WorkerLoop(NodeWorker(sockets, model, node), report, pipe)
 
 
 def failure_of(error: PontilError) -> Failure:

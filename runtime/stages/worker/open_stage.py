@@ -7,26 +7,26 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import GRAPHS
 from pontil.runtime.stages.qwen3_omni.stage_loading import StageParts
 from pontil.runtime.stages.worker.node_assembly import assemble_node
-from pontil.runtime.stages.worker.node_worker import NodeWorker
+from pontil.runtime.stages.worker.node_worker import make_node_worker
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
-from pontil.runtime.worker.generate.stage import StageSetting, WorkerStage
+from pontil.runtime.wire.links.sockets import PeerServer
+from pontil.runtime.worker.generate.stage import WorkerStage
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.start.assembly import WorkerResources
 
 
-def open_stage(machine: WorkerResources, link: ProxyLinks, setting: StageSetting) -> WorkerStage:
+def open_stage(machine: WorkerResources, link: ProxyLinks, sockets: WorkerSockets, peers_in: PeerServer) -> WorkerStage:
     """Open the streams of a generating worker's stage."""
-    graph, node, parts = setting.config.graph, setting.config.node, machine.stage
+    graph, node, parts = sockets.config.graph, sockets.config.node, machine.stage
     assert graph is not None and node is not None and isinstance(parts, StageParts)
-    ports = StreamPorts(
-        setting.config, setting.incarnation, setting.context, setting.poller, setting.peers_in, setting.keys,
-        setting.failures,
-    )  # fmt: skip
     model = GRAPHS[graph]
-    return StageSide(setting.incarnation, model, model.node(node), machine, parts, ports, link)
+    ports = StreamPorts(sockets, peers_in)
+    return StageSide(sockets.incarnation, model, model.node(node), machine, parts, ports, link)
 
 
-def open_node(config: WorkerConfig, report: Reporter, pipe: CommandPipe | None) -> NodeWorker:
+def open_node(config: WorkerConfig, report: Reporter, pipe: CommandPipe | None) -> WorkerLoop:
     """Make a worker without tokens."""
-    return NodeWorker(config, *assemble_node(config, report), report, pipe)
+    return make_node_worker(config, *assemble_node(config, report), report, pipe)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's ends of the streams of all its runs: memory, connector, sockets, producers and consumers."""
 
-from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.stages.graph.part import GraphPart
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
 from pontil.runtime.stages.streams.consumer_stream import ConsumerStream, FromProducer, ReceiverPort
@@ -11,12 +10,8 @@ from pontil.runtime.stages.streams.stream_memory import BLOCK_BYTES, StreamMemor
 from pontil.runtime.stages.streams.stream_receiver import StarvedInput, StreamReceiver
 from pontil.runtime.stages.streams.stream_sender import StreamSender
 from pontil.runtime.stages.streams.subscription import REPEAT
-from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.wire.links.context import Context
-from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.links.outbox import PATIENCE, Outbox
-from pontil.runtime.wire.links.sockets import PeerServer, Poller
+from pontil.runtime.wire.links.sockets import PeerServer
 from pontil.runtime.wire.messages import (
     Inputs,
     Message,
@@ -31,6 +26,7 @@ from pontil.runtime.wire.messages import (
 )
 from pontil.runtime.worker.links.connectors import open_connector
 from pontil.runtime.worker.links.peer_connections import PeerConnections
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 
 # Seconds between two looks at the deadlines.
 TICK = 0.05
@@ -57,16 +53,13 @@ class StreamPorts:
        proxy's Release calls. When the proxy is another one, `release_all`.
     """
 
-    def __init__(
-        self, config: WorkerConfig, incarnation: str, context: Context, poller: Poller, peers_in: PeerServer,
-        keys: Keys | None = None, failures: ThreadFailures | None = None, block_bytes: int = BLOCK_BYTES,
-    ) -> None:  # fmt: skip
-        guard = None if keys is None else TransferSecurity(keys.transfer)
+    def __init__(self, sockets: WorkerSockets, peers_in: PeerServer, block_bytes: int = BLOCK_BYTES) -> None:
+        config, incarnation, guard = sockets.config, sockets.incarnation, sockets.guard()
         self.memory = StreamMemory(config.stream_memory, block_bytes, None if guard is None else guard.grants)
-        self.connector = open_connector(config, self.memory.storage, poller.wake, guard, failures)
+        self.connector = open_connector(sockets, self.memory.storage, guard)
         self.descriptor = self.connector.register()
         self.outbox = Outbox(lambda peer, message: peers_in.send(message))
-        self.peers = PeerConnections(incarnation, None, self.connector, context, poller, config.deadlines)
+        self.peers = PeerConnections(sockets, self.connector)
         self.puller = ItemPuller(self.connector, self.memory, config.deadlines)
         self.sender = StreamSender(
             SenderPort(incarnation, self.memory, lambda: self.descriptor, self.outbox.post), config.deadlines

@@ -4,7 +4,6 @@
 import logging
 import os
 import time
-from dataclasses import replace
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -14,9 +13,11 @@ from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello, Message
 from pontil.runtime.worker.embed.assembly import Embedder
 from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
-from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
-from pontil.runtime.worker.process.plain_worker import PlainWorker
-from pontil.runtime.worker.process.request_table import Failure
+from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.idle_work import IdleWork
+from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.process.workload import Outlook, Workload
 
 logger = logging.getLogger("pontil.worker")
 
@@ -27,52 +28,13 @@ LATE = Failure("no worker had computed the text before its deadline", 503, late=
 ROLE = "embed"
 
 
-class EmbeddingWorker(PlainWorker):
-    """One process that embeds texts. A step computes some of the waiting ones and sends each its vector."""
+class EmbeddingWorker(Workload):
+    """The texts of one process that embeds. A step computes some of the waiting ones and sends each its vector."""
 
-    def __init__(
-        self, config: WorkerConfig, embedder: Embedder, report: Reporter, pipe: CommandPipe | None = None
-    ) -> None:
-        self.embedder = embedder
-        self.queue = EmbeddingQueue(config.max_num_batched_tokens)
-        super().__init__(config, report, pipe)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.queue)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.queue
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        return len(self.queue), max(0, SEATS - len(self.queue))
-
-    @property
-    def max_model_len(self) -> int:
-        return self.embedder.max_model_len
-
-    def compute(self, now: float) -> None:
-        """Compute the texts of one step and send their vectors."""
-        began = time.monotonic()
-        made = self.vectors_of(self.queue.next_batch())
-        ended = time.monotonic()
-        for one, vector in made:
-            message, count = one.message, len(one.message.prompt)
-            if link := self.link.of(message.sender):
-                link.told.tell(0, count)
-            address = self.incarnation, message.sender, message.request_id, message.attempt
-            self.link.send(Embedding(*address, vector, count, count, now - one.arrived))
-        # No vector waits until another one's times are told.
-        for one, _ in made:
-            self.tell_times(one, began, ended)
-
-    def tell_times(self, one: Waiting, began: float, ended: float) -> None:
-        """Tell the proxy of the step that computed a text."""
-        times, message = WorkTimes(scheduled=began), one.message
-        times.chunks.add(began, ended, len(message.prompt))
-        self.times.ended(message.sender, message.request_id, message.attempt, one.arrived, times)
+    def __init__(self, sockets: WorkerSockets, embedder: Embedder) -> None:
+        self.embedder, self.queue = embedder, EmbeddingQueue(sockets.config.max_num_batched_tokens)
+        link = sockets.connect_proxies(introduction(sockets, embedder))
+        super().__init__(sockets, link, IdleWork(), {"max_model_len": embedder.max_model_len})
 
     def take(self, message: Message, now: float) -> bool:
         if isinstance(message, Embed):
@@ -83,26 +45,35 @@ class EmbeddingWorker(PlainWorker):
             return False
         return True
 
-    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
-        """Return the load for the proxy of this link, with what other proxies have here if there may be some."""
-        link = link or self.link.links[0]
-        load = super().load(link)
-        if self.link.only is not None:
-            return load
-        theirs = [one.message for one in self.queue if one.message.sender != link.proxy]
-        others = {
-            "proxies": self.link.proxies - (link.proxy is not None),
-            "in_flight": len(theirs),
-            "taken": len(theirs),
-            "uncomputed": sum(len(message.prompt) for message in theirs),
-        }
-        return replace(load, others=others)
-
     def submit(self, message: Embed, now: float) -> None:
         if reason := self.objection(message):
-            self.refuse(message, Failure(reason, 400))
+            self.link.refuse(message, Failure(reason, 400))
         else:
             self.queue.push(Waiting(message, now))
+
+    def poll(self, now: float) -> None:
+        for one in self.queue.take_late(now):
+            self.link.refuse(one.message, LATE)
+
+    def step(self, now: float) -> None:
+        """Compute the texts of one step and send their vectors."""
+        made = self.vectors_of(self.queue.next_batch())
+        ended = time.monotonic()
+        for one, vector in made:
+            message, count = one.message, len(one.message.prompt)
+            if link := self.link.of(message.sender):
+                link.told.tell(0, count)
+            address = self.sockets.incarnation, message.sender, message.request_id, message.attempt
+            self.link.send(Embedding(*address, vector, count, count, now - one.arrived))
+        # No vector waits until another one's times are told.
+        for one, _ in made:
+            self.tell_times(one, now, ended)
+
+    def tell_times(self, one: Waiting, began: float, ended: float) -> None:
+        """Tell the proxy of the step that computed a text."""
+        times, message = WorkTimes(scheduled=began), one.message
+        times.chunks.add(began, ended, len(message.prompt))
+        self.link.times.ended(message.sender, message.request_id, message.attempt, one.arrived, times)
 
     def vectors_of(self, batch: list[Waiting]) -> list[tuple[Waiting, bytes]]:
         """Return the vectors of texts. Where memory does not suffice for all of them, the longest are refused."""
@@ -116,7 +87,7 @@ class EmbeddingWorker(PlainWorker):
                 logger.warning("memory ran out in a step, whose longest text is refused: %s", error)
             longest = max(batch, key=lambda one: len(one.message.prompt))
             batch = [one for one in batch if one is not longest]
-            self.refuse(longest.message, Failure(MEMORY_RAN_OUT, 503))
+            self.link.refuse(longest.message, Failure(MEMORY_RAN_OUT, 503))
         return []
 
     def objection(self, message: Embed) -> str | None:
@@ -131,40 +102,47 @@ class EmbeddingWorker(PlainWorker):
             return f"dimensions is {message.dimensions}, and the model has {size}"
         return None
 
-    def give_back(self, failure: Failure) -> None:
-        for one in self.queue.clear():
-            self.refuse(one.message, failure)
+    def drop(self, failure: Failure | None, proxy: str | None, now: float) -> int:
+        dropped = self.queue.clear() if proxy is None else self.queue.take_of(proxy)
+        if failure is not None:
+            for one in dropped:
+                self.link.refuse(one.message, failure)
+        return len(dropped)
 
-    def orphan(self, proxy: str) -> None:
-        orphans = self.queue.take_of(proxy) if self.link.only is None else self.queue.clear()
-        logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", len(orphans))
+    def outlook(self) -> Outlook:
+        has_work = bool(self.queue)
+        return Outlook(has_work, not has_work, 0.0 if has_work else BEAT)
 
-    def poll(self, now: float) -> None:
-        for one in self.queue.take_late(now):
-            self.refuse(one.message, LATE)
+    def load(self, link: ProxyLink) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, with what other proxies have here if there may be some."""
+        waiting = len(self.queue)
+        others = None if self.link.only is not None else self.others(link)
+        return HeartbeatLoad(0, waiting, max(0, SEATS - waiting), 0, link.told.counters(), None, others)
 
-    def hello(self) -> Hello:
-        """Return what the worker registers with. It has no KV cache: a block stands for one text, block 0 for none."""
-        config, embedder = self.config, self.embedder
-        return Hello(
-            self.incarnation,
-            SCHEMA,
-            config.name,
-            ROLE,
-            os.getpid(),
-            config.device,
-            config.served_model_name,
-            embedder.identity,
-            "",
-            "",
-            embedder.max_model_len,
-            SEATS + 1,
-            SEATS,
-            embedder.max_model_len,
-            config.max_num_batched_tokens,
-            kernels=embedder.kernels,
-            dtype="float32",
-            embedding_size=embedder.model.hidden_size,
-            revision=config.revision,
-            version=config.version,
-        )
+    def others(self, link: ProxyLink) -> dict[str, int]:
+        theirs = [one.message for one in self.queue if one.message.sender != link.proxy]
+        return {
+            "proxies": self.link.proxies - (link.proxy is not None),
+            "in_flight": len(theirs),
+            "taken": len(theirs),
+            "uncomputed": sum(len(message.prompt) for message in theirs),
+        }
+
+
+def introduction(sockets: WorkerSockets, embedder: Embedder) -> Hello:
+    """Return what the worker registers with. It has no KV cache: a block stands for one text, block 0 for none."""
+    config = sockets.config
+    return Hello(
+        sockets.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
+        embedder.identity, "", "", embedder.max_model_len, SEATS + 1, SEATS, embedder.max_model_len,
+        config.max_num_batched_tokens, kernels=embedder.kernels, dtype="float32",
+        embedding_size=embedder.model.hidden_size, revision=config.revision, version=config.version,
+    )  # fmt: skip
+
+
+def make_embedding_worker(
+    config: WorkerConfig, embedder: Embedder, report: Reporter, pipe: CommandPipe | None = None
+) -> WorkerLoop:
+    sockets = WorkerSockets(config)
+    with sockets.opening():
+        return WorkerLoop(EmbeddingWorker(sockets, embedder), report, pipe)

@@ -12,34 +12,29 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from pontil.runtime.config.worker_config import DEADLINES, Deadlines
-from pontil.runtime.disaggregation.joint_connector import JointConnector
-from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT, KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.states import ReceiveEvent
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.errors import TransferError
-from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.outbox import PATIENCE
-from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.wire.messages import (
-    SCHEMA,
     Abandon,
     Begin,
     ChunkReady,
     Fetched,
-    Greet,
     Greeting,
     Handoff,
     Message,
     Renew,
     Withdrawn,
 )
+from pontil.runtime.worker.generate.block_transfers import BlockTransfers
 from pontil.runtime.worker.generate.handoff_check import is_for, is_kept, known_of, prompt_digest
 from pontil.runtime.worker.generate.hidden_row import handed_state
+from pontil.runtime.worker.links.log_fields import about
 from pontil.runtime.worker.links.peer_connection import HandshakeState
 from pontil.runtime.worker.links.peer_connections import PeerConnections
-from pontil.runtime.worker.process.log_fields import about
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.worker_request import PullOutcome, WorkerRequest
 from pontil.runtime.worker.start.assembly import WorkerResources
 
@@ -79,15 +74,9 @@ class DecodeSide:
     `going_on` here have so many choices left: others ended where the prompt was computed. The requests
     `waiting` for room are also in the scheduler's queue, which decides their order."""
 
-    incarnation: str
-    name: str
+    sockets: WorkerSockets
     machine: WorkerResources
-    connector: JointConnector
-    pools: RankPools
-    kv_fingerprint: str
-    context: Context
-    poller: Poller
-    deadlines: Deadlines = DEADLINES
+    transfers: BlockTransfers
     kv_receiver: KVReceiver = field(init=False)
     peers: PeerConnections = field(init=False)
     waiting: list[WorkerRequest] = field(default_factory=list)
@@ -99,16 +88,9 @@ class DecodeSide:
     counts: TransferCounts = field(default_factory=TransferCounts)
 
     def __post_init__(self) -> None:
-        self.kv_receiver = KVReceiver(self.connector, self.pools, self, self.deadlines)
-        machine, layout = self.machine, self.machine.layout
-        greeting = Greet(
-            self.incarnation, "", SCHEMA, self.name, machine.fingerprint, self.kv_fingerprint, dtype=machine.dtype,
-            block_size=layout.block_size, kernels=machine.kernels, kv_cache_dtype=machine.kv_cache_dtype,
-            ranks=layout.ranks,
-        )  # fmt: skip
-        self.peers = PeerConnections(
-            self.incarnation, greeting, self.connector, self.context, self.poller, self.deadlines
-        )
+        deadlines, transfers = self.sockets.config.deadlines, self.transfers
+        self.kv_receiver = KVReceiver(transfers.connector, transfers.pools, self, deadlines)
+        self.peers = PeerConnections(self.sockets, transfers.connector, transfers.greeting)
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
         peer, endpoint = request.submit.peer, request.submit.peer_endpoint
@@ -179,18 +161,18 @@ class DecodeSide:
             transfer_id, connection.peer, expected, now, have, request.submit.transfer_secret, kept=request.claims
         )
         request.times.scheduled, request.times.pulls = now, transfer.pulls
-        self.parked[transfer_id] = Parked(request, transfer, now + self.deadlines.renew_every)
+        self.parked[transfer_id] = Parked(request, transfer, now + self.sockets.config.deadlines.renew_every)
         self.peers.tell(
             connection.peer,
             Begin(
-                self.incarnation,
+                self.sockets.incarnation,
                 connection.peer,
                 transfer_id,
                 request.request_id,
                 request.attempt,
                 have,
                 self.machine.layout.ranks,
-                self.connector.staged(connection.peer),
+                self.transfers.connector.staged(connection.peer),
                 prompt_digest(request.sequence.prompt) if request.claims else None,
             ),  # fmt: skip
         )
@@ -200,7 +182,7 @@ class DecodeSide:
         if isinstance(message, Greeting):
             connection = self.peers.get(message.sender)
             if connection is not None:
-                connection.greeted(message, self.connector, self.machine.layout.ranks)
+                connection.greeted(message, self.transfers.connector, self.machine.layout.ranks)
             self.admit()
         elif isinstance(message, ChunkReady | Handoff | Withdrawn):
             parked = self.parked.get(message.transfer_id)
@@ -306,11 +288,11 @@ class DecodeSide:
             self.machine.scheduler.memory.give_back(self.parked[transfer.transfer_id].request.sequence)
 
     def send_fetched(self, transfer: ReceiveTransfer) -> None:
-        word = Fetched(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
+        word = Fetched(self.sockets.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
         self.peers.tell_last(transfer.peer, word, time.monotonic())
 
     def send_abandon(self, transfer: ReceiveTransfer) -> None:
-        word = Abandon(self.incarnation, transfer.peer, transfer.transfer_id, str(transfer.error))
+        word = Abandon(self.sockets.incarnation, transfer.peer, transfer.transfer_id, str(transfer.error))
         self.peers.tell_last(transfer.peer, word, time.monotonic())
 
     def stop_worker(self, transfer: ReceiveTransfer) -> None:
@@ -333,11 +315,11 @@ class DecodeSide:
         for parked in self.parked.values():
             transfer = parked.transfer
             if transfer.handoff is not None and now >= parked.renew_at:
-                parked.renew_at = now + self.deadlines.renew_every
+                parked.renew_at = now + self.sockets.config.deadlines.renew_every
                 self.peers.tell(
-                    transfer.peer, Renew(self.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
+                    transfer.peer, Renew(self.sockets.incarnation, transfer.peer, transfer.transfer_id, transfer.epoch)
                 )
-        for peer, reason in self.connector.unreachable().items():
+        for peer, reason in self.transfers.connector.unreachable().items():
             self.lose_peer(peer, now, reason)
         self.admit()
 

@@ -4,8 +4,6 @@
 from dataclasses import dataclass
 
 from pontil.runtime.engine.prefixes.cache import PrefixCache
-from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.wire.links.sockets import BaseSocket
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 from pontil.runtime.worker.generate.prefill import PrefillSide
@@ -14,7 +12,6 @@ from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.counters import WorkerCounters
 from pontil.runtime.worker.process.request_table import RequestTable
-from pontil.runtime.worker.process.step_reporter import StepReporter
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 from pontil.runtime.worker.start.assembly import WorkerResources
 
@@ -26,15 +23,12 @@ class LoadGauge:
     decode: DecodeSide
     grammars: GrammarManager
     engine_counters: WorkerCounters
-    failures: ThreadFailures
-    sockets: tuple[BaseSocket, ...]
     stage: WorkerStage
     links: ProxyLinks
     requests: RequestTable
 
-    def load(self, link: ProxyLink, steps: StepReporter, stale: int) -> HeartbeatLoad:
-        """Return the load for the proxy of this link, after these `steps` and `stale` messages that were meant for a
-        predecessor."""
+    def load(self, link: ProxyLink) -> HeartbeatLoad:
+        """Return the load for the proxy of this link."""
         scheduler, counts = self.machine.scheduler, self.decode.counts
         counters = {
             "handoffs_complete": counts.complete,
@@ -44,16 +38,12 @@ class LoadGauge:
             **self.engine_counters.counters(link.told),
             **self.stage.counters(),
             "kv_transfer_bytes": counts.bytes,
-            **steps.counters(),
-            "stale_messages": stale,
-            "malformed_frames": sum(socket.malformed for socket in self.sockets),
-            **{f"thread_failures_{name}": count for name, count in self.failures.counts().items()},
         }
         running = len(scheduler.running) + len(scheduler.parked)
         waiting = len(scheduler.waiting) + len(scheduler.queues.paused) + len(self.prefill.halves) + len(self.grammars)
         free = self.machine.pool.available
         lost = tuple(self.decode.peers.lost)
-        return HeartbeatLoad(running, waiting, free, steps.steps, counters, self.gauges(), self.others(link), lost)
+        return HeartbeatLoad(running, waiting, free, 0, counters, self.gauges(), self.others(link), lost)
 
     def gauges(self) -> dict[str, int] | None:
         return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges()} or None

@@ -8,9 +8,10 @@ from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.wire.messages import Tokens
 from pontil.runtime.worker.generate.prefill import PrefillSide
+from pontil.runtime.worker.links.proxy_link import Failure
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.counters import WorkerCounters
-from pontil.runtime.worker.process.request_table import Failure, RequestTable
+from pontil.runtime.worker.process.request_table import RequestTable
 from pontil.runtime.worker.process.worker_request import WorkerRequest, tokens_frame
 
 
@@ -19,7 +20,7 @@ class OutputProcessor:
 
     def __init__(
         self, requests: RequestTable, link: ProxyLinks, engine: Engine, prefill: PrefillSide,
-        engine_counters: WorkerCounters, cancel: Callable[[WorkerRequest, Failure], None],
+        engine_counters: WorkerCounters, cancel: Callable[[WorkerRequest, float, Failure], None],
     ) -> None:  # fmt: skip
         self.requests, self.link, self.engine = requests, link, engine
         self.prefill, self.engine_counters, self.cancel = prefill, engine_counters, cancel
@@ -60,7 +61,7 @@ class OutputProcessor:
             self.requests.end(key, failure)
             self.prefill.break_off(request, now)
         else:
-            self.cancel(request, failure)
+            self.cancel(request, now, failure)
 
     def conclude(self, output: Output) -> None:
         """End a request once all its choices ended; each of them was delivered. The prefill side ends its own

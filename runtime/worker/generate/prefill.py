@@ -10,14 +10,12 @@ from collections import abc
 from dataclasses import dataclass, field, replace
 
 from pontil.runtime.cache.head_groups import can_divide
-from pontil.runtime.config.worker_config import DEADLINES, Deadlines
-from pontil.runtime.disaggregation.rank_pools import RankPools
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer, peer_of
 from pontil.runtime.disaggregation.states import SendEvent, SendState
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
-from pontil.runtime.transfer.connector import Connector
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.links.outbox import PATIENCE, Outbox
 from pontil.runtime.wire.links.sockets import PeerServer
@@ -31,10 +29,10 @@ from pontil.runtime.wire.messages import (
     Greeting,
     Handoff,
     Message,
-    RankDone,
     Renew,
     Withdrawn,
 )
+from pontil.runtime.worker.generate.block_transfers import BlockTransfers
 from pontil.runtime.worker.generate.hidden_row import digest_of, last_state
 from pontil.runtime.worker.generate.kept_prompts import KeptPrompts
 from pontil.runtime.worker.generate.prefill_job import PrefillJob
@@ -65,12 +63,10 @@ class PrefillSide:
     """
 
     incarnation: str
+    deadlines: Deadlines
     machine: WorkerResources
     socket: PeerServer
-    connector: Connector
-    kv_fingerprint: str
-    pools: RankPools
-    deadlines: Deadlines = DEADLINES
+    transfers: BlockTransfers
     kv_sender: KVSender = field(init=False)
     kept: KeptPrompts = field(init=False)
     outbox: Outbox = field(init=False)
@@ -82,7 +78,7 @@ class PrefillSide:
     expired: int = 0
 
     def __post_init__(self) -> None:
-        self.kv_sender = KVSender(self.pools, self.incarnation, self, self.deadlines)
+        self.kv_sender = KVSender(self.transfers.pools, self.incarnation, self, self.deadlines)
         self.outbox = Outbox(lambda peer, message: self.socket.send(message))
         self.kept = KeptPrompts(self)
 
@@ -122,18 +118,13 @@ class PrefillSide:
 
     def answer(self, greet: Greet) -> Greeting:
         """Answer a handshake. Blocks fit if protocol, model and layout are the same (C8)."""
-        layout = self.machine.layout
-        ours = replace(
-            greet, name="the prefill worker", model_fingerprint=self.machine.fingerprint,
-            kv_fingerprint=self.kv_fingerprint, dtype=self.machine.dtype, block_size=layout.block_size,
-            kernels=self.machine.kernels, kv_cache_dtype=self.machine.kv_cache_dtype, ranks=layout.ranks,
-        )  # fmt: skip
+        ours, ranks = replace(self.transfers.greeting, name="the prefill worker"), self.machine.layout.ranks
         reason = foreign(greet, ours.name, SCHEMA) or objection(greet, ours)
-        if reason is None and layout.ranks > 1 and greet.ranks is None:
+        if reason is None and ranks > 1 and greet.ranks is None:
             reason = f"{greet.name} is {WITHOUT_RANKS}"
         if reason is not None:
             return Greeting(self.incarnation, greet.sender, reason=reason)
-        return Greeting(self.incarnation, greet.sender, pool=self.connector.register(), ranks=layout.ranks)
+        return Greeting(self.incarnation, greet.sender, pool=self.transfers.connector.register(), ranks=ranks)
 
     def half(self, transfer_id: str, now: float) -> HalfTransfer:
         return self.halves.setdefault(transfer_id, HalfTransfer(now + self.deadlines.first_byte_timeout))
@@ -175,11 +166,6 @@ class PrefillSide:
     def announce_blocks(self, message: ChunkReady | Handoff) -> None:
         self.outbox.post(message.receiver, message)
 
-    def ranks_answered(self, done: RankDone) -> None:
-        """Handle a follower's digests: announcements may have waited for them."""
-        self.pools.take(done)
-        self.kv_sender.flush()
-
     def ended(self, output: Output, now: float) -> None:
         """Record a choice's first token. After the last one, hand the prompt over if any choice continues."""
         job = self.jobs[output.sequence.id]
@@ -210,7 +196,7 @@ class PrefillSide:
         filled = sequence.computed % self.machine.layout.block_size
         if filled:
             # A block is hashed and sent whole: data that an earlier owner left after the prompt must not be sent.
-            self.pools.clear_tail(sequence.blocks[-1], filled)
+            self.transfers.pools.clear_tail(sequence.blocks[-1], filled)
         del self.jobs[job.request.key]
         self.held[job.sent.transfer_id] = job.request
         return sequence.blocks

@@ -14,16 +14,17 @@ MOST_TOLD = 4096
 
 class PrefixReporter:
     """The sender of PrefixDelta messages to one proxy: none if it does not want them, and none while it takes no
-    messages, when the changes wait in a journal of its own."""
+    messages, when the changes wait in a journal of its own. It tells everything anew in each `registration`."""
 
     def __init__(self, link: ProxyLink, index: PrefixIndex) -> None:
         self.link, self.index = link, index
         self.journal: PrefixJournal | None = None
+        self.registration: tuple[str, int] | None = None
         self.number = 0
 
     def begin(self) -> None:
         """Tell the current proxy everything anew, if it wants to know."""
-        self.number = 0
+        self.number, self.registration = 0, self.link.registration
         self.end()
         if self.link.takes_prefixes:
             self.journal = self.index.open_journal()
@@ -37,6 +38,8 @@ class PrefixReporter:
         """Send what has changed, at most MOST_TOLD changes."""
         if self.link.proxy is None:
             self.end()
+        elif self.link.registration != self.registration:
+            self.begin()
         if self.journal is None or self.link.congested:
             return
         if self.journal.is_void:
@@ -55,9 +58,11 @@ class PrefixReporters:
         self.index = index
         self.reporters = [PrefixReporter(link, index) for link in links]
 
-    def begin(self, link: ProxyLink) -> None:
-        """Tell the proxy of this link everything anew."""
-        next(one for one in self.reporters if one.link is link).begin()
+    def begin(self, proxy: str) -> None:
+        """Tell this proxy everything anew."""
+        for one in self.reporters:
+            if one.link.proxy == proxy:
+                one.begin()
 
     def tell(self) -> None:
         self.index.catch_up()

@@ -2,33 +2,16 @@
 """A generating worker's view of the stage that it computes of a model of several stages, if it does."""
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
-from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.foundation.entry_points import entry_point
-from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.wire.links.context import Context
-from pontil.runtime.wire.links.keys import Keys
-from pontil.runtime.wire.links.sockets import PeerServer, Poller
+from pontil.runtime.wire.links.sockets import PeerServer
 from pontil.runtime.wire.messages import Message, Submit
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.worker_request import WorkerRequest, make_request
 from pontil.runtime.worker.start.assembly import WorkerResources
-
-
-@dataclass(frozen=True, slots=True)
-class StageSetting:
-    """The parts of a worker that the streams of its stage use too: its sockets, its keys and its threads' failures."""
-
-    config: WorkerConfig
-    incarnation: str
-    context: Context
-    poller: Poller
-    peers_in: PeerServer
-    keys: Keys | None
-    failures: ThreadFailures
 
 
 class WorkerStage(Protocol):
@@ -110,9 +93,9 @@ class NoStage:
         return
 
 
-def open_stage(machine: WorkerResources, link: ProxyLinks, setting: StageSetting) -> WorkerStage:
+def open_stage(machine: WorkerResources, link: ProxyLinks, sockets: WorkerSockets, peers_in: PeerServer) -> WorkerStage:
     """Open the streams of a worker's stage, where its model has several."""
-    if setting.config.graph is None or setting.config.node is None:
+    if sockets.config.graph is None or sockets.config.node is None:
         return NoStage(machine)
-    stage: WorkerStage = entry_point("stage")(machine, link, setting)
+    stage: WorkerStage = entry_point("stage")(machine, link, sockets, peers_in)
     return stage

@@ -5,15 +5,14 @@ A decode worker has connections to prefill workers, a consumer of streams to pro
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import PontilError
 from pontil.runtime.transfer.connector import Connector
-from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.links.renewal import Renewal
-from pontil.runtime.wire.links.sockets import PeerClient, Poller
+from pontil.runtime.wire.links.sockets import PeerClient
 from pontil.runtime.wire.messages import Greet, Message
 from pontil.runtime.worker.links.peer_connection import HandshakeState, PeerConnection
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 
 # Seconds between two looks at the state of the connections.
 LOOK = 0.25
@@ -25,12 +24,9 @@ class PeerConnections(Mapping[str, PeerConnection]):
     """Connections by the peer's incarnation. `greeting` is the first message to each peer, except for its receiver;
     without one a connection is ready at once, and its owner attaches the peer's pool."""
 
-    def __init__(
-        self, sender: str, greeting: Greet | None, connector: Connector, context: Context, poller: Poller,
-        deadlines: Deadlines,
-    ) -> None:  # fmt: skip
-        self.sender, self.greeting, self.connector, self.deadlines = sender, greeting, connector, deadlines
-        self.context, self.poller = context, poller
+    def __init__(self, sockets: WorkerSockets, connector: Connector, greeting: Greet | None = None) -> None:
+        self.worker_sockets, self.connector, self.greeting = sockets, connector, greeting
+        self.deadlines = sockets.config.deadlines
         self.by_peer: dict[str, PeerConnection] = {}
         self.outbox = Outbox(self.put)
         self.told_lost: list[str] = []
@@ -87,8 +83,9 @@ class PeerConnections(Mapping[str, PeerConnection]):
         return None
 
     def connect(self, endpoint: str) -> PeerClient:
-        socket = PeerClient(self.context, self.sender, endpoint)
-        self.poller.register(socket)
+        own = self.worker_sockets
+        socket = PeerClient(own.context, own.incarnation, endpoint)
+        own.poller.register(socket)
         return socket
 
     def connect_again(self, connection: PeerConnection, now: float) -> None:
@@ -129,7 +126,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def disconnect(self, connection: PeerConnection) -> None:
         if connection.socket is not None:
-            self.poller.unregister(connection.socket)
+            self.worker_sockets.poller.unregister(connection.socket)
             connection.socket.close()
             connection.socket = None
 

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's connection to the proxy: registration, heartbeats, and an outbox that never drops a message."""
 
+import logging
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import IncompatiblePeer
-from pontil.runtime.grammar.grammar import LIBRARY
 from pontil.runtime.wire.links.renewal import Renewal
 from pontil.runtime.wire.links.sockets import WorkerSocket
 from pontil.runtime.wire.messages import (
-    SCHEMA,
     Goodbye,
     Heartbeat,
     Hello,
@@ -25,7 +22,8 @@ from pontil.runtime.wire.messages import (
     Welcome,
 )
 from pontil.runtime.wire.token_batch import joined
-from pontil.runtime.worker.start.assembly import WorkerResources
+
+logger = logging.getLogger("pontil.worker")
 
 BEAT = 0.5
 # Longer than a proxy may be silent while it computes before its supervisor replaces it (docs/decisions/030).
@@ -33,6 +31,17 @@ TTL = 40.0
 HELLO_AGAIN = 1.0
 # An iteration that took this long had a long step: this worker did not listen, so the silence is no fault of the proxy.
 LATE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The failure of an attempt, as reported to the proxy. `moved`: another worker is to continue the request. `late`:
+    its deadline passed before anything was computed."""
+
+    reason: str
+    status: int
+    moved: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,15 @@ class ToldCounts:
         self.generated += generated
         self.computed += computed
 
+    def counters(self) -> dict[str, int]:
+        """Return the counts under their names in heartbeats."""
+        return {
+            "generated_tokens": self.generated,
+            "generated_before": self.generated_before,
+            "prompt_tokens_computed": self.computed,
+            "prompt_tokens_computed_before": self.computed_before,
+        }
+
     def begin(self) -> None:
         """Start counting for another proxy."""
         self.generated_before, self.computed_before = self.generated, self.computed
@@ -92,6 +110,11 @@ class ProxyLink:
         """Return whether the proxy accepts no messages at present: produce no more of them (back-pressure, B12). A
         proxy that is gone is told nothing but Hello, and holds up nobody."""
         return bool(self.outbox) and self.proxy is not None
+
+    @property
+    def registration(self) -> tuple[str, int] | None:
+        """The proxy, and the number of the registration there; None: there is none."""
+        return None if self.proxy is None else (self.proxy, self.hello.registration)
 
     def send_tokens(self, frames: Sequence[Tokens]) -> None:
         """Send the tokens of one step."""
@@ -123,6 +146,8 @@ class ProxyLink:
         if isinstance(message, Welcome):
             gone = self.proxy if self.proxy != message.sender else None
             if self.proxy != message.sender:
+                logger.info("registered with the proxy")
+                self.told.begin()
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
             self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
@@ -208,31 +233,3 @@ class ProxyLink:
         if self.proxy is not None:
             self.send(Goodbye(self.hello.sender, self.proxy, drained))
         self.flush()
-
-
-def make_hello(incarnation: str, config: WorkerConfig, machine: WorkerResources, peer_endpoint: str) -> Hello:
-    """Return what the worker registers with. Peers greet it at `peer_endpoint`."""
-    return Hello(
-        incarnation,
-        SCHEMA,
-        config.name,
-        config.role,
-        os.getpid(),
-        config.device,
-        config.served_model_name,
-        machine.fingerprint,
-        machine.layout.fingerprint(),
-        peer_endpoint,
-        machine.layout.block_size,
-        machine.pool.num_blocks,
-        config.max_num_seqs,
-        machine.config.max_model_len,
-        config.max_num_batched_tokens,
-        kernels=machine.kernels,
-        dtype=machine.dtype,
-        grammars=LIBRARY,
-        kv_cache_dtype=machine.kv_cache_dtype,
-        node=config.node,
-        revision=config.revision,
-        version=config.version,
-    )

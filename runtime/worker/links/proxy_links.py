@@ -5,13 +5,18 @@ Each proxy is told of its own requests only, in one stream of messages per proxy
 with what the worker states to it. A proxy that is gone takes only its own requests with it.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from pontil.runtime.wire.links.outbox import PATIENCE
 from pontil.runtime.wire.links.sockets import WorkerSocket
-from pontil.runtime.wire.messages import Message, Tokens
-from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
+from pontil.runtime.wire.messages import Embed, Failed, Message, NodeTask, Submit, Tokens
+from pontil.runtime.worker.links.log_fields import about
+from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.proxy_reachability import ProxyReachability
+from pontil.runtime.worker.links.times_reporter import TimesReporter
+
+logger = logging.getLogger("pontil.worker")
 
 # Seconds that a worker waits for the other proxies once one has welcomed it: one of them may be down for long.
 COMPANY = 5.0
@@ -19,12 +24,13 @@ COMPANY = 5.0
 
 class ProxyLinks:
     """The links in the order of the proxies' endpoints. A message goes to the proxy that its `receiver` names; one for
-    a proxy that is gone is dropped."""
+    a proxy that is gone is dropped. `times` reports where the time of attempts went."""
 
     def __init__(self, links: Sequence[ProxyLink], sockets: Sequence[WorkerSocket] = ()) -> None:
         self.links, self.sockets = tuple(links), tuple(sockets)
         self.only = self.links[0] if len(self.links) == 1 else None
         self.reachable = [ProxyReachability(one.connection, one.endpoint) for one in self.sockets]
+        self.times = TimesReporter(self.of)
         self.first_at: float | None = None
         for link in self.links if self.only is None else ():
             # A step has rows of all proxies: one that accepts nothing holds up the others' requests too.
@@ -73,6 +79,13 @@ class ProxyLinks:
         if link is not None:
             link.send(message)
 
+    def refuse(self, message: Submit | Embed | NodeTask, failure: Failure) -> None:
+        """Report a failure to the proxy, also of a request that was never accepted."""
+        level = logging.INFO if failure.moved else logging.WARNING
+        logger.log(level, "request %s: %s", message.request_id, failure.reason, extra=about(message))
+        address = message.receiver, message.sender, message.request_id, message.attempt
+        self.send(Failed(*address, failure.reason, failure.status, failure.moved, failure.late))
+
     def send_tokens(self, frames: Sequence[Tokens]) -> None:
         """Send the tokens of one step, those of each proxy in one message where it takes that."""
         if self.only is not None:
@@ -94,6 +107,7 @@ class ProxyLinks:
 
     def tick(self, load: Callable[[ProxyLink], HeartbeatLoad], now: float) -> list[str]:
         """Send what is due. Return the proxies that have been silent for too long, or are given up."""
+        self.times.flush()
         gone = [link.tick(lambda link=link: load(link), now) for link in self.links]  # type: ignore[misc]
         return [proxy for proxy in gone if proxy is not None]
 

@@ -15,16 +15,17 @@ RECORDING = 0.001
 
 
 class IdleWork:
-    """The idle work of a worker. Without requests it lends its cores. While they are not borrowed it records the blocks
-    of a pool that outlives it, maps memory ahead, and after a while puts finished answers into the prefix cache: this
-    is free now, but would delay the request that needs it.
+    """The idle work of a worker, as far as it has any. Without requests it lends its cores. While they are not borrowed
+    it records the blocks of a pool that outlives it, maps memory ahead, and after a while puts finished answers into
+    the prefix cache: this is free now, but would delay the request that needs it.
 
     Not thread-safe: the engine's thread owns it.
     """
 
     def __init__(
-        self, engine: Engine, prefault: Prefault, lent_cores: LentCores | None, recorder: BlockRecorder | None = None
-    ) -> None:
+        self, engine: Engine | None = None, prefault: Prefault | None = None, lent_cores: LentCores | None = None,
+        recorder: BlockRecorder | None = None,
+    ) -> None:  # fmt: skip
         self.engine, self.prefault, self.lent_cores, self.recorder = engine, prefault, lent_cores, recorder
         self.busy_at = 0.0
 
@@ -39,6 +40,7 @@ class IdleWork:
 
     def after_step(self, began: float, now: float) -> None:
         """Record some blocks, in a small share of the time that the step took."""
+        self.busy_at = now
         if self.recorder is not None and self.recorder.is_due:
             self.recorder.after_step(now - began)
 
@@ -48,14 +50,24 @@ class IdleWork:
         return self.recorder is not None and self.recorder.is_due
 
     @property
+    def is_mapping(self) -> bool:
+        """Return whether there is memory to map."""
+        return self.prefault is not None and self.prefault.is_due
+
+    @property
+    def has_spare_work(self) -> bool:
+        """Return whether there are answers to keep."""
+        return self.engine is not None and self.engine.scheduler.has_spare_work
+
+    @property
     def is_borrowed(self) -> bool:
         return self.lent_cores is not None and self.lent_cores.is_borrowed
 
     def patience(self, now: float, most: float) -> float:
         """Return how long the worker may sleep before there is idle work, at most `most`."""
-        if self.is_recording or self.prefault.is_due:
+        if self.is_recording or self.is_mapping:
             due = now
-        elif self.engine.scheduler.has_spare_work:
+        elif self.has_spare_work:
             due = self.busy_at + QUIET
         else:
             return most
@@ -67,9 +79,9 @@ class IdleWork:
             return
         if self.recorder is not None and self.recorder.is_due:
             self.recorder.rest(RECORDING)
-        elif self.prefault.is_due:
+        elif self.prefault is not None and self.prefault.is_due:
             self.prefault.advance()
-        elif self.engine.scheduler.has_spare_work and now - self.busy_at >= QUIET:
+        elif self.engine is not None and self.engine.scheduler.has_spare_work and now - self.busy_at >= QUIET:
             # This is a step like any other: take the core back for it, so that no peer borrows it meanwhile; the next
             # turn lends it again.
             self.end()

@@ -1,29 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The requests of a worker, and the single path by which each of them is removed."""
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
-from pontil.runtime.wire.messages import Failed, Progress, Submit
+from pontil.runtime.wire.messages import Progress
+from pontil.runtime.worker.links.proxy_link import Failure
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
-from pontil.runtime.worker.process.log_fields import about
 from pontil.runtime.worker.process.proxy_shares import ProxyShares
-from pontil.runtime.worker.process.times_reporter import TimesReporter
 from pontil.runtime.worker.process.worker_request import FirstAdmissions, WorkerRequest
-
-logger = logging.getLogger("pontil.worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The failure of an attempt, as reported to the proxy. `moved`: another worker is to continue the request. `late`:
-    its deadline passed before anything was computed."""
-
-    reason: str
-    status: int
-    moved: bool = False
-    late: bool = False
 
 
 class RequestTable(Mapping[str, WorkerRequest]):
@@ -34,7 +18,6 @@ class RequestTable(Mapping[str, WorkerRequest]):
         self.incarnation, self.link = incarnation, link
         self.request: dict[str, WorkerRequest] = {}
         self.admissions = FirstAdmissions()
-        self.times = TimesReporter(incarnation, link)
         self.shares = ProxyShares()
 
     def __getitem__(self, key: str) -> WorkerRequest:
@@ -59,9 +42,9 @@ class RequestTable(Mapping[str, WorkerRequest]):
             return
         self.shares.end(request)
         self.admissions.remember(request)
-        self.times.ended(request.proxy, request.request_id, request.attempt, request.arrived, request.times)
+        self.link.times.ended(request.proxy, request.request_id, request.attempt, request.arrived, request.times)
         if failure is not None:
-            self.refuse(request.submit, failure)
+            self.link.refuse(request.submit, failure)
 
     def choices_left(self, request: WorkerRequest, count: int) -> None:
         """Note that all but so many choices of an attempt ended at the worker that computed its prompt."""
@@ -73,10 +56,3 @@ class RequestTable(Mapping[str, WorkerRequest]):
         for request in requests:
             address = self.incarnation, request.proxy, request.request_id, request.attempt
             self.link.send(Progress(*address, request.sequence.computed, request.cached))
-
-    def refuse(self, submit: Submit, failure: Failure) -> None:
-        """Report a failure to the proxy, also of a request that was never accepted."""
-        level = logging.INFO if failure.moved else logging.WARNING
-        logger.log(level, "request %s: %s", submit.request_id, failure.reason, extra=about(submit))
-        address = self.incarnation, submit.sender, submit.request_id, submit.attempt
-        self.link.send(Failed(*address, failure.reason, failure.status, failure.moved, failure.late))

@@ -2,25 +2,22 @@
 """Commands of the supervisor to a worker."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pontil.runtime.command_pipe import CommandPipe
-from pontil.runtime.transfer.connector import SliceConnector
-from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.worker.process.role_change import AssignedRole
 
 
 class SupervisorCommands:
     """Reads and carries out commands. `poller` wakes the worker when one arrives, as long as the supervisor is
-    there. A worker of tokens has a `link`, its connector, and in trials a `stall`, which stops its messages."""
+    there. `trials` are faults for so many seconds, by the kind of the command for each."""
 
     def __init__(
-        self, pipe: CommandPipe, poller: Poller, assigned_role: AssignedRole, link: SliceConnector | None = None,
-        stall: Callable[[float], None] | None = None,
+        self, pipe: CommandPipe, poller: Poller, assigned_role: AssignedRole,
+        trials: Mapping[str, Callable[[float], None]],
     ) -> None:  # fmt: skip
-        self.pipe, self.poller, self.assigned_role = pipe, poller, assigned_role
-        self.link, self.stall = link, stall
+        self.pipe, self.poller, self.assigned_role, self.trials = pipe, poller, assigned_role, trials
         poller.watch(pipe.descriptor)
 
     def obey(self, now: float) -> None:
@@ -32,9 +29,7 @@ class SupervisorCommands:
                 self.assigned_role.take(command["order"], command["role"], command["drain"], now)
             elif command.get("kind") == "log_level":
                 logging.getLogger().setLevel(command["level"].upper())
-            elif command.get("kind") == "cut" and isinstance(self.link, CutConnector):
-                self.link.cut(command["seconds"])
-            elif command.get("kind") == "stall" and self.stall is not None:
-                self.stall(command["seconds"])
+            elif trial := self.trials.get(command.get("kind", "")):
+                trial(command["seconds"])
         if self.pipe.closed:
             self.poller.unwatch(self.pipe.descriptor)

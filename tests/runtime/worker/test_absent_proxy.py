@@ -9,9 +9,8 @@ from workers import Silent, open_worker
 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.worker.embed.assembly import assemble_embedder
-from pontil.runtime.worker.embed.worker import EmbeddingWorker
-from pontil.runtime.worker.generate.worker import Worker
-from pontil.runtime.worker.process.plain_worker import PlainWorker
+from pontil.runtime.worker.embed.worker import make_embedding_worker
+from pontil.runtime.worker.process.loop import WorkerLoop
 
 
 class WaitListener(Silent):
@@ -24,7 +23,7 @@ class WaitListener(Silent):
         self.heard.append((text, waits))
 
 
-def heard_without_a_proxy(worker: Worker | PlainWorker) -> list[tuple[str, bool]]:
+def heard_without_a_proxy(worker: WorkerLoop) -> list[tuple[str, bool]]:
     worker.report = listener = WaitListener()
     worker.stop()
     worker.run()
@@ -42,5 +41,5 @@ def test_a_worker_that_embeds(tmp_path: Path) -> None:
         "embed:0", "embed", "cpu", (0,), str(write_tiny_bert(tmp_path / "bert")), "vectors", f"ipc://{tmp_path}/c", "",
         cache_dir=str(CACHE),
     )  # fmt: skip
-    worker = EmbeddingWorker(config, assemble_embedder(config, Silent()), Silent())
+    worker = make_embedding_worker(config, assemble_embedder(config, Silent()), Silent())
     assert heard_without_a_proxy(worker) == [("registering with the proxy", True)]

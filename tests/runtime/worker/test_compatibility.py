@@ -78,5 +78,5 @@ def test_a_peer_of_another_version_is_told_so(pair: tuple[PromptWorker, PromptWo
 def test_a_refused_worker_ends_with_the_reason(pair: tuple[PromptWorker, PromptWorker]) -> None:
     worker, _ = pair
     with pytest.raises(IncompatiblePeer, match="refused this worker: another dtype"):
-        worker.take_control(Refused("new", worker.incarnation, "another dtype"), 0.0)
-    worker.take_control(Welcome("proxy", worker.incarnation), 0.0)
+        worker.hear(Refused("new", worker.incarnation, "another dtype"), 0.0)
+    worker.hear(Welcome("proxy", worker.incarnation), 0.0)

@@ -24,11 +24,12 @@ def test_answers_are_the_same_over_a_link_that_is_cut_and_mended(
 ) -> None:
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill")
     decode = open_worker(model, tmp_path, "decode:0", "decode", allow_chaos=True)
-    assert isinstance(decode.transport, CutConnector) and not isinstance(prefill.transport, CutConnector)
+    assert isinstance(decode.transfers.transport, CutConnector)
+    assert not isinstance(prefill.transfers.transport, CutConnector) and not prefill.worker.trials
     proxy.admit(prefill, decode)
     reading, writing = os.pipe()
     pipe = CommandPipe(reading, logging.getLogger("pontil.worker"))
-    commands = SupervisorCommands(pipe, decode.poller, decode.assigned_role, decode.transport)
+    commands = SupervisorCommands(pipe, decode.poller, decode.assigned_role, decode.worker.trials)
     proxy.submit(decode, "whole", prompt(60), drawn(8))
     (whole,) = proxy.finish("whole")
     for name, seconds, failed in (("cut", 60.0, 1), ("mended", 0.0, 1)):

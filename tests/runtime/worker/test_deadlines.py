@@ -79,7 +79,11 @@ def test_connectors_know_when_a_peer_stalls(
 ) -> None:  # C14, D13
     worker = open_worker(model, tmp_path, "mixed:0", "mixed", deadlines=OURS, kv_connector=kind)
     proxy.admit(worker)
-    tcp = worker.transport.ways["tcp"] if isinstance(worker.transport, AutoConnector) else worker.transport
+    tcp = (
+        worker.transfers.transport.ways["tcp"]
+        if isinstance(worker.transfers.transport, AutoConnector)
+        else worker.transfers.transport
+    )
     assert isinstance(tcp, TcpConnector)
     tcp.attach("peer", tcp.register())
     assert tcp.server.stall == OURS.kv_stall_timeout

@@ -91,7 +91,7 @@ def test_a_result_for_nobody_who_is_known_is_dropped_and_counted(proxy: Scripted
     def then_cancelled() -> list[Output]:
         outputs = step()
         if (request := decode.requests.get("gone#0")) is not None and request.sequence.output:
-            decode.cancel(request)
+            decode.worker.cancel(request, decode.now)
         return outputs
 
     decode.machine.engine.step = then_cancelled  # type: ignore[method-assign]

@@ -22,8 +22,8 @@ def far(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> tuple[PromptWorker
 
 
 def passes_are_closed(prefill: PromptWorker) -> bool:
-    assert prefill.guard is not None
-    return not prefill.guard.grants.opened
+    assert prefill.sockets.keys is not None
+    return not prefill.transfers.pools.grants.opened
 
 
 @pytest.mark.parametrize("length", [7, 16, 200])

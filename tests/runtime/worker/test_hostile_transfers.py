@@ -27,7 +27,7 @@ def hostile(
     prefill = open_worker(model, tmp_path, "prefill:0", "prefill", kv_connector=request.param)
     decode = open_worker(model, tmp_path, "decode:0", "decode", HostileWorker, kv_connector=request.param)
     proxy.admit(prefill, decode)
-    connector = decode.transport
+    connector = decode.transfers.transport
     assert isinstance(connector, HostileConnector)
     return prefill, decode, connector
 

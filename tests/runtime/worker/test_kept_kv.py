@@ -201,5 +201,6 @@ def test_measuring_a_tier_evicts_nothing_that_was_left(place: WorkerPlace) -> No
     place.end()
     second = place.start(**settings)
     assert second.machine.recorder is not None and second.machine.recorder.restored == len(before)
-    assert second.tiers is not None and 0 < second.tiers.costs.per_token < 60
+    tiers = second.machine.scheduler.tier.store
+    assert tiers is not None and 0 < tiers.costs.per_token < 60
     assert len(before - set(second.machine.pool.index.keys)) <= 1

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -154,9 +155,9 @@ def test_what_names_a_worker_that_is_forgotten_fails(proxy: ScriptedProxy, pair:
 
 def test_a_lost_worker_is_greeted_on_every_new_connection() -> None:
     """Something else of it may be heard before a connection breaks that has its greeting, or the answer."""
-    line, connectors = BreakingLine(), cast(Any, None)
+    line, sockets = BreakingLine(), cast(Any, SimpleNamespace(config=SimpleNamespace(deadlines=Deadlines())))
     greeting = Greet("d", "", SCHEMA, "decode:0", "m", "k")
-    peers = PeerConnections("d", greeting, connectors, connectors, connectors, Deadlines())
+    peers = PeerConnections(sockets, cast(Any, None), greeting)
     peers.by_peer["p"] = PeerConnection("p", "tcp://p:1", cast(Any, line), 5.0, 5.0, state=HandshakeState.READY)
     for now, coming in ((10.0, ["p"]), (11.0, []), (12.0, [])):
         line.broken += 1

@@ -45,7 +45,7 @@ class FuzzedPair:
 
     def __post_init__(self) -> None:
         for worker in (self.prefill, self.decode):
-            for source in (worker.peers_in, worker.decode.peers, *worker.controls):
+            for source in (worker.decode.peers, *worker.sockets.opened):
                 self.intercept(source)
 
     def intercept(self, source: object) -> None:
@@ -102,7 +102,7 @@ class FuzzedPair:
         }
         message = mutated(made[kind], self.chance)
         if kind in (Cancel, Welcome, StillHere, PrefixRequest):
-            decode.take_control(message, now)
+            decode.hear(message, now)
         elif kind is Withdrawn:
             decode.decode.take(message, now)
         else:
@@ -120,7 +120,7 @@ class FuzzedPair:
     def settle(self) -> None:
         """End what is left of the wrong request, as the proxy and time would, and see that nothing stays."""
         for worker in self.proxy.workers:
-            worker.cancel_all()
+            worker.worker.drop(None, None, time.monotonic())
             worker.prefill.tick(time.monotonic() + LATER)
         everyone_clean(self.proxy)
 

@@ -7,9 +7,12 @@ from pathlib import Path
 from slow_connector import SlowConnector
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
+from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.transfer.connector import Pull
+from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.messages import Handoff, Message
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 
 TOKENS, BUDGET = 2000, 448
 
@@ -17,22 +20,23 @@ TOKENS, BUDGET = 2000, 448
 class SlowWorker(PromptWorker):
     """A worker that records the order of arriving blocks and the Handoff."""
 
-    def open_connector(self) -> SlowConnector:
-        self.events: list[str | int] = []
-        worker = self
+    def connect(self, sockets: WorkerSockets, storage: KVStorage, guard: TransferSecurity | None) -> SlowConnector:
+        events = self.events = list[str | int]()
+        is_mine = sockets.is_mine
 
         class Noting(SlowConnector):
             def poll(self) -> list[Pull]:
                 ends = super().poll()
-                worker.events += [pull.end.bytes // self.storage.layout.block_bytes for pull in ends]
+                events.extend(pull.end.bytes // self.storage.layout.block_bytes for pull in ends)
                 return ends
 
-        return Noting(self.machine.storage, self.poller.wake)
+        def noting(message: Message) -> bool:
+            if isinstance(message, Handoff):
+                events.append("handoff")
+            return is_mine(message)
 
-    def is_mine(self, message: Message) -> bool:
-        if isinstance(message, Handoff):
-            self.events.append("handoff")
-        return super().is_mine(message)
+        vars(sockets)["is_mine"] = noting
+        return Noting(storage, sockets.poller.wake)
 
 
 def test_only_the_last_chunk_is_exposed(proxy: ScriptedProxy, tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ Pair = tuple[PromptWorker, PromptWorker]
 def count(worker: PromptWorker, kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Record the messages of a kind that reach a worker from now on."""
     seen: list[Message] = []
-    is_mine = worker.is_mine
+    is_mine = worker.sockets.is_mine
 
     def noting(message: Message) -> bool:
         if isinstance(message, kind):
             seen.append(message)
         return is_mine(message)
 
-    monkeypatch.setattr(worker, "is_mine", noting)
+    monkeypatch.setattr(worker.sockets, "is_mine", noting)
     return seen
 
 
@@ -246,7 +246,7 @@ def test_ranks_that_cannot_hold_the_heads_get_nothing(
 def test_workers_of_several_ranks_refuse_those_that_know_none(pair: Pair) -> None:
     prefill, decode = pair
     connection = PeerConnection("p", "ipc://p", None, 1.0, 1.0)
-    connection.greeted(Greeting("p", "d", pool={"kind": "shm"}), decode.connector, ranks=2)
+    connection.greeted(Greeting("p", "d", pool={"kind": "shm"}), decode.transfers.connector, ranks=2)
     assert connection.state is HandshakeState.FAILED and "same version" in connection.reason
     greeting = decode.decode.peers.greeting
     assert greeting is not None

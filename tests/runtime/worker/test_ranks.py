@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver of a worker of several ranks as its followers hear it (rules H1, H2)."""
 
-import threading
+import multiprocessing
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.tiles.plan import TilePlan
@@ -17,7 +19,8 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.sockets import PeerClient, Poller, open_context
 from pontil.runtime.wire.messages import Message, RankDone, RankHello, RankLoaded, RankPlan, RankPool, RankReady
-from pontil.runtime.worker.follower import Follower
+from pontil.runtime.worker.follower import DriverLink, Follower
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.ranks.driver import Driver
 
 TILE = TilePlan(False, [3], [], [0], [], [0])
@@ -111,27 +114,25 @@ def test_only_the_followers_of_this_worker_are_heard(driver: Driver, follower: F
 
 
 def test_a_follower_refuses_a_plan_out_of_order(config: WorkerConfig) -> None:
-    one = Follower(config, QUIET)
+    sockets = WorkerSockets(replace(config, rank=1))
+    one = Follower(DriverLink(sockets), *cast(Any, (None, None, None)))
     try:
         with pytest.raises(TransferError, match="plan 2 came after plan 0"):
-            one.follow(RankPlan("d", "f", 2), cast(Any, None), cast(Any, None))
+            one.follow(RankPlan("d", "f", 2))
     finally:
-        one.close()
+        sockets.closing.close()
 
 
-def test_a_signal_ends_a_follower_that_waits_for_its_driver(config: WorkerConfig) -> None:
-    one = Follower(config, QUIET)
-    failures: list[BaseException] = []
+def test_a_signal_ends_a_follower_that_waits_for_its_driver(config: WorkerConfig, driver: Driver) -> None:
+    """A follower that loads ends as any worker that loads."""
+    process = multiprocessing.get_context("fork").Process(target=wait_for_the_driver, args=(replace(config, rank=1),))
+    process.start()
+    assert driver.collect(RankHello)[1].pid == process.pid
+    process.terminate()
+    process.join(30.0)
+    assert process.exitcode == -signal.SIGTERM
 
-    def wait() -> None:
-        try:
-            one.wait_for(RankPool)
-        except Exception as error:
-            failures.append(error)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    one.stop()
-    thread.join(30.0)
-    assert not thread.is_alive() and "rank 0 of this worker did not start" in str(failures[0])
-    one.close()
+def wait_for_the_driver(config: WorkerConfig) -> None:
+    """Be a follower whose driver never answers."""
+    DriverLink(WorkerSockets(config)).join(cast(Any, None), None, torch.device("cpu"))

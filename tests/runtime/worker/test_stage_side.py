@@ -72,8 +72,8 @@ def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:
     address = proxy.incarnation, worker.incarnation, "r", 0
     assert proxy.server.send(Submit(*address, PROMPT, params.to_wire(), graph=part_of("r")))
     proxy.turn_until(lambda: "r" in proxy.answers and bool(proxy.answers["r"].frames))
-    worker.take_control(Cancel(*address), worker.now, worker.link.links[0])
-    worker.take_control(Release(proxy.incarnation, worker.incarnation, "r"), worker.now)
+    worker.hear(Cancel(*address), worker.now, worker.link.links[0])
+    worker.hear(Release(proxy.incarnation, worker.incarnation, "r"), worker.now)
     made = worker.machine.engine.generated
     proxy.turn_until(lambda: worker.is_idle)
     assert worker.machine.engine.generated == made < params.max_tokens
@@ -99,7 +99,7 @@ def test_nothing_of_a_proxy_that_is_gone_stays_open(staged: StagedWorker, monkey
     message = Submit(proxy.incarnation, worker.incarnation, "r", 0, PROMPT, params.to_wire(), graph=part_of("r"))
     assert proxy.server.send(message)
     proxy.turn_until(lambda: "r" in proxy.answers and bool(proxy.answers["r"].frames))
-    worker.orphan(proxy.incarnation)
+    worker.lose(proxy.incarnation)
     assert closed == [("r", 0)] and stage.ports.is_idle and not stage.open
 
 

@@ -48,7 +48,7 @@ def test_batches_are_those_of_an_engine_that_knows_no_handoff(
     proxy.admit(worker)
     ours = recorded(worker.machine.scheduler, monkeypatch)
     for submit in submits(worker.incarnation):
-        worker.submit(submit, 0.0)
+        worker.worker.submit(submit, 0.0)
     proxy.turn_until(lambda: not worker.requests)
     everyone_clean(proxy)
 

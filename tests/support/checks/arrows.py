@@ -123,13 +123,11 @@ ARROWS: dict[str, set[str]] = {
         "runtime/models/layers", "runtime/probe", "runtime/tokenizer", "runtime/wire", "runtime/worker/ranks",
     },
     "runtime/worker/links": {
-        "runtime/cache", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/start",
+        "runtime/cache", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/process": {
         "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/engine/sequences", "runtime/timeline/work_times",
-        "runtime/tokenizer", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/links",
-        "runtime/worker/start",
+        "runtime/tokenizer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/start",
     },
     "runtime/transfer/shm": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/cuda": {

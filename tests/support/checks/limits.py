@@ -26,7 +26,6 @@ MIRRORS = {
 FIELDS = {
     "Architecture": 30,
     "ModelConfig": 28,
-    "NodeWorker": 22,
     "Proxy": 37,
     "RegisteredWorker": 21,
     "Request": 45,
@@ -35,7 +34,6 @@ FIELDS = {
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,
-    "Worker": 36,
     "WorkerLoad": 21,
 }
 PARAMETERS = {
@@ -43,7 +41,6 @@ PARAMETERS = {
     "runtime/models/weights.py Weights.__init__": 8,
     "runtime/proxy/requests/request.py Request.start": 8,
     "runtime/stages/runs/entry.py RunEntry.__init__": 8,
-    "runtime/stages/worker/stream_ports.py StreamPorts.__init__": 8,
 }
 # Defaults of one name and value, and how many classes have them.
 DEFAULTS = {

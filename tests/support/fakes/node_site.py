@@ -20,8 +20,9 @@ from pontil.runtime.stages.nodes.node import StageNode
 from pontil.runtime.stages.streams.producer_stream import ProducerStream
 from pontil.runtime.stages.worker.node_worker import NodeWorker
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
-from pontil.runtime.wire.links.sockets import PeerServer, Poller, open_context
 from pontil.runtime.wire.messages import Cancel, Inputs, Message, NodeOutput, NodeTask, PassDone, Starved
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.loop import WorkerLoop
 
 RUN, SECRET = "r", "ab" * 16
 
@@ -62,11 +63,11 @@ class StreamMaker:
     """The producer's end of one edge, as a worker has it."""
 
     def __init__(self, folder: Path, name: str, edge: str, window: int) -> None:
-        config = node_config(folder, name)
         self.name, self.edge, self.now = name, edge, 0.0
-        self.context, self.poller = open_context(), Poller()
-        self.peers_in = PeerServer(self.context, config.peer_endpoint)
-        self.ports = StreamPorts(config, name, self.context, self.poller, self.peers_in)
+        self.sockets = WorkerSockets(node_config(folder, name))
+        self.sockets.incarnation = name
+        self.peers_in = self.sockets.serve_peers()
+        self.ports = StreamPorts(self.sockets, self.peers_in)
         self.part = GraphPart(RUN, "llm", SECRET, (edge,))
         self.window = window
         self.made = 0
@@ -88,8 +89,8 @@ class StreamMaker:
     def close(self) -> None:
         self.ports.close_all()
         self.peers_in.close()
-        self.context.destroy(0)
-        self.poller.close()
+        self.sockets.context.destroy(0)
+        self.sockets.poller.close()
 
 
 class NodeSite:
@@ -103,8 +104,9 @@ class NodeSite:
         self.proxy = NodeProxy(folder)
         self.makers: list[StreamMaker] = []
         config = node_config(folder, f"{name}:0", graph=model.name, **settings)
-        self.worker = NodeWorker(config, model, made, Silent())
-        self.worker.tick(0.0)
+        self.worker = NodeWorker(WorkerSockets(config), model, made)
+        self.loop = WorkerLoop(self.worker, Silent())
+        self.loop.tick(0.0)
         self.until(lambda: self.worker.link.proxy is not None)
 
     def maker(self, name: str = "llm:0") -> StreamMaker:
@@ -113,8 +115,8 @@ class NodeSite:
         return self.makers[-1]
 
     def turn(self) -> None:
-        self.worker.poller.wake()
-        self.worker.turn()
+        self.worker.sockets.poller.wake()
+        self.loop.turn()
         for maker in self.makers:
             maker.turn()
         for message in self.proxy.server.receive_all():
@@ -131,7 +133,13 @@ class NodeSite:
             self.turn()
 
     def task(self, name: str, attempt: int = 0, **fields: Any) -> NodeTask:
-        return NodeTask("proxy", self.worker.incarnation, name, attempt, **{"node": self.worker.config.node, **fields})
+        return NodeTask(
+            "proxy",
+            self.worker.sockets.incarnation,
+            name,
+            attempt,
+            **{"node": self.worker.sockets.config.node, **fields},
+        )
 
     def ask(self, name: str, attempt: int = 0, **fields: Any) -> None:
         """Send a task."""
@@ -140,12 +148,12 @@ class NodeSite:
     def ask_at_once(self, *tasks: NodeTask) -> None:
         """Give the worker tasks in one turn."""
         for task in tasks:
-            self.worker.hear(task, self.worker.now)
+            self.loop.hear(task, self.loop.now)
 
     def join(self, *makers: StreamMaker | Producer, run: str = RUN, attempt: int = 0, **fields: Any) -> str:
         """Send a task that reads a stream; return its name."""
         named = tuple(one.address if isinstance(one, StreamMaker) else one for one in makers)
-        part = GraphPart(run, str(self.worker.config.node), SECRET, inputs={self.edge: named})
+        part = GraphPart(run, str(self.worker.sockets.config.node), SECRET, inputs={self.edge: named})
         self.ask(f"{run}.speaker", attempt, graph=part.to_wire(), **fields)
         return f"{run}.speaker"
 
@@ -153,11 +161,11 @@ class NodeSite:
         """Tell the worker that another one makes the items now."""
         producers = [list(maker.address)]
         assert self.proxy.server.send(
-            Inputs("proxy", self.worker.incarnation, name, attempt, self.edge, producers)
+            Inputs("proxy", self.worker.sockets.incarnation, name, attempt, self.edge, producers)
         )  # fmt: skip
 
     def cancel(self, name: str, attempt: int = 0) -> None:
-        assert self.proxy.server.send(Cancel("proxy", self.worker.incarnation, name, attempt))
+        assert self.proxy.server.send(Cancel("proxy", self.worker.sockets.incarnation, name, attempt))
 
     def outputs(self, name: str, attempt: int = 0) -> list[NodeOutput]:
         return self.proxy.outputs.get((name, attempt), [])
@@ -181,10 +189,10 @@ class NodeSite:
     @property
     def is_clean(self) -> bool:
         worker = self.worker
-        return worker.is_idle and not worker.ready and not worker.ports.puller.open
+        return worker.outlook().is_idle and not worker.ready and not worker.ports.puller.open
 
     def close(self) -> None:
-        self.worker.close()
+        self.loop.close()
         for maker in self.makers:
             maker.close()
         self.proxy.close()

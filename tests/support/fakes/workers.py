@@ -12,10 +12,13 @@ from weakref import WeakSet
 from hostile_connector import HostileConnector
 from kernels import CACHE
 
+from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig, WorkerRole
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.nixl.connector import NixlConnector
+from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.wire.links.sockets import ControlServer, open_context
 from pontil.runtime.wire.messages import (
@@ -35,9 +38,12 @@ from pontil.runtime.wire.messages import (
     Tokens,
     Welcome,
 )
+from pontil.runtime.worker.generate.block_transfers import open_transport
 from pontil.runtime.worker.generate.worker import Worker
 from pontil.runtime.worker.links.proxy_link import ProxyLink
-from pontil.runtime.worker.start.assembly import assemble
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.start.assembly import WorkerResources, assemble
 
 DEADLINE = 60.0
 
@@ -54,19 +60,36 @@ class Silent:
     def stepped(self, number: int, working: bool) -> None: ...
 
 
-class PromptWorker(Worker):
-    """Worker that never sleeps long, so that several can take turns in one thread. `cancelled` are the requests whose
-    Cancel it has taken."""
+class PromptWorker(WorkerLoop):
+    """Loop of a worker that generates. It never sleeps long, so that several can take turns in one thread. What tests
+    look at has its name here. `cancelled` are the requests whose Cancel it has taken."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, config: WorkerConfig, machine: WorkerResources) -> None:
+        sockets = WorkerSockets(config)
+        with sockets.opening():
+            worker = self.worker = Worker(sockets, machine, self.connect)
+            super().__init__(worker, Silent())
+        self.config, self.machine, self.peers_in = config, machine, worker.peers_in
+        self.incarnation, self.context, self.poller = sockets.incarnation, sockets.context, sockets.poller
+        self.requests, self.prefill, self.decode, self.transfers = (
+            worker.requests, worker.prefill, worker.decode, worker.transfers
+        )  # fmt: skip
+        self.stage, self.grammars, self.stalls = worker.stage, worker.grammars, worker.stalls
         self.cancelled: list[str] = []
 
-    def patience(self, working: bool) -> float:
-        return min(super().patience(working), 0.001)
+    def connect(self, sockets: WorkerSockets, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
+        return open_transport(sockets, storage, guard)
 
-    def take_control(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
-        super().take_control(message, now, link)
+    @property
+    def patience(self) -> float:
+        return min(super().patience, 0.001)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.worker.outlook().is_idle
+
+    def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        super().hear(message, now, link)
         if isinstance(message, Cancel):
             self.cancelled.append(message.request_id)
 
@@ -78,9 +101,9 @@ DEFAULTS = {"kv_cache_memory": 8 << 20, "max_num_batched_tokens": 64, "cache_dir
 class HostileWorker(PromptWorker):
     """Worker that pulls through a connector with scripted faults, over NIXL or shared memory."""
 
-    def open_connector(self) -> HostileConnector:
-        inner = NixlConnector if self.config.kv_connector == "nixl" else ShmConnector
-        return HostileConnector(self.machine.storage, self.poller.wake, inner)
+    def connect(self, sockets: WorkerSockets, storage: KVStorage, guard: TransferSecurity | None) -> HostileConnector:
+        inner = NixlConnector if sockets.config.kv_connector == "nixl" else ShmConnector
+        return HostileConnector(storage, sockets.poller.wake, inner)
 
 
 def open_worker(
@@ -101,7 +124,7 @@ def open_worker(
         served_model_name="tiny",
         **(own | DEFAULTS | settings),  # type: ignore[arg-type]
     )
-    made = kind(config, assemble(config, Silent()), Silent())
+    made = kind(config, assemble(config, Silent()))
     OPENED.add(made)
     return made
 
@@ -283,7 +306,7 @@ class ScriptedProxy:
             for worker in self.workers:
                 worker.poller.wait(0.001)
                 for link, message in worker.link.receive_all():
-                    worker.take_control(message, time.monotonic(), link)
+                    worker.hear(message, time.monotonic(), link)
 
     def finish(self, *names: str) -> list[WorkerAnswer]:
         self.turn_until(lambda: all(name in self.answers and self.answers[name].finished for name in names))

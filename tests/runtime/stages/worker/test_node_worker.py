@@ -168,13 +168,13 @@ def test_a_task_that_comes_twice_is_computed_once(site: NodeSite) -> None:
 @pytest.mark.parametrize(("priority", "order"), [(0, "abababaaa"), (-1, "bbbaaaaaa"), (1, "aaaaaabbb")])
 def test_tasks_have_their_turn_between_pieces(site: NodeSite, priority: int, order: str) -> None:
     """Each step is one clause; the most urgent task is first."""
-    steps = site.worker.step_reporter.steps
+    steps = site.loop.steps.steps
     site.ask_at_once(
         site.task("a", data=b" ".join([TEXT] * 2)), site.task("b", data=TEXT, priority=priority)
     )  # fmt: skip
     assert len(heard(site.finish("a"))) == 6 and len(heard(site.finish("b"))) == 3
     assert "".join(one.request_id for one in site.proxy.told if one.data) == order
-    assert site.worker.step_reporter.steps - steps <= 11
+    assert site.loop.steps.steps - steps <= 11
 
 
 def test_another_worker_makes_the_items_after_the_first_is_gone(site: NodeSite) -> None:
@@ -221,11 +221,11 @@ def test_nothing_is_spoken_after_a_cancel(site: NodeSite) -> None:
     """E15: a client that leaves costs at most the clause that is being spoken."""
     site.ask("a", data=TEXT * 50)
     site.until(lambda: site.outputs("a"))
-    spoken = site.worker.step_reporter.steps
-    site.worker.hear(Cancel("proxy", site.worker.incarnation, "a", 0), site.worker.now)
-    assert site.worker.is_idle
+    spoken = site.loop.steps.steps
+    site.loop.hear(Cancel("proxy", site.worker.sockets.incarnation, "a", 0), site.loop.now)
+    assert site.worker.outlook().is_idle
     site.settle(20)
-    assert site.worker.step_reporter.steps == spoken and not any(one.final for one in site.outputs("a"))
+    assert site.loop.steps.steps == spoken and not any(one.final for one in site.outputs("a"))
 
 
 def test_items_are_kept_for_another_attempt_until_the_run_ends(site: NodeSite) -> None:
@@ -243,7 +243,7 @@ def test_a_slow_proxy_stops_the_producer(tmp_path: Path, monkeypatch: pytest.Mon
         output = maker.open()
         site.until(lambda: output.subscriptions)
         with monkeypatch.context() as patched:
-            patched.setattr(site.worker.controls[0], "send", lambda message: False)
+            patched.setattr(site.worker.link.sockets[0], "send", lambda message: False)
             site.worker.link.send(StillHere("w", "proxy"))
             while not output.is_full:
                 output.emit(output.emitted, "speak", letters(b"Hi. "))
@@ -269,10 +269,10 @@ def test_a_task_that_waits_for_items_costs_nothing(site: NodeSite, monkeypatch: 
         return pop(self)
 
     monkeypatch.setattr(StreamBuffer, "pop", counted)
-    steps = site.worker.step_reporter.steps
+    steps = site.loop.steps.steps
     site.settle(50)
-    assert not looked and site.worker.step_reporter.steps == steps
-    assert not site.worker.has_work and site.worker.patience == min(BEAT, site.worker.ports.patience or BEAT)
+    assert not looked and site.loop.steps.steps == steps
+    assert not site.worker.outlook().has_work and site.loop.patience == min(BEAT, site.worker.ports.patience or BEAT)
     output.finish(0)
     assert not heard(site.finish(name)) and looked
 
@@ -291,7 +291,7 @@ def test_a_worker_that_leaves_gives_its_tasks_back(site: NodeSite) -> None:
     name = site.join(maker)
     output = maker.open()
     site.until(lambda: output.subscriptions)
-    site.worker.leave()
+    site.loop.leave()
     assert site.failure(name).moved
     site.until(lambda: site.proxy.goodbyes and not output.subscriptions)
 
@@ -302,10 +302,12 @@ def test_a_worker_drains(site: NodeSite) -> None:
     site.until(lambda: site.worker.tasks)
     site.worker.link.turn_to("node", True)
     site.until(lambda: site.worker.link.is_known)
-    assert isinstance(site.proxy.duties[site.worker.incarnation], RoleChange) and not site.worker.is_idle
+    assert (
+        isinstance(site.proxy.duties[site.worker.sockets.incarnation], RoleChange) and not site.worker.outlook().is_idle
+    )
     stream(site, maker, cut(TEXT, 9))
     site.finish(name)
-    site.until(lambda: site.worker.is_idle)
+    site.until(lambda: site.worker.outlook().is_idle)
 
 
 def test_tasks_of_a_proxy_that_is_gone_are_dropped(site: NodeSite) -> None:
@@ -313,7 +315,7 @@ def test_tasks_of_a_proxy_that_is_gone_are_dropped(site: NodeSite) -> None:
     site.join(maker)
     output = maker.open()
     site.until(lambda: output.subscriptions)
-    site.worker.hear(StillHere("another", site.worker.incarnation), site.worker.now)
+    site.loop.hear(StillHere("another", site.worker.sockets.incarnation), site.loop.now)
     assert not site.worker.tasks
     site.until(lambda: site.worker.link.proxy is not None and not output.subscriptions)
 

@@ -20,9 +20,9 @@ from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.worker.stream_ports import IDLE_CONNECTION, StreamPorts
 from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.tcp.connector import TcpConnector
-from pontil.runtime.wire.links.keys import Keys
-from pontil.runtime.wire.links.sockets import PeerClient, PeerServer, Poller, open_context
+from pontil.runtime.wire.links.sockets import PeerClient
 from pontil.runtime.wire.messages import Cancel, Inputs, Message, Release
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 
 KEYS = secrets.token_hex(32)
 SECRET = secrets.token_hex(16)
@@ -41,11 +41,10 @@ class PortsWorker:
             name, "node", "cpu", (0,), "m", "m", "", endpoint, kv_connector=connector, keys=keys, stream_memory=1 << 20
         )
         self.name, self.now = name, 0.0
-        own = None if keys is None else Keys.of(keys)
-        self.context, self.poller = open_context(own), Poller()
-        self.peers_in = PeerServer(self.context, endpoint)
-        self.poller.register(self.peers_in)
-        self.ports = StreamPorts(config, name, self.context, self.poller, self.peers_in, own, block_bytes=BLOCK)
+        sockets = WorkerSockets(config)
+        sockets.incarnation = name
+        self.context, self.poller, self.peers_in = sockets.context, sockets.poller, sockets.serve_peers()
+        self.ports = StreamPorts(sockets, self.peers_in, BLOCK)
 
     def turn(self, wait: float = 0.002) -> None:
         self.now += wait

@@ -20,6 +20,8 @@ from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding,
 from pontil.runtime.worker.embed.assembly import assemble_embedder
 from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
 from pontil.runtime.worker.embed.worker import EmbeddingWorker
+from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.process.loop import WorkerLoop
 
 Vector = Any
 
@@ -39,16 +41,17 @@ class EmbeddingSite:
             "cache_dir": str(CACHE), **settings,
         })  # fmt: skip
         self.proxy = ScriptedProxy(run)
-        self.worker = EmbeddingWorker(config, assemble_embedder(config, Silent()), Silent())
-        self.worker.tick(0.0)
+        self.worker = EmbeddingWorker(WorkerSockets(config), assemble_embedder(config, Silent()))
+        self.loop = WorkerLoop(self.worker, Silent())
+        self.loop.tick(0.0)
         self.until(lambda: self.worker.link.proxy is not None)
 
     def until(self, condition: Any) -> None:
         deadline = time.monotonic() + DEADLINE
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true"
-            self.worker.poller.wake()
-            self.worker.turn()
+            self.worker.sockets.poller.wake()
+            self.loop.turn()
             for message in self.proxy.server.receive_all():
                 self.proxy.hear(message)
 
@@ -59,7 +62,7 @@ class EmbeddingSite:
         self.until(lambda: self.worker.link.links[0].takes_times)
 
     def ask(self, name: str, prompt: Sequence[int], **fields: Any) -> None:
-        message = Embed("proxy", self.worker.incarnation, name, 0, list(prompt), **fields)
+        message = Embed("proxy", self.worker.sockets.incarnation, name, 0, list(prompt), **fields)
         assert self.proxy.server.send(message)
 
     def vectors(self, *names: str) -> list[Vector]:
@@ -71,7 +74,7 @@ class EmbeddingSite:
         return self.proxy.answers[name].failures[0]
 
     def close(self) -> None:
-        self.worker.close()
+        self.loop.close()
         self.proxy.close()
 
 
@@ -113,7 +116,7 @@ def test_no_vector_of_a_step_waits_for_times(made: EmbeddingSite, monkeypatch: p
 
     monkeypatch.setattr(made.proxy, "hear", note)
     for name in "abc":
-        made.worker.submit(Embed("proxy", made.worker.incarnation, name, 0, [2, 5, 6, 3]), 0.0)
+        made.worker.submit(Embed("proxy", made.worker.sockets.incarnation, name, 0, [2, 5, 6, 3]), 0.0)
     made.until(lambda: len(made.proxy.times) == 3)
     told = [type(one) for one in sent if isinstance(one, Embedding | AttemptTimes)]
     assert told == [Embedding] * 3 + [AttemptTimes] * 3
@@ -188,8 +191,8 @@ def test_a_text_past_its_deadline_is_not_computed(made: EmbeddingSite) -> None:
 
 
 def test_a_worker_that_leaves_gives_its_texts_back(made: EmbeddingSite) -> None:
-    made.worker.queue.push(Waiting(Embed("proxy", made.worker.incarnation, "a", 0, [5]), 0.0))
-    made.worker.leave()
+    made.worker.queue.push(Waiting(Embed("proxy", made.worker.sockets.incarnation, "a", 0, [5]), 0.0))
+    made.loop.leave()
     made.until(lambda: made.proxy.goodbyes and "a" in made.proxy.answers)
     assert made.failure("a").moved
 
@@ -198,21 +201,21 @@ def test_what_was_computed_is_told_in_heartbeats(made: EmbeddingSite) -> None:
     made.ask("a", [2, 5, 3])
     made.vectors("a")
     made.worker.link.links[0].next_send = 0.0
-    told = made.worker.load().counters
+    told = made.loop.load().counters
     assert (told["prompt_tokens_computed"], told["prompt_tokens_computed_before"]) == (3, 0)
 
 
 def test_each_proxy_is_told_what_the_others_have_there(made: EmbeddingSite, folder: Path, tmp_path: Path) -> None:
-    assert made.worker.load().others is None
+    assert made.loop.load().others is None
     run = tmp_path / "two"
     run.mkdir()
     two = EmbeddingSite(folder, run, more_controls=(f"ipc://{run}/control-1",))
     try:
         worker, (first, second) = two.worker, two.worker.link.links
         second.proxy = "second"
-        worker.queue.push(Waiting(Embed("second", worker.incarnation, "a", 0, [5, 6]), 0.0))
-        assert worker.load(first).others == {"proxies": 1, "in_flight": 1, "taken": 1, "uncomputed": 2}
-        assert worker.load(second).others == {"proxies": 1, "in_flight": 0, "taken": 0, "uncomputed": 0}
+        worker.queue.push(Waiting(Embed("second", worker.sockets.incarnation, "a", 0, [5, 6]), 0.0))
+        assert two.loop.load(first).others == {"proxies": 1, "in_flight": 1, "taken": 1, "uncomputed": 2}
+        assert two.loop.load(second).others == {"proxies": 1, "in_flight": 0, "taken": 0, "uncomputed": 0}
         worker.queue.clear()
     finally:
         two.close()
@@ -232,7 +235,7 @@ def test_the_queue_goes_by_priority_then_by_arrival() -> None:
 
 def test_a_cancelled_text_is_not_computed(made: EmbeddingSite) -> None:
     worker = made.worker
-    worker.hear(Embed("proxy", worker.incarnation, "a", 0, [5]), 0.0)
-    worker.hear(Cancel("proxy", worker.incarnation, "a", 0), 0.0)
-    worker.hear(Embed("proxy", "another", "b", 0, [5]), 0.0)
-    assert not worker.queue and worker.stale == 1
+    made.loop.hear(Embed("proxy", worker.sockets.incarnation, "a", 0, [5]), 0.0)
+    made.loop.hear(Cancel("proxy", worker.sockets.incarnation, "a", 0), 0.0)
+    made.loop.hear(Embed("proxy", "another", "b", 0, [5]), 0.0)
+    assert not worker.queue and worker.sockets.stale == 1

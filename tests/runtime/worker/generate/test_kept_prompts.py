@@ -194,7 +194,7 @@ def test_a_cancel_leaves_nothing(proxy: ScriptedProxy, pair: Pair) -> None:
     proxy.turn_until(lambda: bool(prefill.prefill.jobs))
     # Not by a message: the prompt might be computed, and kept, before that arrives.
     (held,) = prefill.requests.values()
-    prefill.cancel(held)
+    prefill.worker.cancel(held, time.monotonic())
     proxy.turn_until(lambda: not prefill.requests)
     hold(proxy, prefill, "first", prompt(40))
     proxy.workers.remove(prefill)

@@ -123,7 +123,7 @@ def test_while_the_proxy_takes_nothing_changes_wait(
     link.outbox.append(PrefixRequest("nobody", "nobody"))
     index = worker.machine.pool.index
     index.add(b"k" * 16, 10**6)
-    worker.prefixes.tell()
+    worker.worker.prefixes.tell()
     assert len(index.journals[0].changes) == 1 and worker.link.congested
     link.outbox.clear()
     in_step(proxy, worker)
@@ -227,7 +227,7 @@ def test_another_proxys_prompt_counts_by_what_is_missing_here(proxies: Proxies) 
     submit = Submit(
         second.incarnation, worker.incarnation, "r", 0, prompt(48) + [9, 9], greedy(2).to_wire(), cache_salt="a"
     )
-    worker.take_control(submit, worker.now, worker.link.links[1])
+    worker.hear(submit, worker.now, worker.link.links[1])
     waiting = worker.requests["r#0"]
     assert waiting.sequence.computed == 0
     others = worker.load(worker.link.links[0]).others

@@ -276,9 +276,9 @@ def test_messages_for_another_incarnation_are_stale(
     proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
 ) -> None:
     prefill, _ = pair
-    before = prefill.stale
-    assert not prefill.is_mine(Begin("d", "somebody else", "t", "r", 0))
-    assert prefill.stale == before + 1
+    before = prefill.sockets.stale
+    assert not prefill.sockets.is_mine(Begin("d", "somebody else", "t", "r", 0))
+    assert prefill.sockets.stale == before + 1
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ class Listener(Silent):
 def test_work_that_was_cancelled_does_not_wait(proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]) -> None:
     """A reported backlog would make the supervisor take the worker for stuck, and kill it."""
     decode = pair[1]
-    listener = decode.step_reporter.report = Listener()
+    listener = decode.steps.report = Listener()
     proxy.submit(decode, "r", prompt(20), drawn(300))
     proxy.turn_until(lambda: "r" in proxy.answers)
     assert listener.working

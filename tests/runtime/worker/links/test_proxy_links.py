@@ -154,7 +154,7 @@ def test_counts_and_loads_are_stated_to_each_proxy_by_itself(model: Path, tmp_pa
         }  # fmt: skip
         turn_until(lambda: generated("b") == 9)
         assert "rb#0" not in worker.requests
-        worker.orphan("b")
+        worker.lose("b")
         assert "ra#0" in worker.requests or generated("a") == 40
         turn_until(lambda: generated("a") == 40 and generated("b") == 9)
         assert last("a").counters["prompt_tokens_computed"] == 20  # type: ignore[union-attr]

@@ -34,7 +34,7 @@ def test_nothing_passes_while_a_worker_is_stalled_and_nothing_is_lost(
     for _ in range(50):
         worker.turn()
         worker.machine.pool.check()
-    assert not worker.requests and {worker.peers_in, *worker.controls} <= set(worker.stalls.held)
+    assert not worker.requests and {*worker.sockets.opened} <= set(worker.stalls.held)
     assert heard == [beat for name, beat in proxy.heartbeats.items() if name == worker.incarnation]
     at[0] += 60.0
     worker.stalls.tick(at[0])
@@ -48,22 +48,20 @@ def test_only_a_worker_for_trials_can_be_stalled(proxy: ScriptedProxy, model: Pa
     trial = open_worker(model, tmp_path, "decode:1", "decode", allow_chaos=True)
     proxy.admit(plain, trial)
 
-    def order(worker: PromptWorker, seconds: float, stall: bool) -> None:
+    def order(worker: PromptWorker, seconds: float) -> None:
         reading, writing = os.pipe()
         pipe = CommandPipe(reading, logging.getLogger("pontil.worker"))
-        commands = SupervisorCommands(
-            pipe, worker.poller, worker.assigned_role, worker.transport, worker.stalls.stall if stall else None
-        )
+        commands = SupervisorCommands(pipe, worker.poller, worker.assigned_role, worker.worker.trials)
         os.write(writing, json.dumps({"kind": "stall", "seconds": seconds}).encode() + b"\n")
         commands.obey(time.monotonic())
         os.close(writing)
         commands.obey(time.monotonic())
         os.close(reading)
 
-    order(plain, 60.0, stall=False)
+    order(plain, 60.0)
     assert not plain.stalls.held
-    order(trial, 60.0, stall=True)
+    order(trial, 60.0)
     assert trial.stalls.held
-    order(trial, 0.0, stall=True)
+    order(trial, 0.0)
     assert not trial.stalls.held and isinstance(trial.stalls, StalledLinks)
     everyone_clean(proxy)

@@ -90,7 +90,7 @@ def test_what_a_heartbeat_costs_does_not_grow_with_the_requests(monkeypatch: pyt
     running = [one.sequence for one in made[-3:]]
     machine: Any = SimpleNamespace(scheduler=SimpleNamespace(running=running, prefix=None))
     nothing: Any = None
-    gauge = LoadGauge(machine, nothing, nothing, nothing, nothing, nothing, (), nothing, links, table)
+    gauge = LoadGauge(machine, nothing, nothing, nothing, nothing, nothing, links, table)
     for beats in range(1, 21):
         told = gauge.others(cast(Any, SimpleNamespace(proxy="a")))
         assert told is not None and told["in_flight"] == 10 * LOOKS
@@ -100,7 +100,7 @@ def test_what_a_heartbeat_costs_does_not_grow_with_the_requests(monkeypatch: pyt
 
 def test_a_choice_that_has_ended_takes_no_seat_of_other_proxies() -> None:
     """Its own proxy counts only those that have not."""
-    links: Any = SimpleNamespace(of=lambda proxy: None)
+    links: Any = SimpleNamespace(of=lambda proxy: None, times=SimpleNamespace(ended=lambda *told: None))
     table = RequestTable("w", links)
     one, nothing = table.add(request(1, "a", 3)), cast(Any, None)
     processor = OutputProcessor(table, links, nothing, nothing, nothing, nothing)

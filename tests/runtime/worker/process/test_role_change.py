@@ -37,7 +37,7 @@ class Commander:
         self.listener = worker.assigned_role.report = RoleListener()
         self.number, self.worker = 0, worker
         self.pipe = CommandPipe(reading, logging.getLogger("pontil.worker"))
-        self.commands = worker.commands = SupervisorCommands(self.pipe, worker.poller, worker.assigned_role)
+        self.commands = worker.commands = SupervisorCommands(self.pipe, worker.poller, worker.assigned_role, {})
 
     def tell(self, role: str, drain: float | None) -> None:
         self.number += 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 from seat_world import BLOCK, FormulaRunner, formula
 from tiny import drain, sequence
-from workers import DEFAULTS, Silent, open_worker
+from workers import DEFAULTS, PromptWorker, Silent, open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.compile.build import KernelError
@@ -22,13 +22,12 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
-from pontil.runtime.worker.generate.worker import Worker
 from pontil.runtime.worker.start import assembly, loading
 from pontil.runtime.worker.start.loading import name_of_kernels
 from pontil.runtime.worker.start.weights_progress import STEP, told
 
 
-def opened(model: Path, folder: Path, **settings: Any) -> Worker:
+def opened(model: Path, folder: Path, **settings: Any) -> PromptWorker:
     folder.mkdir(exist_ok=True)
     worker = open_worker(model, folder, "mixed:0", "mixed", **settings)
     worker.close()

@@ -58,8 +58,8 @@ def evict(proxy: ScriptedProxy, worker: PromptWorker) -> None:
         ask(
             proxy, worker, f"other {number} {worker.incarnation}", prompt(length)[::-1][number:], salt=f"other {number}"
         )
-    assert worker.tiers is not None
-    wait_until_idle(worker.tiers)
+    assert worker.machine.scheduler.tier.store is not None
+    wait_until_idle(worker.machine.scheduler.tier.store)
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -124,9 +124,9 @@ def test_the_proxy_is_told_what_tiers_have(proxy: ScriptedProxy, worker: Open, t
     made.close()
     made = worker(**disk(tmp_path))
     proxy.turn_until(lambda: asked <= told(proxy, made))
-    assert made.tiers is not None
-    (tier,) = made.tiers.chain.tiers
-    made.tiers.chain.switch_off(tier, OSError(5, "Input/output error"))
+    assert made.machine.scheduler.tier.store is not None
+    (tier,) = made.machine.scheduler.tier.store.chain.tiers
+    made.machine.scheduler.tier.store.chain.switch_off(tier, OSError(5, "Input/output error"))
     proxy.turn_until(lambda: not told(proxy, made))
 
 
@@ -147,13 +147,17 @@ def test_a_tier_from_which_nothing_comes_sooner_is_not_used(
     monkeypatch.setattr(kv_tiers, "seconds_of_token", lambda engine, tokens: 1e-12)
     made = worker(**MEMORY)
     assert "the memory tier of the KV cache is not used: computing is as fast as reading" in caplog.text
-    assert made.tiers is not None and not made.tiers.chain.tiers
+    assert made.machine.scheduler.tier.store is not None and not made.machine.scheduler.tier.store.chain.tiers
 
 
 def test_the_speed_of_computing_is_measured(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> None:
     made = open_worker(model, tmp_path, "decode:0", "decode", **SETTINGS, **MEMORY)
     proxy.admit(made)
-    assert made.tiers is not None and 0 < made.tiers.costs.per_token < 60 and 0 < made.tiers.costs.base < 60
+    assert (
+        made.machine.scheduler.tier.store is not None
+        and 0 < made.machine.scheduler.tier.store.costs.per_token < 60
+        and 0 < made.machine.scheduler.tier.store.costs.base < 60
+    )
     # Measured prompts are in no ledger and in no cache.
     assert made.machine.engine.prompt_computed > 64 and made.load().counters["prompt_tokens_computed"] == 0
     assert not made.machine.pool.index.blocks and made.machine.scheduler.prefix.queried == 0
@@ -164,7 +168,7 @@ def test_a_worker_of_several_ranks_has_no_tier(model: Path, tmp_path: Path, prox
     proxy.admit(made)
     ranked = replace(made.config, ranks=2, kv_tier_memory=1 << 20)
     with pytest.raises(ModelError, match="--kv-tier is for workers of one device"):
-        kv_tiers.open_tiers(ranked, made.machine, lambda: None, made.failures)
+        kv_tiers.open_tiers(ranked, made.machine, lambda: None, made.sockets.failures)
 
 
 def test_closing_gives_back_tiers_too(model: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from pontil.runtime.wire.messages import Submit
-from pontil.runtime.worker.process.log_fields import about
+from pontil.runtime.worker.links.log_fields import about
 
 
 def test_a_log_line_names_the_trace_of_its_request_if_it_has_one() -> None:

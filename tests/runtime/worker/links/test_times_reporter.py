@@ -13,7 +13,7 @@ from pontil.runtime.timeline.worker_report import CHUNK, PULLED, WorkerReport
 from pontil.runtime.wire.messages import AttemptTimes, Hello, Message, Tokens, Welcome
 from pontil.runtime.worker.links.proxy_link import ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
-from pontil.runtime.worker.process.times_reporter import MOST_WAITING, TimesReporter
+from pontil.runtime.worker.links.times_reporter import MOST_WAITING, TimesReporter
 
 Pair = tuple[PromptWorker, PromptWorker]
 HELLO = Hello("w", 1, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:///p", 16, 9, 4, 512, 256)
@@ -41,7 +41,7 @@ def reporter_of(takes_times: bool = True) -> tuple[TimesReporter, ProxyLink, Shu
     line = ShutLine()
     link = ProxyLink(line, HELLO)  # type: ignore[arg-type]
     link.heard(Welcome("proxy", "w", times=takes_times), 1.0)
-    return TimesReporter("w", ProxyLinks([link])), link, line
+    return TimesReporter(ProxyLinks([link]).of), link, line
 
 
 def of(proxy: ScriptedProxy, worker: PromptWorker, name: str) -> AttemptTimes:
@@ -111,7 +111,7 @@ def test_a_proxy_of_an_earlier_version_is_told_nothing(proxy: ScriptedProxy, pai
     proxy.submit(pair[0], "a", prompt(70), drawn(3))
     proxy.finish("a")
     everyone_clean(proxy)
-    assert not proxy.times and not pair[0].requests.times.waiting
+    assert not proxy.times and not pair[0].link.times.waiting
     reporter, _, line = reporter_of(takes_times=False)
     reporter.ended("proxy", "a", 0, 0.0, WorkTimes())
     assert not line.sent and not reporter.waiting
@@ -137,7 +137,7 @@ def test_a_proxy_that_takes_nothing_holds_up_no_other() -> None:
     links = [ProxyLink(line, HELLO) for line in lines]  # type: ignore[arg-type]
     for number, link in enumerate(links):
         link.heard(Welcome(f"proxy-{number}", "w", times=True), 1.0)
-    reporter, shut, open_line = TimesReporter("w", ProxyLinks(links)), *lines
+    reporter, shut, open_line = TimesReporter(ProxyLinks(links).of), *lines
     shut.open = False
     for name in "abc":
         reporter.ended("proxy-0", name, 0, time.monotonic(), WorkTimes())

@@ -3,11 +3,12 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pontil.runtime.timeline.work_times import WorkTimes, between
 from pontil.runtime.wire.messages import AttemptTimes
-from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.links.proxy_link import ProxyLink
 
 # Reports that wait for a proxy that takes no message now; of more the oldest are lost.
 MOST_WAITING = 256
@@ -23,18 +24,18 @@ class WaitingReport:
 
 class TimesReporter:
     """The reports of one worker, each sent at once if its proxy takes it. None holds up a token: one that a socket does
-    not take waits here, and not among the messages that have to arrive."""
+    not take waits here, and not among the messages that have to arrive. `link_of` returns the link to a proxy."""
 
-    def __init__(self, incarnation: str, links: ProxyLinks) -> None:
-        self.incarnation, self.links = incarnation, links
+    def __init__(self, link_of: Callable[[str], ProxyLink | None]) -> None:
+        self.link_of = link_of
         self.waiting: deque[WaitingReport] = deque(maxlen=MOST_WAITING)
 
     def ended(self, proxy: str, request_id: str, attempt: int, arrived: float, times: WorkTimes) -> None:
         """Tell a proxy of an attempt that has ended here, unless it is gone or takes no reports."""
-        link = self.links.of(proxy)
+        link = self.link_of(proxy)
         if link is None or link.proxy != proxy or not link.takes_times:
             return
-        empty = AttemptTimes(self.incarnation, proxy, request_id, attempt, time.monotonic() - arrived)
+        empty = AttemptTimes(link.hello.sender, proxy, request_id, attempt, time.monotonic() - arrived)
         self.waiting.append(WaitingReport(arrived, report(empty, arrived, times)))
         self.flush()
 
@@ -50,7 +51,7 @@ class TimesReporter:
 
     def is_done(self, one: WaitingReport) -> bool:
         proxy = one.message.receiver
-        link = self.links.of(proxy)
+        link = self.link_of(proxy)
         if link is None or link.proxy != proxy:
             return True
         return link.offer(replace(one.message, age=max(one.message.age, time.monotonic() - one.arrived)))

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a worker process, whatever it computes: it registers, takes requests, computes in steps, and leaves."""
+
+import logging
+import time
+from dataclasses import replace
+from types import FrameType
+
+from pontil.runtime.command_pipe import CommandPipe
+from pontil.runtime.reporting import Reporter
+from pontil.runtime.wire.messages import Message
+from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
+from pontil.runtime.worker.process.role_change import AssignedRole
+from pontil.runtime.worker.process.step_reporter import StepReporter
+from pontil.runtime.worker.process.supervisor_commands import SupervisorCommands
+from pontil.runtime.worker.process.workload import Workload
+
+logger = logging.getLogger("pontil.worker")
+
+# Seconds until a full connection is tried again.
+CONGESTION_PAUSE = 0.005
+
+
+class WorkerLoop:
+    """The loop of one process around its workload. `now` is the last clock reading: one in each iteration, and one
+    after a step, which may be long."""
+
+    def __init__(self, workload: Workload, report: Reporter, pipe: CommandPipe | None = None) -> None:
+        self.workload, self.report = workload, report
+        self.sockets, self.link, self.idle_work = workload.sockets, workload.link, workload.idle_work
+        self.stopping = False
+        self.now = time.monotonic()
+        self.outlook = workload.outlook()
+        self.steps = StepReporter(report)
+        self.assigned_role = AssignedRole(self.link, report)
+        self.commands = (
+            None if pipe is None
+            else SupervisorCommands(pipe, self.sockets.poller, self.assigned_role, workload.trials)
+        )  # fmt: skip
+
+    def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Stop before the next turn. A signal may also come when the process is ending already."""
+        if not self.stopping:
+            self.stopping = True
+            self.sockets.poller.wake()
+
+    def run(self) -> None:
+        """Serve until stopped. The worker reports that it is ready once its proxies have welcomed it."""
+        if self.link.links:
+            self.report.progress("registering with the proxy", waits=True)
+        self.begin()
+        while not self.link.is_registered(self.now) and not self.stopping:
+            self.turn()
+        self.report.ready(device=self.sockets.config.device, **self.workload.facts)
+        while not self.stopping:
+            self.turn()
+        self.leave()
+
+    def begin(self) -> None:
+        """Register. Commands that arrived during start-up apply from the registration on."""
+        if self.commands is not None:
+            self.commands.obey(self.now)
+        self.tick(self.now)
+
+    def leave(self) -> None:
+        """On shutdown, return requests in flight so the proxy can redispatch at once."""
+        self.link.goodbye(drained=self.assigned_role.is_drained)
+        self.workload.drop(Failure("the worker stops", 503, moved=True), None, self.now)
+        self.link.flush()
+        self.sockets.leaving.close()
+
+    def turn(self) -> None:
+        """Run one iteration: handle messages, check deadlines, make one step."""
+        if not self.outlook.has_work:
+            self.idle_work.begin()
+        self.sockets.poller.begin_turn(self.patience)
+        now = self.now = time.monotonic()
+        if self.commands is not None:
+            self.commands.obey(now)
+        for link, message in self.link.receive_all():
+            self.hear(message, now, link)
+        self.tick(now)
+        if self.workload.outlook().has_work and not self.link.congested:
+            self.step()
+        else:
+            self.idle_work.spend(now)
+        if self.assigned_role.is_overdue(self.now):
+            self.workload.drop(Failure("the worker drains", 503, moved=True), None, self.now)
+        self.outlook = self.workload.outlook()
+        self.assigned_role.tell(idle=self.outlook.is_idle)
+        self.steps.rest(self.outlook.has_work and not self.link.congested)
+        self.stopping = self.stopping or self.outlook.is_over
+
+    @property
+    def patience(self) -> float:
+        """The seconds to sleep if nothing arrives."""
+        if self.link.congested:
+            return CONGESTION_PAUSE
+        patience = self.outlook.patience
+        return patience if self.outlook.has_work else self.idle_work.patience(self.now, patience)
+
+    def step(self) -> None:
+        self.idle_work.end()
+        self.steps.begin()
+        self.workload.step(time.monotonic())
+        self.now = time.monotonic()
+        self.steps.end(self.workload.outlook().has_work)
+
+    def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
+        """Handle a message that came by this link, by default the first."""
+        link = link or self.link.links[0]
+        if self.sockets.is_mine(message) and not self.workload.take(message, now):
+            self.lose(link.heard(message, now))
+
+    def tick(self, now: float) -> None:
+        """Do what else others and time ask for, and send the heartbeats that are due."""
+        self.workload.poll(now)
+        self.sockets.poller.end_turn()
+        if absence := self.link.look(now):
+            self.report.progress(absence, waits=True)
+        for gone in self.link.tick(self.load, now):
+            self.lose(gone)
+
+    def lose(self, proxy: str | None) -> None:
+        """Drop the requests of a proxy that is gone. Where there is only one, all are its own."""
+        if proxy is not None:
+            dropped = self.workload.drop(None, proxy if self.link.only is None else None, self.now)
+            logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", dropped)
+
+    def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
+        """Return the load for the proxy of this link, by default the first."""
+        load = self.workload.load(link or self.link.links[0])
+        counters = {**load.counters, **self.steps.counters(), **self.sockets.counters()}
+        return replace(load, step=self.steps.steps, counters=counters)
+
+    def close(self) -> None:
+        self.sockets.closing.close()
