@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from pontil.runtime.cache.head_groups import can_divide
+from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.engine.sequences.sequence import Known
 from pontil.runtime.engine.sequences.streamed import RowInputs
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
-from pontil.runtime.wire.messages import Handoff
+from pontil.runtime.wire.messages import Begin, Handoff
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 
@@ -41,6 +43,15 @@ def can_resume(handoff: Handoff, inputs: RowInputs) -> bool:
 def is_kept(handoff: Handoff, request: WorkerRequest) -> bool:
     """Return whether a kept prompt was computed whole. Nothing else of the handoff is used."""
     return handoff.computed == len(request.sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
+
+
+def objection_to(begin: Begin, prompt: Sequence[int], layout: KVLayout) -> str | None:
+    """Return why a decode worker cannot have what it asks for of this prompt's blocks, else None."""
+    if not 0 <= begin.have <= len(prompt) // layout.block_size:
+        return "the prompt does not have so many blocks"
+    if not can_divide(layout.num_kv_heads, begin.ranks):
+        return f"so many ranks ({begin.ranks}) cannot hold the model's KV heads"
+    return None
 
 
 def prompt_digest(prompt: Sequence[int]) -> str:

@@ -9,10 +9,9 @@ state table how a transfer ends; this side carries out its actions, and keeps th
 from collections import abc
 from dataclasses import dataclass, field, replace
 
-from pontil.runtime.cache.head_groups import can_divide
 from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer, peer_of
-from pontil.runtime.disaggregation.states import SendEvent, SendState
+from pontil.runtime.disaggregation.states import SendEvent
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
@@ -33,9 +32,10 @@ from pontil.runtime.wire.messages import (
     Withdrawn,
 )
 from pontil.runtime.worker.generate.block_transfers import BlockTransfers
+from pontil.runtime.worker.generate.handoff_check import objection_to
 from pontil.runtime.worker.generate.hidden_row import digest_of, last_state
 from pontil.runtime.worker.generate.kept_prompts import KeptPrompts
-from pontil.runtime.worker.generate.prefill_job import PrefillJob
+from pontil.runtime.worker.generate.prefill_jobs import PrefillJob, PrefillJobs
 from pontil.runtime.worker.links.peer_connection import WITHOUT_RANKS
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 from pontil.runtime.worker.start.assembly import WorkerResources
@@ -68,11 +68,10 @@ class PrefillSide:
     socket: PeerServer
     transfers: BlockTransfers
     kv_sender: KVSender = field(init=False)
+    jobs: PrefillJobs = field(init=False)
     kept: KeptPrompts = field(init=False)
     outbox: Outbox = field(init=False)
     halves: dict[str, HalfTransfer] = field(default_factory=dict)
-    jobs: dict[str, PrefillJob] = field(default_factory=dict)
-    held: dict[str, WorkerRequest] = field(default_factory=dict)
     failed: list[tuple[WorkerRequest, str]] = field(default_factory=list)
     over: list[WorkerRequest] = field(default_factory=list)
     expired: int = 0
@@ -80,7 +79,8 @@ class PrefillSide:
     def __post_init__(self) -> None:
         self.kv_sender = KVSender(self.transfers.pools, self.incarnation, self, self.deadlines)
         self.outbox = Outbox(lambda peer, message: self.socket.send(message))
-        self.kept = KeptPrompts(self)
+        self.jobs = PrefillJobs(self.machine, self.transfers.pools)
+        self.kept = KeptPrompts(self.kv_sender, self.jobs)
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
         half = self.half(str(request.submit.transfer_id), now)
@@ -91,7 +91,8 @@ class PrefillSide:
         if isinstance(message, Greet):
             self.outbox.post(message.sender, self.answer(message))
         elif isinstance(message, Begin) and message.prompt_digest is not None:
-            self.kept.claimed(message, now)
+            if reason := self.kept.claimed(message, now):
+                self.refuse(message, reason)
         elif isinstance(message, Begin):
             if not has_room(self.halves, message.transfer_id):
                 self.refuse(message, "too many transfers wait for the proxy")
@@ -112,8 +113,8 @@ class PrefillSide:
             self.drop(message.transfer_id, now)
         else:
             event = SendEvent.FETCHED if isinstance(message, Fetched) else SendEvent.RENEWED
-            if event is SendEvent.FETCHED and message.transfer_id in self.held:
-                self.held[message.transfer_id].times.verified = now
+            if event is SendEvent.FETCHED and message.transfer_id in self.jobs.held:
+                self.jobs.held[message.transfer_id].times.verified = now
             self.kv_sender.heard(message.transfer_id, message.epoch, event, now)
 
     def answer(self, greet: Greet) -> Greeting:
@@ -138,13 +139,9 @@ class PrefillSide:
         if begin.sender != request.submit.peer:
             self.give_up(request, "the decode worker that asked for the prompt is not the one that was planned")
             return
-        if not 0 <= begin.have <= len(request.sequence.prompt) // self.machine.layout.block_size:
-            self.refuse(begin, "the prompt does not have so many blocks")
-            self.give_up(request, "the decode worker claims blocks that the prompt does not have")
-            return
-        if not can_divide(self.machine.layout.num_kv_heads, begin.ranks):
-            self.refuse(begin, f"so many ranks ({begin.ranks}) cannot hold the model's KV heads")
-            self.give_up(request, "the decode worker claims ranks that cannot hold the model's KV heads")
+        if reason := objection_to(begin, request.sequence.prompt, self.machine.layout):
+            self.refuse(begin, reason)
+            self.give_up(request, f"the decode worker asked for what it cannot have: {reason}")
             return
         secret = request.submit.transfer_secret
         sent = self.kv_sender.begin(transfer_id, begin.sender, now, begin.have, secret, begin.ranks, begin.staged)
@@ -152,12 +149,11 @@ class PrefillSide:
             self.refuse(begin, "too many transfers are open")
             self.give_up(request, "the prefill worker has too many transfers open")
             return
-        self.jobs[request.key] = PrefillJob(request, sent, now, request.sequence.choices)
-        self.machine.engine.add(request.sequence)
+        self.jobs.begin(request, sent, now)
 
     def announce(self, now: float) -> None:
         """Announce the blocks that the step completed."""
-        for job in list(self.jobs.values()):
+        for job in list(self.jobs.open.values()):
             sequence = job.request.sequence
             ready = sequence.computed // self.machine.layout.block_size
             if ready > job.sent.announced:
@@ -168,12 +164,13 @@ class PrefillSide:
 
     def ended(self, output: Output, now: float) -> None:
         """Record a choice's first token. After the last one, hand the prompt over if any choice continues."""
-        job = self.jobs[output.sequence.id]
+        job = self.jobs.open[output.sequence.id]
         job.firsts.append(output)
         if not job.complete:
             return
         if job.request.is_held:
             self.kept.keep(job, now)
+            self.over.append(job.request)
             return
         going_on = [one.sequence for one in job.firsts if one.finish is FinishReason.HANDED_OVER]
         if going_on:
@@ -185,21 +182,7 @@ class PrefillSide:
         """Hand the prompt over to the decode worker, which does everything else."""
         done = prefilled(job, going_on, now, self.machine.scheduler)
         job.request.times.computed = now
-        self.kv_sender.hold(job.sent, self.close(job, going_on[0]), done, now)
-
-    def close(self, job: PrefillJob, sequence: Sequence) -> list[int]:
-        """End the job of a computed prompt, whose blocks are returned. The choices share their blocks, so one of them
-        holds these for all."""
-        for first in job.firsts:
-            if first.sequence is not sequence:
-                self.machine.scheduler.memory.give_back(first.sequence)
-        filled = sequence.computed % self.machine.layout.block_size
-        if filled:
-            # A block is hashed and sent whole: data that an earlier owner left after the prompt must not be sent.
-            self.transfers.pools.clear_tail(sequence.blocks[-1], filled)
-        del self.jobs[job.request.key]
-        self.held[job.sent.transfer_id] = job.request
-        return sequence.blocks
+        self.kv_sender.hold(job.sent, self.jobs.hold(job, going_on[0]), done, now)
 
     def break_off(self, request: WorkerRequest, now: float) -> None:
         """End a request with an error, of which the proxy was told; for the decode worker it counts as finished."""
@@ -217,7 +200,7 @@ class PrefillSide:
         half = self.halves.pop(transfer_id, None)
         if half is not None and half.request is not None:
             self.give_up(half.request, "the decode worker abandoned the transfer")
-        job = self.job_of(transfer_id)
+        job = self.jobs.of(transfer_id)
         if job is not None:
             self.give_up(job.request, "the decode worker abandoned the transfer")
         self.kv_sender.release(transfer_id, SendEvent.DROPPED, now, "abandoned")
@@ -227,30 +210,14 @@ class PrefillSide:
         are dropped. Blocks announced to it before may still be read; their lease covers that."""
         named = {message.transfer_id for message in unsent if isinstance(message, ChunkReady | Handoff)}
         for sent in [sent for sent in self.kv_sender.open.values() if sent.peer == peer]:
-            job = self.job_of(sent.transfer_id)
-            if job is None and sent.transfer_id not in named:
-                continue
-            request = self.held[sent.transfer_id] if job is None else job.request
-            self.give_up(request, f"the decode worker took no message for {PATIENCE:.0f} s")
-            self.kv_sender.release(sent.transfer_id, SendEvent.DROPPED, now, "unreachable")
-
-    def job_of(self, transfer_id: str) -> PrefillJob | None:
-        return next((job for job in self.jobs.values() if job.sent.transfer_id == transfer_id), None)
+            if self.jobs.of(sent.transfer_id) is not None or sent.transfer_id in named:
+                reason = f"the decode worker took no message for {PATIENCE:.0f} s"
+                self.give_up(self.jobs.request_of(sent.transfer_id), reason)
+                self.kv_sender.release(sent.transfer_id, SendEvent.DROPPED, now, "unreachable")
 
     def free_blocks(self, sent: SendTransfer) -> None:
-        """Free the blocks of a transfer that ends. The transfer owns held blocks; others belong to the engine or to
-        completed sequences. The request is over here, or has failed before."""
-        job = self.job_of(sent.transfer_id)
-        if job is None:
-            self.machine.pool.release(sent.blocks)
-            self.over.append(self.held.pop(sent.transfer_id))
-            return
-        del self.jobs[job.request.key]
-        self.machine.engine.end(job.request.key, FinishReason.ABORTED)
-        for first in job.firsts:
-            self.machine.scheduler.memory.give_back(first.sequence)
-        if sent.state is SendState.RELEASED:
-            self.over.append(job.request)
+        if request := self.jobs.end(sent):
+            self.over.append(request)
 
     def withdraw(self, sent: SendTransfer, finished: bool) -> None:
         peer = peer_of(sent)
@@ -266,7 +233,7 @@ class PrefillSide:
         for peer, unsent in self.outbox.flush(now).items():
             self.lose(peer, unsent, now)
         for sent in self.kv_sender.late(now):
-            job = self.job_of(sent.transfer_id)
+            job = self.jobs.of(sent.transfer_id)
             if job is not None:
                 self.give_up(job.request, f"the prompt was not computed within {longest:g} s")
             self.kv_sender.release(sent.transfer_id, SendEvent.LATE, now, "the prefill worker's time for it ran out")

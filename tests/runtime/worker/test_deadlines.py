@@ -58,7 +58,7 @@ def test_a_transfer_and_its_lease_last_as_long_as_configured(proxy: ScriptedProx
     prefill, decode = patient
     begun = time.monotonic()
     proxy.submit_pair(prefill, decode, "r", prompt(250), greedy(4))
-    proxy.turn_until(lambda: bool(prefill.prefill.jobs and decode.decode.parked))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs.open and decode.decode.parked))
     (sent,), (parked,) = prefill.prefill.kv_sender.open.values(), decode.decode.parked.values()
     assert sent.state is SendState.COMPUTING
     for deadline in (sent.deadline, parked.transfer.deadline):

@@ -80,7 +80,7 @@ def test_a_transfer_that_goes_wrong_before_the_handoff_is_the_proxys_business(
     connector.choose = lambda: kind
     proxy.submit_pair(prefill, decode, "r", prompt(250), drawn(8))
     # The sockets' threads decide whether decode has received the first chunk by then.
-    proxy.turn_until(lambda: any(job.sent.announced for job in prefill.prefill.jobs.values()))
+    proxy.turn_until(lambda: any(job.sent.announced for job in prefill.prefill.jobs.open.values()))
     proxy.workers.remove(prefill)
     proxy.turn_until(lambda: bool(proxy.answers.get("r") and proxy.answers["r"].failures))
     proxy.workers.insert(0, prefill)

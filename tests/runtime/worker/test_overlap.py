@@ -61,7 +61,7 @@ def test_only_the_last_chunk_is_exposed(proxy: ScriptedProxy, tmp_path: Path) ->
     def handed_over() -> bool:
         proxy.turn_until(caught_up)
         prefill.turn()
-        return bool(prefill.prefill.held)
+        return bool(prefill.prefill.jobs.held)
 
     proxy.turn_until(handed_over)
     proxy.workers.insert(0, prefill)

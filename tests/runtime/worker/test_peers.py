@@ -190,7 +190,7 @@ def test_each_half_of_a_request_waits_for_the_other_until_a_deadline(proxy: Scri
 def test_a_prompt_that_takes_too_long_fails_on_either_side(proxy: ScriptedProxy, pair: Pair, side: str) -> None:  # C14
     prefill, decode = pair
     proxy.submit_pair(prefill, decode, "r", prompt(250), drawn(4))
-    proxy.turn_until(lambda: bool(prefill.prefill.jobs and decode.decode.parked))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs.open and decode.decode.parked))
     now = max(sent.deadline for sent in prefill.prefill.kv_sender.open.values())
     if side == "prefill":
         prefill.prefill.tick(now)
@@ -285,7 +285,7 @@ def test_prompts_that_no_proxy_submits_take_a_bounded_room(proxy: ScriptedProxy,
     proxy.submit(prefill, "r", prompt(20), greedy(2), phase="prefill", transfer_id="late", peer=decode.incarnation)
     proxy.turn_until(lambda: "late" in side.halves)
     side.take(Begin(decode.incarnation, prefill.incarnation, "late", "r", 0), now)
-    assert "late" not in side.halves and side.jobs
+    assert "late" not in side.halves and side.jobs.open
     proxy.cancel(prefill, "r")
     side.tick(now + DEADLINES.first_byte_timeout + 1.0)
     side.outbox.drop("d")

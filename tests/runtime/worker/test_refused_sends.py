@@ -75,7 +75,7 @@ def test_the_other_side_hears_of_an_end_that_was_refused_at_first(
     prefill, decode = pair
     refusals = Refusals(monkeypatch, kind)
     proxy.submit_pair(prefill, decode, "r", prompt(250), drawn(4))
-    proxy.turn_until(lambda: bool(prefill.prefill.jobs and decode.decode.parked))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs.open and decode.decode.parked))
     proxy.cancel(decode if tells == "decode" else prefill, "r")
     everyone_clean(proxy)
     assert not refusals.left and refusals.sent() == 1 and not prefill.prefill.expired

@@ -64,7 +64,6 @@ CIRCLES = (
         "runtime.stages.runs.stage_task",
         "runtime.stages.runs.stream",
     ),
-    ("runtime.worker.generate.kept_prompts", "runtime.worker.generate.prefill"),
 )
 
 

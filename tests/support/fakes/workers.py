@@ -317,7 +317,7 @@ def is_clean(worker: PromptWorker) -> bool:
     """Return whether nothing is left of any request and every block is free."""
     side, other = worker.prefill, worker.decode
     worker.machine.pool.check()
-    left = (worker.requests, side.halves, side.jobs, side.held, side.kv_sender.open)
+    left = (worker.requests, side.halves, side.jobs.open, side.jobs.held, side.kv_sender.open)
     right = (other.waiting, other.parked, other.draining, other.kv_receiver.open)
     owed = len(side.outbox) + len(other.peers.outbox)
     idle = not (worker.machine.engine.sequences or any(left) or any(right) or len(worker.grammars) or owed)

@@ -191,7 +191,7 @@ def test_a_prefill_worker_that_is_gone_costs_a_claim_its_silence_and_no_more(pro
 def test_a_cancel_leaves_nothing(proxy: ScriptedProxy, pair: Pair) -> None:
     prefill, decode = pair
     proxy.submit(prefill, "held", prompt(250), greedy(1), phase="hold", transfer_id="t-held")
-    proxy.turn_until(lambda: bool(prefill.prefill.jobs))
+    proxy.turn_until(lambda: bool(prefill.prefill.jobs.open))
     # Not by a message: the prompt might be computed, and kept, before that arrives.
     (held,) = prefill.requests.values()
     prefill.worker.cancel(held, time.monotonic())

@@ -30,7 +30,7 @@ def test_steps_that_complete_no_block_copy_none() -> None:
         sent.announced = len(ready)
 
     side = SimpleNamespace(
-        jobs={"a": job}, machine=SimpleNamespace(layout=SimpleNamespace(block_size=BLOCK)),
+        jobs=SimpleNamespace(open={"a": job}), machine=SimpleNamespace(layout=SimpleNamespace(block_size=BLOCK)),
         kv_sender=SimpleNamespace(announce=announce),
     )  # fmt: skip
     for computed in (0, 5, 64, 64, 70, 79, 80, *[80] * 100):

@@ -90,7 +90,7 @@ def test_blocks_are_pulled_while_the_rest_of_the_prompt_is_computed(
         """Let prefill make its next step once decode has caught up; return whether the prompt is computed."""
         proxy.turn_until(caught_up)
         prefill.turn()
-        return bool(prefill.prefill.held)
+        return bool(prefill.prefill.jobs.held)
 
     proxy.turn_until(computed)
     proxy.workers.insert(0, prefill)
