@@ -8,6 +8,7 @@ from answer_forms import CHAT, CLOSING, DELTA, FINISHES, OPENING, RESPONSE
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
 from hash_vectors import vector_of
+from releases import salt_of_answer
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -25,8 +26,9 @@ def texts_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
     for call in run.calls:
         wish = call.wish
         for one in call.tries:
+            salt = salt_of_answer(run, wish, one)
             for choice, text in enumerate(one.texts):
-                ids = answer_of(wish.prompt, wish.seed, choice, wish.max_tokens, run.model.config.vocab_size)
+                ids = answer_of(wish.prompt, wish.seed, choice, wish.max_tokens, run.model.config.vocab_size, salt)
                 right = decode(ids)
                 if wish.stop is not None:
                     right = right.partition(wish.stop)[0]

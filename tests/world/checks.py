@@ -28,6 +28,7 @@ from operators import (
     who_asked_a_leaving_proxy_has_an_answer,
 )
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
+from releases import salt_of_answer
 from sounds import sounds_equal_the_oracle
 
 from pontil.runtime.accounting.audit import audit
@@ -56,11 +57,13 @@ def tries(run: "SeedRun") -> Iterator[tuple[ClientWish, ClientTry]]:
 
 
 def tokens_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
-    """Every token that any client got is the right one, and every complete answer is whole."""
+    """Every token that any client got is the right one, all of an answer those of one release, and every complete
+    answer is whole."""
     vocab = run.model.config.vocab_size
     for wish, one in tries(run):
+        salt = salt_of_answer(run, wish, one)
         for choice, ids in enumerate(one.ids):
-            right = answer_of(wish.prompt, wish.seed, choice, wish.max_tokens, vocab)
+            right = answer_of(wish.prompt, wish.seed, choice, wish.max_tokens, vocab, salt)
             if ids != right[: len(ids)]:
                 place = next(index for index, pair in enumerate(zip(ids, right, strict=False)) if pair[0] != pair[1])
                 yield f"{one.name} choice {choice} is wrong from token {place} of {len(ids)}"

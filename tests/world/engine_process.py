@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
-from hash_model import HashRunner, StepCost, layout_of
+from hash_model import NEXT_SALT, HashRunner, StepCost, layout_of
 from hash_stages import SPEECH_IDS, HashTalker
 from kept_memory import TornRunner, recording_clock, take_over
 from stream_memory import connectors_of, left_in
@@ -141,8 +141,11 @@ def resources(
     talker = HashTalker() if config.node == TALKER else None
     parts = StageParts(1 if config.node == THINKER else None, talker)
     vocab, maker = (model.config.vocab_size, None) if talker is None else (SPEECH_IDS, talker.maker)
-    engine = equip(config, runs(storage, vocab, cost, maker), storage, pool)
+    runner = runs(storage, vocab, cost, maker)
+    if config.revision is not None:
+        runner.salt = NEXT_SALT
+    engine = equip(config, runner, storage, pool)
     return WorkerResources(
-        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
-        "float32", "hash", stage=parts if config.node else None, recorder=recorder,
+        model.config, f"hash{config.revision or ''}", model.tokenizer, model.grammars, layout, storage, pool, engine,
+        Driver(config, report), "float32", "hash", stage=parts if config.node else None, recorder=recorder,
     )  # fmt: skip

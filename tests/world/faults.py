@@ -9,10 +9,11 @@ from functools import partial
 
 from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
 from network import WireLink
-from operators import LOOK, RESTART_PROXIES, SCALE, Operators
+from operators import LOOK, RESTART_PROXIES, SCALE, UPGRADE, Operators
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from ready_probes import probe
+from releases import ReleaseUpgrade, next_name
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
@@ -75,8 +76,13 @@ CHANGES: dict[str, tuple[int, tuple[float, ...]]] = {
     "restart": (2, ()),
     "role": (3, (0.1, 1.0, 4.0)),
 }
-# Share of changes that are of the launch instead: of how many workers it has, which is taken back, or of its proxies.
-OF_LAUNCH, LAUNCH_CHANGES = 0.35, {SCALE: (0.1, 1.0, 4.0), RESTART_PROXIES: (0.0,)}
+# Share of changes that are of the launch instead: of how many workers it has, or of their release, which is taken back,
+# or of its proxies.
+OF_LAUNCH, LAUNCH_CHANGES = 0.35, {SCALE: (0.1, 1.0, 4.0), RESTART_PROXIES: (0.0,), UPGRADE: (0.2, 1.0, 4.0)}
+# The part of the usual time after which an upgrade begins: the new workers are to be there in time.
+EARLY = 0.2
+# Share of faults of old workers that befall the new ones instead, while these are there.
+OF_NEXT = 0.5
 
 
 def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
@@ -88,14 +94,17 @@ def planned_changes(plan: SitePlan, chance: random.Random, seconds: float) -> li
         at, target = chance.random() * seconds, chance.choice(plan.worker_names)
         made.append(SeedFault(at, kind, target, chance.choice(lasts) if lasts else 0.0, chance.random()))
     # Drawn behind all of the others, which stay as they are.
-    return [of_launch(change, chance) for change in made]
+    return [of_launch(change, chance, plan) for change in made]
 
 
-def of_launch(change: SeedFault, chance: random.Random) -> SeedFault:
+def of_launch(change: SeedFault, chance: random.Random, plan: SitePlan) -> SeedFault:
     if chance.random() >= OF_LAUNCH:
         return change
     kind = chance.choice(list(LAUNCH_CHANGES))
-    return replace(change, kind=kind, seconds=chance.choice(LAUNCH_CHANGES[kind]))
+    if kind == UPGRADE and (plan.hosts > 1 or plan.kv_heads > 1 or plan.stages > 0):
+        kind = SCALE
+    at = change.at * EARLY if kind == UPGRADE else change.at
+    return replace(change, at=at, kind=kind, seconds=chance.choice(LAUNCH_CHANGES[kind]))
 
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
@@ -178,6 +187,9 @@ class FaultMaker:
     def happen(self, fault: SeedFault) -> None:
         self.world.note("fault", fault)
         self.goes_on(fault.seconds)
+        if fault.kind == UPGRADE:
+            ReleaseUpgrade(self.site, self.operators, fault).begin()
+            return
         if fault.kind in CHANGES or fault.kind in LAUNCH_CHANGES:
             self.operators.act(fault)
             return
@@ -193,9 +205,16 @@ class FaultMaker:
         if fault.target in DISKS:
             self.harm_disk(fault)
             return
+        fault = self.of_next(fault)
         for process in self.site.processes:
             if process.name == fault.target and process.alive:
                 self.acts[fault.kind](fault, process)
+
+    def of_next(self, fault: SeedFault) -> SeedFault:
+        """Return a fault of an old worker as it befalls a new one, if it does."""
+        if self.site.next is None or fault.draw * 1e5 % 1 >= OF_NEXT or fault.target not in self.site.plan.worker_names:
+            return fault
+        return replace(fault, target=next_name(fault.target))
 
     def jump_alone(self, fault: SeedFault) -> None:
         """Have the clock of the day of a process, or of all those on the second host, jump."""

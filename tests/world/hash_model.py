@@ -34,6 +34,8 @@ LOW = (1 << HALF) - 1
 WIDTH, NUMBER, NUMBERS = 4, 16, (1 << 16) - 1
 # Ids below are special in the tiny model's vocabulary.
 FIRST_TOKEN = 3
+# The first hash of all prefixes of another release.
+NEXT_SALT = 0x2E1EA5E
 # The heads of a pool that holds the hashes as they are.
 ONE_HEAD = range(1)
 
@@ -66,15 +68,15 @@ def token_after(running: int, seed: int, choice: int, vocab: int) -> int:
     return FIRST_TOKEN + mixed(mixed(running, seed), choice) % (vocab - FIRST_TOKEN)
 
 
-def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int) -> list[int]:
-    """Return the tokens of a choice: the oracle."""
-    return list(tokens_after(tuple(prompt), seed, choice, count, vocab))
+def answer_of(prompt: Sequence[int], seed: int, choice: int, count: int, vocab: int, salt: int = 0) -> list[int]:
+    """Return the tokens of a choice: the oracle. The hashes of each release of the model begin with another salt."""
+    return list(tokens_after(tuple(prompt), seed, choice, count, vocab, salt))
 
 
 @cache
-def tokens_after(prompt: tuple[int, ...], seed: int, choice: int, count: int, vocab: int) -> list[int]:
+def tokens_after(prompt: tuple[int, ...], seed: int, choice: int, count: int, vocab: int, salt: int) -> list[int]:
     """Return the tokens of a choice. Several checks ask for those of each."""
-    running, ids = 0, list[int]()
+    running, ids = salt, list[int]()
     for token in prompt:
         running = mixed(running, token)
     for _ in range(count):
@@ -157,6 +159,8 @@ class HashRunner:
     seconds, or has no memory. The `maker` is that of a stage whose steps make frames."""
 
     keeps_states, rows_are_alike = False, True
+    # The first hash of all prefixes.
+    salt = 0
 
     def __init__(self, storage: KVStorage, vocab: int, cost: StepCost, maker: FrameMaker | None = None) -> None:
         self.storage, self.vocab, self.cost, self.maker = storage, vocab, cost, maker
@@ -173,7 +177,9 @@ class HashRunner:
         self.steps = self.rows = 0
 
     def beside(self, storage: KVStorage) -> "HashRunner":
-        return HashRunner(storage, self.vocab, self.cost)
+        made = HashRunner(storage, self.vocab, self.cost)
+        made.salt = self.salt
+        return made
 
     def launch(self, batch: Batch) -> Launched:
         sampled = self.run(batch)
@@ -199,6 +205,7 @@ class HashRunner:
             hashes = self.hashes.get(span.sequence)
             if hashes is None:
                 hashes = self.hashes[span.sequence] = PrefixHashes(self.size)
+                hashes.running = self.salt
             if span.sequence.streams.inputs is not None and hashes.count < span.start:
                 hashes.adopt(self.cells.take(span.sequence.blocks[: -(-span.start // self.size)], axis=0), span.start)
             hashes.extend(span)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 LOOK, ENDS_WITHIN = 0.2, 120.0
 # The role that a worker of each role is given for a while; one that makes no tokens can have no other, and says so.
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill", "mixed": "decode", EMBED: "decode", NODE: "decode"}
-# Changes of how many workers there are, and of all proxies one after the other.
-SCALE, RESTART_PROXIES = "scale", "restart proxies"
+# Changes of how many workers there are, of all proxies one after the other, and of the workers' release (releases.py).
+SCALE, RESTART_PROXIES, UPGRADE = "scale", "restart proxies", "upgrade"
 # Seconds until the requests of a drained worker are moved: so many, or none.
 DRAIN_TIMEOUTS = (0.0, 0.5, 3.0)
 

@@ -172,8 +172,12 @@ class SitePlan:
     def process_names(self) -> list[str]:
         return self.worker_names + self.proxy_names + self.follower_names
 
+    @property
+    def controls(self) -> list[str]:
+        return [f"ipc:///world/control-{number}" for number in range(self.proxies)]
+
     def child_plans(self, folder: Path) -> list[ChildPlan]:
-        controls = [f"ipc:///world/control-{number}" for number in range(self.proxies)]
+        controls = self.controls
         digests = [
             [name, hashlib.sha256(key.encode()).hexdigest()] for name, key in (*CALLERS.items(), MODEST, LIMITED)
         ]

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import selectors
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,15 @@ from pontil.launcher.logs.console import Console
 from pontil.launcher.options.worker_roles import EMBED, NODE
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
-from pontil.launcher.supervisor.supervisor import Orders, Supervisor
+from pontil.launcher.supervisor.supervisor import (
+    DRAIN_MARGIN,
+    KILL_GRACE,
+    TERM_GRACE,
+    Orders,
+    Supervisor,
+    ask_to_drain,
+    has_work,
+)
 from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.foundation.line_pipe import LinePipe
@@ -44,6 +53,10 @@ PLAIN_ROLES = (EMBED, NODE)
 NOTICES_WITHIN = 1e-3
 # The machine of a launch, with cores for a few more workers than are planned, all of which have the first one.
 MACHINE = HostDevices(cores=tuple(range(4)), quota=4, gpus=0)
+# Seconds until a service manager starts a launch that has failed again.
+STARTED_AGAIN_AFTER = 1.0
+# Seconds between two looks of a launch that ends at its processes.
+LOOK = 0.1
 # Seconds of a proxy's start, at least and at most.
 PROXY_START = (0.6, 1.4)
 
@@ -61,19 +74,21 @@ class HostLaunch:
 
     is_warming = False
 
-    def __init__(self, site: "SupervisedSite", number: int) -> None:
+    def __init__(self, site: "SupervisedSite", number: int, joining: tuple[ChildPlan, ...] = ()) -> None:
         self.site, self.world, self.number = site, site.world, number
         self.chance = site.world.random("starts")
         self.pipes: dict[ProxyProcess, LinePipe] = {}
         plans, prepare = site.plan.child_plans(site.folder), ChildPlan("prepare", "prepare", "cpu", (), {})
-        own = tuple(one for one in plans if site.plan.host_of(one.name) == number)
+        own = joining or tuple(one for one in plans if site.plan.host_of(one.name) == number)
         self.supervisor = Supervisor(
             Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self, 30.0, machine=MACHINE),
             Console(io.StringIO()),
-            RunDirectory(site.folder / f"run-{number}"), selector=ReadySelector(),
+            RunDirectory(site.folder / f"run-{'next' if joining else number}"), selector=ReadySelector(),
         )  # fmt: skip
         self.supervisor.oom = OomWatch(site.oom_counter)
         self.is_due = self.is_over = False
+        # True for one that began after its host's death: if it cannot, as where a disk is full, it is started again.
+        self.is_later = False
         # Those that died with the host.
         self.dead: list[WorldProcess] = []
 
@@ -91,8 +106,41 @@ class HostLaunch:
     def look(self) -> None:
         """Take one turn of `Supervisor.monitor`."""
         self.supervisor.run_once()
-        self.supervisor.reconcile(self.world.now())
+        if self.supervisor.monitors:
+            self.supervisor.reconcile(self.world.now())
+        if self.is_later and self.supervisor.failure is not None:
+            self.site.start_over(self)
         self.world.after(NOTICES_WITHIN, self.hand_over)
+
+    def end(self, timeout: float) -> None:
+        """Do what `Supervisor.run` does once it is told to end: have the workers drain, and then end."""
+        supervisor = self.supervisor
+        supervisor.asked.append(signal.SIGTERM)
+        supervisor.monitors = False
+        supervisor.rollouts.close()
+        leaders = [child for child in supervisor.children if child.state is ChildState.READY]
+        for child in leaders:
+            ask_to_drain(child, timeout)
+        self.wait_for(lambda: not any(map(has_work, leaders)), timeout + DRAIN_MARGIN, self.stop)
+
+    def stop(self) -> None:
+        for child in self.supervisor.living:
+            child.stop()
+        self.wait_for(lambda: not self.supervisor.living, TERM_GRACE, self.kill)
+
+    def kill(self) -> None:
+        for child in self.supervisor.living:
+            child.kill()
+        self.wait_for(lambda: not self.supervisor.living, KILL_GRACE, self.site.forget_next)
+
+    def wait_for(self, is_so: Callable[[], bool], within: float, then: Callable[[], object]) -> None:
+        """Do something once something is so, or in a while, unless the host is gone."""
+        if self.is_over:
+            return
+        if within <= 0 or is_so():
+            then()
+        else:
+            self.world.after(LOOK, lambda: self.wait_for(is_so, within - LOOK, then))
 
     def wake(self) -> None:
         if not self.is_due:
@@ -188,6 +236,9 @@ class SupervisedSite:
         self.oom_said = 0
         self.oom_kills, self.oom_counter = 0, folder / "memory.events"
         self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
+        # The launch of another release's workers beside them, while there is one, and whether there was one.
+        self.next: HostLaunch | None = None
+        self.had_next = False
 
     def begin(self) -> None:
         for launch in self.launches:
@@ -197,6 +248,18 @@ class SupervisedSite:
         """Return the launch that has a process of this name."""
         return self.launches[self.plan.host_of(name)]
 
+    def begin_next(self, plans: tuple[ChildPlan, ...]) -> HostLaunch:
+        """Begin a launch of workers that join the proxies of the first one."""
+        made = self.next = HostLaunch(self, 0, plans)
+        self.had_next = True
+        made.begin()
+        return made
+
+    def forget_next(self) -> None:
+        if self.next is not None:
+            self.next.is_over = True
+            self.next = None
+
     def lose_host(self, number: int) -> None:
         """Have a host die without a word, with all that runs there."""
         launch = self.launches[number]
@@ -204,6 +267,8 @@ class SupervisedSite:
         launch.dead = [one for one in self.processes if one.alive and self.plan.host_of(one.name) == number]
         for process in launch.dead:
             process.vanish()
+        if number == 0:
+            self.forget_next()
 
     def cut_power(self, number: int) -> None:
         """Have a host die so, and its disks lose what was not synced."""
@@ -213,8 +278,17 @@ class SupervisedSite:
     def replace_host(self, number: int) -> None:
         """Have a host that died begin again, or another machine at its address."""
         self.world.network.reset_dead(self.launches[number].dead)
-        self.launches[number] = HostLaunch(self, number)
-        self.launches[number].begin()
+        made = self.launches[number] = HostLaunch(self, number)
+        made.is_later = True
+        made.begin()
+
+    def start_over(self, launch: HostLaunch) -> None:
+        """Do what a service manager does with a launch that has ended by itself."""
+        launch.is_over = True
+        for process in self.processes:
+            if process.alive and self.plan.host_of(process.name) == launch.number:
+                process.kill()
+        self.world.after(STARTED_AGAIN_AFTER, self.replace_host, launch.number)
 
     def kill_for_memory(self, process: WorldProcess) -> None:
         """Do what the kernel does when memory runs out: it counts, and kills."""
@@ -233,11 +307,15 @@ class SupervisedSite:
 
     @property
     def children(self) -> list[Child]:
-        return [child for launch in self.launches for child in launch.supervisor.children]
+        return [child for launch in self.all_launches for child in launch.supervisor.children]
+
+    @property
+    def all_launches(self) -> list[HostLaunch]:
+        return [*self.launches, *([] if self.next is None else [self.next])]
 
     @property
     def failure(self) -> LaunchError | None:
-        return next((one.supervisor.failure for one in self.launches if one.supervisor.failure), None)
+        return next((one.supervisor.failure for one in self.all_launches if one.supervisor.failure), None)
 
     @property
     def processes(self) -> list[WorldProcess]:

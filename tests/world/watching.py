@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from network import LINK_TIMEOUT
+from releases import is_next
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequences.sequence import SequenceState
@@ -80,7 +81,8 @@ def the_dead_are_let_go(watch: SeedWatch) -> Iterator[str]:
         assert process.proxy is not None
         for worker in process.proxy.registry.workers.values():
             ends = ended.get(worker.hello.pid)
-            within = LET_GO_WITHIN[watch.run.plan.host_of(worker.hello.name)]
+            name = worker.hello.name
+            within = LET_GO_WITHIN[is_next(name) or watch.run.plan.host_of(name)]
             if ends is not None and min(watch.world.time - ends, watch.runs_for(process)) > within:
                 yield f"{process} still knows {worker.hello.name}/{worker.hello.pid}, which has ended"
 
