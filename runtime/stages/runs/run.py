@@ -64,6 +64,11 @@ def producer_of(edge: str) -> str:
     return edge.split("/")[0]
 
 
+def consumer_of(edge: str) -> str:
+    """Return the stage that a stream leads to."""
+    return edge.split("/")[1]
+
+
 class Run:
     """The requests of a run by stage: the client's own is `first`, the `later` ones are opened when it is dispatched.
     `replays` has the last request of each stage that computes it again, `replayed` how many there were. `served` has
@@ -134,11 +139,18 @@ class Run:
         self.served[worker] = None
         name = work.node.name
         has_consumers = bool(self.later) and name != self.graph.recognizer
+        outputs = [edge for edge in outputs_of(self.graph, name) if self.is_read(edge)] if has_consumers else []
         return GraphPart(
-            self.id, name, self.secret, outputs_of(self.graph, name) if has_consumers else (),
+            self.id, name, self.secret, tuple(outputs),
             {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if work.data is None else {},
             walks_of(work, phase), work.positions, work.answer or (), self.options,
         )  # fmt: skip
+
+    def is_read(self, edge: str) -> bool:
+        """Return whether the stage that takes a stream's items may need any. Nobody would make room for more of them
+        once it has ended: a speech may be over before the text is."""
+        stage = consumer_of(edge)
+        return stage not in self.requests or self.latest(stage).mailbox.end is None
 
     def producers(self, edge: str) -> tuple[Producer, ...]:
         """Return the workers that make, or keep, the items of a stream. One that is gone has no endpoint: a consumer

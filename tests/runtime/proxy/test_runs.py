@@ -18,6 +18,7 @@ from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEnded
 from pontil.runtime.stages.runs.entry import runs_of
+from pontil.runtime.stages.runs.run import StageRun
 from pontil.runtime.stages.runs.stream import RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeOutput, NodeTask, Submit, Tokens
@@ -349,6 +350,22 @@ def test_frames_that_are_not_of_their_ids_are_dropped(tokenizer: Tokenizer, code
     site.deliver()
     assert not heard.stream.run.requests["talker"].answers[0].ids
     assert site.metrics.registry.get_sample_value("pontil_frames_dropped_total", {"reason": "malformed"}) == 1
+    heard.stream.cancel()
+
+
+def test_an_attempt_makes_no_items_for_a_stage_that_has_ended(tokenizer: Tokenizer) -> None:
+    """E13: its speech is over before the text, and nobody would make room for more states."""
+    site = site_of(tokenizer)
+    heard = submit(site)
+    run = heard.stream.run
+    work = run.first.work
+    assert isinstance(work, StageRun)
+    assert run.part(work, "thinker:1", "whole").outputs == ("thinker/talker/states",)
+    run.requests["talker"].mailbox.close(Finished("stop", Usage(0, 0, 0), ""))
+    assert not run.part(work, "thinker:1", "whole").outputs
+    # Where the speech is made again, the text has to make its states once more.
+    runs_of(site).conductor.replay(run, "talker")
+    assert run.first.attempts.number == 1 and run.part(work, "thinker:1", "whole").outputs
     heard.stream.cancel()
 
 
