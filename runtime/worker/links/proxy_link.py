@@ -171,7 +171,11 @@ class ProxyLink:
             self.last_heard = now
         silent = self.proxy is not None and now - self.last_heard > TTL
         stuck = self.congested_since is not None and now - self.congested_since >= self.patience
-        gone = self.forget() if self.has_broken(now) or silent or stuck else None
+        broken = self.has_broken(now)
+        if broken and self.proxy is None:
+            # The proxy may have heard the Hello, and what it sent since then is lost with the connection.
+            self.register_anew()
+        gone = self.forget() if broken and self.proxy is not None or silent or stuck else None
         if self.proxy is None:
             self.connect_again(now, at_once=gone is not None)
         if now >= self.next_send and (self.proxy is not None or not self.outbox):
@@ -181,10 +185,10 @@ class ProxyLink:
         return gone
 
     def has_broken(self, now: float) -> bool:
-        """Return whether a connection to the present proxy has ended since the last call: what was on its way either
-        way may be lost."""
+        """Return whether a connection to a proxy has ended since the last call: what was on its way either way may be
+        lost."""
         before, self.breaks = self.breaks, self.socket.breaks(now)
-        return self.proxy is not None and self.breaks > before
+        return self.breaks > before
 
     def connect_again(self, now: float, *, at_once: bool) -> None:
         """Replace a connection on which no proxy is heard, and say Hello on the new one."""
@@ -220,10 +224,15 @@ class ProxyLink:
     def forget(self) -> str | None:
         """Forget the proxy, which is gone, and discard the messages queued for it. Return its incarnation."""
         gone, self.proxy, self.is_known = self.proxy, None, True
-        self.hello = replace(self.hello, registration=self.hello.registration + 1)
-        self.next_send, self.renewal, self.congested_since = 0.0, None, None
-        self.outbox.clear()
+        self.renewal = self.congested_since = None
+        self.register_anew()
         return gone
+
+    def register_anew(self) -> None:
+        """Have the next Hello be that of another registration, so that a proxy gives up what it sent to this one."""
+        self.hello = replace(self.hello, registration=self.hello.registration + 1)
+        self.next_send = 0.0
+        self.outbox.clear()
 
     def hurry(self) -> None:
         """Send the next heartbeat at once."""

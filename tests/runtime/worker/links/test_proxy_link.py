@@ -61,6 +61,21 @@ def line_of(link: ProxyLink) -> RecordedLine:
     return line
 
 
+def test_a_connection_that_breaks_before_the_welcome_ends_the_registration(link: ProxyLink) -> None:
+    """The proxy may have heard the Hello, and sent requests that are lost with its Welcome."""
+    line = line_of(link)
+    line.broken = 1
+    link.tick(load, 100.1)
+    first = line.sent[-1]
+    line.broken = 2
+    assert link.tick(load, 100.11) is None
+    again = line.sent[-1]
+    assert isinstance(first, Hello) and isinstance(again, Hello) and again is not first
+    assert (first.registration, again.registration) == (1, 2)
+    link.tick(load, 100.12)
+    assert line.sent[-1] is again
+
+
 def test_a_connection_that_broke_ends_the_registration_and_is_replaced(link: ProxyLink) -> None:
     """Messages on their way may be lost, so the worker begins anew, and says so: on a fresh connection."""
     line = line_of(link)
