@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of the type multipart/form-data (RFC 7578): named parts with a boundary between them. Pure."""
+"""Bodies of the type multipart/form-data (RFC 7578): named parts with a boundary between them. Pure.
+
+sanic's own parser is no substitute: it splits wherever the bytes of the boundary stand, in a file too, reads a body
+that is cut off as an empty form, has no bound of parts or names, and raises ValueError for a line without a colon.
+"""
 
 import re
 from collections.abc import Mapping

@@ -4,6 +4,9 @@
 Unknown fields are ignored, a missing field takes its default, and a value of the wrong type is refused here, so that
 later code need not check types. The one exception is an introduction from a process of another protocol version: its
 known fields are accepted, so that it can be told why it is refused.
+
+The checks are ours: msgspec.convert makes floats of whole numbers in fields of floats, where logprobs have token ids
+(docs/measurements-history.md).
 """
 
 import types
