@@ -40,6 +40,10 @@ for room in {rooms}:
             name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
             importlib.import_module("pontil." + name)
 """
+# An installation of the checkout for development finds the packages that a copy lacks: its programs do without.
+ALONE = """import sys
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in getattr(one, "__module__", "")]
+"""
 # Seconds for one program in a copy.
 WITHIN = 600
 
@@ -96,6 +100,8 @@ def copy_without(rooms: Iterable[str], folder: Path) -> Path:
         if path.exists() and path not in gone and not is_in(path, rooms):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy / name, follow_symlinks=False)
+    (folder / "alone").mkdir()
+    (folder / "alone" / "sitecustomize.py").write_text(ALONE)
     # Some tests ask git for the list of files.
     subprocess.run(["git", "init", "-q"], cwd=copy, check=True, timeout=WITHIN)
     return copy
@@ -104,7 +110,7 @@ def copy_without(rooms: Iterable[str], folder: Path) -> Path:
 def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words], cwd=copy, capture_output=True, text=True, timeout=WITHIN,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy.parent / "alone")},
     )  # fmt: skip
 
 

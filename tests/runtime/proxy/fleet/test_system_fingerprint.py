@@ -15,7 +15,7 @@ HELLO = MESSAGES["hello"]
 
 @pytest.mark.parametrize(
     "changed",
-    [{"model_fingerprint": "x"}, {"dtype": "x"}, {"kv_cache_dtype": "int8"}, {"kernels": "x"}, {"kernels": None}],
+    [{"model_fingerprint": "x"}, {"dtype": "x"}, {"kv_cache_dtype": "fp8"}, {"kernels": "x"}, {"kernels": None}],
 )
 def test_it_changes(changed: dict[str, Any]) -> None:
     assert isinstance(HELLO, Hello)
