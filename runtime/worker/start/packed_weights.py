@@ -91,18 +91,33 @@ def shared_shelf(folder: Path, model: PackedModel, size: int, report: Callable[[
     """Map the model's file, or begin to write it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (model.key(folder) + SUFFIX)
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while (shelf := whole_shelf(path)) is None:
-        lock = path.with_suffix(".lock").open("wb")
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return whole_shelf(path) or writing_shelf(path, model, size, lock)
-        lock.close()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"another process has not written {path} within {LOCK_TIMEOUT:.0f} s")
-        report("waiting for another process to pack the weights")
-        time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
+    shelf = whole_shelf(path)
+    if shelf is not None:
+        return shelf
+    lock = alone(path.with_suffix(".lock"), report)
+    shelf = whole_shelf(path)
+    if shelf is None:
+        return writing_shelf(path, model, size, lock)
+    lock.close()
     return shelf
+
+
+def alone(path: Path, report: Callable[[str], None]) -> IO[bytes]:
+    """Take the lock of those who pack these weights; the kernel releases it if that process dies. Raises OSError where
+    another one has it for long."""
+    deadline, waits = time.monotonic() + LOCK_TIMEOUT, False
+    lock = path.open("wb")
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process has held {path} for {LOCK_TIMEOUT:.0f} s") from None
+        if not waits:
+            report("waiting for another process to pack the weights")
+        waits = True
+        time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
 
 
 def whole_shelf(path: Path) -> MappedShelf | None:
