@@ -9,7 +9,6 @@ from typing import Any
 
 from answer_forms import COMPLETION, PATHS, RESPONSE, Message, body_of, take_event, take_whole
 from connection_buffers import Pace
-from connections import LATENCY
 from http_reader import HttpReader
 from request_connections import Dialer, PendingAnswer, RequestConnection
 from site_plan import SHORT_WINDOW
@@ -58,8 +57,8 @@ class ClientWish:
     and `sends` the pace of its first try. One that `breaks` its stream hangs up at some event of it, and goes on over
     another connection; one that `shares` a connection sends over that of its key, and one that `shuts` ends its own way
     after the request of its first try. The prompt of another `form` than a completion is that of `messages`; a response
-    may go on after a `previous` one, and has `turns` of its client come after it. One for `vectors` has no choices, and
-    the tokens of all of its texts as its prompt."""
+    may go on after a `previous` one, which was asked for at `previous_began`, and has `turns` of its client come after
+    it. One for `vectors` has no choices, and the tokens of all of its texts as its prompt."""
 
     number: int
     key: str
@@ -80,6 +79,7 @@ class ClientWish:
     form: str = COMPLETION
     messages: tuple[Message, ...] = ()
     previous: str | None = None
+    previous_began: float = 0.0
     turns: tuple[str, ...] = ()
     vectors: VectorWish | None = None
     sound: SoundWish | None = None
@@ -156,8 +156,6 @@ class ClientCall:
         self.rest = b""
         self.outcome: str | None = None
         self.began = self.ended_at = 0.0
-        # When it was first made.
-        self.asked_at = world.now()
 
     @property
     def last(self) -> ClientTry:
@@ -334,7 +332,7 @@ class ClientCall:
     def is_forgotten(self) -> bool:
         """Return whether a power cut may have taken the response after which it goes on."""
         lost_at = self.world.disks.lost_at
-        return self.wish.previous is not None and lost_at is not None and lost_at >= self.asked_at - LATENCY
+        return self.wish.previous is not None and lost_at is not None and lost_at >= self.wish.previous_began
 
     def wait_for_limit(self, seconds: float) -> None:
         """Ask again when the limit of its key is said to allow it."""

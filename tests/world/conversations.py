@@ -61,5 +61,6 @@ def next_turn(call: ClientCall, tokenizer: Tokenizer) -> ClientWish | None:
     messages = (*wish.messages, ("assistant", last.texts[0]), ("user", wish.turns[0]))
     return replace(
         wish, number=wish.number + LATER, messages=messages, prompt=prompt_of(messages, tokenizer),
-        previous=last.answer if last.kept else None, turns=wish.turns[1:], reads=None, sends=None, shuts=False,
+        previous=last.answer if last.kept else None, previous_began=last.began, turns=wish.turns[1:], reads=None,
+        sends=None, shuts=False,
     )  # fmt: skip
