@@ -26,10 +26,11 @@ ASKED = {
     "runtime/transfer/nixl": ("launch", "--kv-connector", "nixl", "--dry-run"),
     "runtime/stages": ("launch", "--model", "speech-demo", "--dry-run"),
 }
-# Few tests of the core, with a launch whose roles are scripted, an engine, and answers over HTTP.
+# Few tests of the core, with a launch whose roles are scripted, an engine, and answers over HTTP. The golden records
+# have the options and endpoints of all rooms.
 CORE = (
     "tests/launcher/test_cli.py", "tests/launcher/supervisor/test_supervisor.py", "tests/http/test_answers.py",
-    "tests/runtime/engine/test_scheduler.py", "tests/runtime/proxy/fleet", "tests/test_golden.py",
+    "tests/runtime/engine/test_scheduler.py", "tests/runtime/proxy/fleet",
 )  # fmt: skip
 IMPORT_ALL = """
 import importlib, pathlib
