@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of one request in the proxy, driven by frames and never by text (A7)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,7 +14,15 @@ from pontil.runtime.accounting.ledger import AFTER_END, Ledger, LedgerEntry
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.foundation.trace_context import TraceContext
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
-from pontil.runtime.proxy.requests.answer import MAX_TOKEN_ID, AnswerTimes, Choice, Finished, Mailbox, TokenSource
+from pontil.runtime.proxy.requests.answer import (
+    MAX_TOKEN_ID,
+    AnswerTimes,
+    BrokenAnswer,
+    Choice,
+    Finished,
+    Mailbox,
+    TokenSource,
+)
 from pontil.runtime.proxy.requests.attempts import Attempts, WorkerReports
 from pontil.runtime.proxy.requests.logprob_check import fit
 from pontil.runtime.proxy.requests.request_load import RequestLoad
@@ -52,7 +61,7 @@ class WorkPart(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class Work(ABC):
     """The work that a request asks of workers: a prompt, its parameters, and what differs between its kinds. Unless a
     kind says otherwise its answer is tokens, which one worker or pair makes of the model that generates. What is
     `beside` is a part of another request, which counts against the limits of its key for both."""
@@ -61,12 +70,12 @@ class Work:
     params: SamplingParams
     beside: bool = field(default=False, kw_only=True)
 
+    @abstractmethod
     def messages(
         self, request: "Request", sender: str, secret: str | None, deadline: float | None
     ) -> "Sequence[Submit | Embed | NodeTask]":
         """Return the messages that start the request's attempt, one for each worker. The secret is for the transfer
         between two; the answer's beginning is of use for `deadline` more seconds."""
-        raise NotImplementedError
 
     @property
     def group(self) -> str | None:
@@ -153,19 +162,23 @@ class Work:
 
     def take_codes(self, frame: Tokens, new: int, delivered: int) -> None:
         """Keep what comes beside the `delivered` ids, of the `new` ones that are a frame's last."""
+        return
 
     def accept_output(self, request: "Request", frame: NodeOutput, now: float) -> None:
         """Take an output. Raises BrokenAnswer for one that cannot be of this work."""
-        raise NotImplementedError
+        raise BrokenAnswer("an output of a node came for what has none")
 
     def opened(self, request: "Request") -> None:
         """Take note of the request that was made for it."""
+        return
 
     def launched(self, request: "Request") -> None:
         """Take note that an attempt was sent to all of its workers."""
+        return
 
     def ended(self, request: "Request") -> None:
         """Take note of the request's end."""
+        return
 
 
 @dataclass(slots=True)
