@@ -2,13 +2,12 @@
 """Tests in several processes at a time: the process that has collected them forks those that run them, so that what
 tests import is imported once."""
 
+import builtins
+import json
 import os
-import pickle
 import signal
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -18,41 +17,37 @@ import pytest
 from file_scheduling import WaitingFiles
 
 
-@dataclass(frozen=True, slots=True)
-class TestBegin:
-    """The begin of a test, given by its place, as a fork tells it. With the last that it has it `wants` more, so that
-    what the next one shares with it is kept."""
+class JsonPipe:
+    """One end of a pipe for JSON values: what tests say is read as data and never as code."""
 
-    place: int
-    wants: bool
+    def __init__(self, end: "Connection[bytes, bytes]") -> None:
+        self.end = end
 
+    def send(self, value: object) -> None:
+        self.end.send_bytes(json.dumps(value, default=str).encode())
 
-@dataclass(frozen=True, slots=True)
-class HookCall:
-    """News of a test, for a hook of pytest."""
-
-    hook: str
-    given: Mapping[str, Any]
+    def recv(self) -> Any:
+        """Raises EOFError or ConnectionError where the other end is gone."""
+        return json.loads(self.end.recv_bytes())
 
 
 class FarHooks:
     """Has hooks called in the process that shows what becomes of tests."""
 
-    def __init__(self, config: pytest.Config, pipe: "Connection[Any, Any]") -> None:
+    def __init__(self, config: pytest.Config, pipe: JsonPipe) -> None:
         self.config, self.pipe = config, pipe
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
-        self.pipe.send(HookCall("pytest_runtest_logreport", data))
+        self.pipe.send({"report": data})
 
     def pytest_warning_recorded(
         self, warning_message: WarningMessage, when: str, nodeid: str, location: object
     ) -> None:
         if when != "runtest":
             return  # it was recorded before the fork
-        given = {"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}
-        with suppress(pickle.PicklingError, TypeError, AttributeError):  # not every warning can be sent
-            self.pipe.send(HookCall("pytest_warning_recorded", given))
+        told = warning_message
+        self.pipe.send({"warning": [str(told.message), told.category.__name__, told.filename, told.lineno, nodeid]})
 
 
 class TestFork:
@@ -62,40 +57,41 @@ class TestFork:
     def __init__(self, session: pytest.Session, number: int, others: Sequence["TestFork"]) -> None:
         self.left, self.running, self.is_done = list[int](), -1, False
         self.starts_processes = number % 2 == 0
-        self.pipe, theirs = Pipe()
+        self.end_of_pipe, theirs = Pipe()
+        self.pipe = JsonPipe(self.end_of_pipe)
         self.pid = os.fork()
         if not self.pid:
             for one in (self, *others):
-                one.pipe.close()
-            run_and_end(session, theirs, number)
+                one.end_of_pipe.close()
+            run_and_end(session, JsonPipe(theirs), number)
         theirs.close()
 
     def give(self, places: Sequence[int]) -> None:
         self.left += places
-        self.pipe.send(places)
+        self.pipe.send(list(places))
 
     def end(self, number: signal.Signals | None = None) -> None:
         """Wait for its end, or bring it about."""
-        self.pipe.close()
+        self.end_of_pipe.close()
         if number is not None:
             os.kill(self.pid, number)
         os.waitpid(self.pid, 0)
 
 
-def run_and_end(session: pytest.Session, pipe: "Connection[Any, Any]", number: int) -> None:
+def run_and_end(session: pytest.Session, pipe: JsonPipe, number: int) -> None:
     """Be a fork: run tests, and nothing of what its parent would do next."""
     code = 1
     try:
         prepare(session.config, pipe, number)
         run_tests(session, pipe)
         code = 0
-    except BaseException:
+    except BaseException:  # also SystemExit of a test: its traceback is shown, and the fork ends
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def prepare(config: pytest.Config, pipe: "Connection[Any, Any]", number: int) -> None:
+def prepare(config: pytest.Config, pipe: JsonPipe, number: int) -> None:
     """Have a fork's own files for output, and a folder of its own: to number a folder, all that are there are read."""
     capture: Any = config.pluginmanager.get_plugin("capturemanager")
     capture.stop_global_capturing()
@@ -113,12 +109,14 @@ def temporary_folders(config: pytest.Config) -> Any:
     return untyped._tmp_path_factory
 
 
-def run_tests(session: pytest.Session, pipe: "Connection[Any, Any]") -> None:
+def run_tests(session: pytest.Session, pipe: JsonPipe) -> None:
+    """Run what is given. With the begin of the last test that it has, the fork `wants` more, so that what the next one
+    shares with it is kept."""
     given: Sequence[int] = pipe.recv()
     while given:
         following: Sequence[int] = ()
         for place, after in pairwise([*given, -1]):
-            pipe.send(TestBegin(place, after < 0))
+            pipe.send({"begins": place, "wants": after < 0})
             if after < 0 and (following := pipe.recv()):
                 after = following[0]
             nextitem = session.items[after] if after >= 0 else None
@@ -142,8 +140,8 @@ class ForkedRun:
             for _ in range(self.jobs):
                 self.begin()
             while self.forks:
-                ready = wait([fork.pipe for fork in self.forks])
-                for fork in [fork for fork in self.forks if fork.pipe in ready]:
+                ready = wait([fork.end_of_pipe for fork in self.forks])
+                for fork in [fork for fork in self.forks if fork.end_of_pipe in ready]:
                     self.hear(fork)
                 if self.session.shouldfail:
                     raise self.session.Failed(self.session.shouldfail)
@@ -168,14 +166,16 @@ class ForkedRun:
             fork.end()
             self.go_on_after(fork)
             return
-        if isinstance(said, HookCall):
-            self.call(said)
-        elif said is None:
+        if said is None:
             fork.is_done = True
+        elif "report" in said:
+            self.show(said["report"])
+        elif "warning" in said:
+            self.warn(*said["warning"])
         else:
-            fork.running = said.place
-            fork.left.remove(said.place)
-            if said.wants:
+            fork.running = said["begins"]
+            fork.left.remove(fork.running)
+            if said["wants"]:
                 fork.give(self.waiting.take(fork.starts_processes))
 
     def go_on_after(self, fork: TestFork) -> None:
@@ -189,11 +189,16 @@ class ForkedRun:
         self.session.config.hook.pytest_runtest_logreport(report=report)
         self.begin(fork.left)
 
-    def call(self, said: HookCall) -> None:
+    def show(self, data: dict[str, Any]) -> None:
+        if isinstance(data.get("longrepr"), list):
+            data["longrepr"] = tuple(data["longrepr"])  # file, line and reason of a test that was skipped
         hooks = self.session.config.hook
-        if said.hook == "pytest_warning_recorded":
-            hooks.pytest_warning_recorded.call_historic(kwargs=dict(said.given))
-        else:
-            hooks.pytest_runtest_logreport(
-                report=hooks.pytest_report_from_serializable(config=self.session.config, data=said.given)
-            )
+        hooks.pytest_runtest_logreport(
+            report=hooks.pytest_report_from_serializable(config=self.session.config, data=data)
+        )
+
+    def warn(self, text: str, category: str, file: str, line: int, nodeid: str) -> None:
+        kind = getattr(builtins, category, UserWarning)
+        told = WarningMessage(kind(text), kind, file, line)
+        given = {"warning_message": told, "when": "runtest", "nodeid": nodeid, "location": None}
+        self.session.config.hook.pytest_warning_recorded.call_historic(kwargs=given)
