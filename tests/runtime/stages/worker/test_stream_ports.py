@@ -14,7 +14,7 @@ from open_resources import held
 from served import wait_for
 from stream_world import EDGE, RUN, a_buffer, item, read
 
-from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.config.worker_config import Deadlines, WorkerConfig
 from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.worker.stream_ports import IDLE_CONNECTION, StreamPorts
@@ -27,7 +27,8 @@ from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 KEYS = secrets.token_hex(32)
 SECRET = secrets.token_hex(16)
 DEADLINE = 60.0
-
+# Turns may pass faster than a loaded machine carries messages: no producer is given up because it is slow to answer.
+PATIENT = Deadlines(kv_handshake_timeout=1e9)
 
 BLOCK = 1024
 
@@ -41,7 +42,7 @@ class PortsWorker:
             name, "node", "cpu", (0,), "m", "m", "", endpoint, kv_connector=connector, keys=keys, stream_memory=1 << 20
         )
         self.name, self.now = name, 0.0
-        sockets = WorkerSockets(config)
+        sockets = WorkerSockets(replace(config, deadlines=PATIENT))
         sockets.incarnation = name
         self.context, self.poller, self.peers_in = sockets.context, sockets.poller, sockets.serve_peers()
         self.ports = StreamPorts(sockets, self.peers_in, BLOCK)
