@@ -16,7 +16,7 @@ from pontil.runtime.engine.device.buckets import buckets
 from pontil.runtime.engine.device.link import Arrival, DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer
-from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward, drawn_whole
 from pontil.runtime.engine.device.tile_step import StepSections, TileStep
 from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
@@ -94,8 +94,8 @@ class DeviceRunner(ModelRunner):
         steps = self.planned(batch)
         sections = StepSections()
         first = 0
-        # Decode steps stand first, so that their sections keep their addresses.
-        for step in sorted(steps, key=lambda one: not one.plan.generated):
+        # A decode step stands first, so that its sections are where recorded steps read them.
+        for step in sorted(steps, key=lambda one: not drawn_whole(one.plan)):
             step.write(self.layers, sections, first)
             first += step.count
         copies = [sections.add([np.array(one, np.int64) for one in zip(*some, strict=True)]) for some in rounds]

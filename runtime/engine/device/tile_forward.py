@@ -58,7 +58,8 @@ class TileForward:
     ) -> None:  # fmt: skip
         self.model, self.storage, self.limits, self.last, self.attention = model, storage, limits, last, attention
         self.generated_rows, self.prompt_rows = buckets(limits.generated), buckets(limits.prompt)
-        self.query_tiles = buckets(2 * limits.prompt // QUERY_TILE + limits.generated + 2)
+        # A prompt begins one query tile for each that it fills, and at most two more; each has a position.
+        self.query_tiles = buckets(min(limits.prompt, limits.prompt // QUERY_TILE + 2 * limits.generated))
         self.places = buckets(max(limits.generated, limits.prompt))
         self.widths = widths(limits.blocks)
         self.captured = CapturedSteps(link)
@@ -87,9 +88,9 @@ class TileForward:
             made.append(padded(plan.rows, self.places))
         return made
 
-    def hidden(self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor]) -> Tensor:
+    def hidden(self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor], leads: bool) -> Tensor:
         """Final hidden states float32 of the tile's rows if it is `drawn_whole`, else of the plan's rows; behind them
-        are those of padding."""
+        are those of padding. Only a tile that `leads` a step has its sections where a recorded step reads them."""
         if not plan.generated:
             ids, positions, slots = fixed
             tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
@@ -98,7 +99,8 @@ class TileForward:
         width = self.width(plan)
         if not drawn_whole(plan):
             return self.decode(fixed, width).index_select(0, free[1])
-        return self.captured.run((len(fixed[0]), width), lambda: self.decode(fixed, width))
+        run = partial(self.decode, fixed, width)
+        return self.captured.run((len(fixed[0]), width), run) if leads else run()
 
     @property
     def shapes(self) -> list[Shape]:

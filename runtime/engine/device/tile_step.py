@@ -41,14 +41,15 @@ class StepSections:
 
 class TileStep:
     """A tile in a step: what is drawn and asked for, and where that went. Its draws are `count` with padding, and the
-    first of them has the place `first` among the results."""
+    first of them has the place `first` among the results. The sections of one that `leads` are where those of recorded
+    steps are."""
 
     def __init__(self, rows: TileRows, vocab_size: int, draw_sizes: tuple[int, ...]) -> None:
         self.rows, self.plan = rows, rows.plan
         spans = rows.drawing
         self.draws = plan_draws([span.sequence for span in spans], [span.drafts for span in spans], vocab_size)
         self.count = bucket_of(len(self.draws.draws), draw_sizes) if self.draws.draws else 0
-        self.first = 0
+        self.first, self.leads = 0, False
         self.asked = asked_of(self.draws.draws)
         self.logprobs = LogprobPlan([one for _, one in self.asked])
         self.recorded = [LogprobPlan(some) for some in recorded_of(rows)]
@@ -64,7 +65,7 @@ class TileStep:
 
     def write(self, layers: TileForward, sections: StepSections, first: int) -> None:
         """Add this tile's sections to those of the step, the ones of fixed sizes before all others."""
-        self.first = first
+        self.first, self.leads = first, not sections.arrays
         self.fixed = sections.add(layers.fixed_sections(self.plan))
         self.draw_sections = sections.add(draw_sections(self.draws.draws, self.count))
         self.free = sections.add(layers.free_sections(self.plan))
@@ -81,7 +82,7 @@ class TileStep:
         self.recorded_sections = [sections.add(one.sections) for one in self.recorded]
 
     def compute(self, layers: TileForward, model: Model, results: ResultBuffer) -> None:
-        hidden = layers.hidden(self.plan, self.fixed(), self.free())
+        hidden = layers.hidden(self.plan, self.fixed(), self.free(), self.leads)
         for plan, rows, sections in zip(self.recorded, self.recorded_rows(), self.recorded_sections, strict=True):
             made = plan.compute(model.logits(hidden.index_select(0, rows)), rows[:0], sections())
             self.recorded_places.append(PlacedLogprobs(plan, results.add(made)))

@@ -8,12 +8,14 @@ import torch
 from host_device import HostLink, device_engine
 from tiny import VOCAB, build, drain, reference, rig, sequence
 
+from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array, StepBuffer
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
+from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.model import Model
 
 
@@ -121,3 +123,25 @@ def test_buckets_end_with_the_most() -> None:
     assert buckets(1) == (1,) and buckets(64) == (1, 2, 4, 8, 16, 24, 32, 48, 64)
     assert buckets(100)[-3:] == (64, 96, 100) and bucket_of(33, buckets(100)) == 48
     assert widths(3) == (4,) and widths(2048) == (32, 256, 2048)
+
+
+def test_a_recorded_step_behind_another_tile_reads_its_own_numbers(model: Model) -> None:
+    """Answers of preempted sequences are computed again in tiles of generated positions. Here one is full, and
+    the position behind it is the only one that draws."""
+    plain = rig(model, blocks=12, block_size=8, seats=2).engine
+    engine, runner = device_engine(model, blocks=12, block_size=8, seats=2)
+    runner.record(runner.layers.shapes)
+    for one in (plain, engine):
+        for place in range(2):
+            one.add(sequence(f"s{place}", prompt(6, place), 60))
+    expected = drain(plain)
+    assert drain(engine) == expected and engine.scheduler.preemptions
+
+
+def test_the_query_tiles_of_many_short_prompts_have_room(model: Model) -> None:
+    """Prompts of which all but 17 positions were found begin and end in different query tiles."""
+    _, runner = device_engine(model, seats=96, budget=96 * 17)
+    spans = [TileSpan(48, 17, [0] * 5) for _ in range(96)]
+    plan = TilePlan(False, [0] * len(spans) * 17, spans, [], [], [])
+    tiles = runner.layers.free_sections(plan)[1]
+    assert (tiles[:, 2] > 0).sum() == 2 * len(spans)
