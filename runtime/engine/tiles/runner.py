@@ -35,15 +35,16 @@ class TileRunner:
     """The owner of the model and of its KV memory. It knows no sequences."""
 
     def __init__(self, model: Model, storage: KVStorage, classes: BatchInvariance | None = None) -> None:
-        """`classes` are measured unless they are given."""
+        """`classes` are measured on a CPU, unless they are given. A device's products are batch-invariant or are not
+        by `--deterministic`, for any number of rows; the ranks of a worker must pad alike."""
         assert storage.layout.packed == (model.kernels is not None), "the blocks are another's"
         self.model, self.storage = model, storage
         self.device = model.device
         self.block_size = storage.layout.block_size
-        if classes is not None or model.kernels is not None:
+        if classes is not None or model.kernels is not None or self.device.type != "cpu":
             self.classes: BatchInvariance = classes or ANY_ROWS
             return
-        if self.device.type == "cpu" and torch.get_num_threads() > 1:
+        if torch.get_num_threads() > 1:
             self.agree_with_fewer_cores()
         self.classes = measure(torch_products(model.linears), torch_products(model.head))
 
