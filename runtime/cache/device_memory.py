@@ -2,7 +2,7 @@
 """Memory of a GPU that other processes of this host can open, and the order of copies in it."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ class DeviceMemory(Protocol):
 
     def allocate(self, size: int) -> Tensor:
         """Return so many bytes of zeros on the device, uint8 [size], that `export` accepts. Raise MemoryError."""
+
+    def free(self, memory: Tensor) -> None:
+        """Give back what `allocate` returned. What was started on the device and may still use it is waited for."""
 
     def export(self, memory: Tensor) -> bytes:
         """Return HANDLE_BYTES by which another process can open what `allocate` returned."""
@@ -51,50 +54,105 @@ class Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
 
 
+class Runtime(Protocol):
+    """The functions of a GPU's runtime for memory, for the thread's current device. They raise OSError."""
+
+    def malloc(self, size: int) -> int: ...
+    def free(self, pointer: int) -> None: ...
+    def handle_of(self, pointer: int) -> bytes: ...
+    def open(self, handle: bytes) -> int: ...
+    def close(self, pointer: int) -> None: ...
+    def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor: ...
+    def pointer_of(self, memory: Tensor) -> int: ...
+
+
+class LoadedRuntime:
+    """The runtime that torch has loaded: CUDA's, or HIP's, which has the same functions under other names."""
+
+    def __init__(self) -> None:
+        if torch.version.hip:
+            self.prefix, self.library = "hip", ctypes.CDLL("libamdhip64.so")
+        else:
+            major = (torch.version.cuda or "").partition(".")[0]
+            self.prefix, self.library = "cuda", ctypes.CDLL(f"libcudart.so.{major}")
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a function of the runtime. Raise OSError with its error's number."""
+        status = getattr(self.library, self.prefix + function)(*arguments)
+        if status:
+            raise OSError(f"{self.prefix}{function} failed with {status}")
+
+    def malloc(self, size: int) -> int:
+        pointer = ctypes.c_void_p()
+        self.call("Malloc", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return int(pointer.value or 0)
+
+    def free(self, pointer: int) -> None:
+        self.call("Free", ctypes.c_void_p(pointer))
+
+    def handle_of(self, pointer: int) -> bytes:
+        handle = Handle()
+        self.call("IpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(pointer))
+        return bytes(handle)
+
+    def open(self, handle: bytes) -> int:
+        pointer = ctypes.c_void_p()
+        self.call("IpcOpenMemHandle", ctypes.byref(pointer), Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS)
+        return int(pointer.value or 0)
+
+    def close(self, pointer: int) -> None:
+        self.call("IpcCloseMemHandle", ctypes.c_void_p(pointer))
+
+    def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
+        """Return memory as uint8 [size]."""
+        return torch.as_tensor(ForeignBytes(pointer, size), device=device)
+
+    def pointer_of(self, memory: Tensor) -> int:
+        return memory.data_ptr()
+
+
+# Tests have another runtime, whose devices are not there.
+gpu_runtime: Callable[[], Runtime] = LoadedRuntime
+
+
 class CudaMemory:
-    """The memory of an NVIDIA GPU, or of an AMD one, whose library has the same functions under other names.
+    """The memory of an NVIDIA GPU, or of an AMD one.
 
     The pool is allocated here and not by torch's allocator: a handle opens a whole allocation, and torch's may belong
     to several tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.prefix, self.library = runtime_library()
+        self.device, self.runtime = device, gpu_runtime()
         self.side = torch.cuda.Stream(device)
 
-    def call(self, function: str, *arguments: Any) -> None:
-        """Call a function of the runtime. Raise OSError with its error's number."""
-        with torch.cuda.device(self.device):
-            status = getattr(self.library, self.prefix + function)(*arguments)
-        if status:
-            raise OSError(f"{self.prefix}{function} failed with {status}")
-
-    def tensor(self, pointer: int, size: int) -> Tensor:
-        return torch.as_tensor(ForeignBytes(pointer, size), device=self.device)
-
     def allocate(self, size: int) -> Tensor:
-        pointer = ctypes.c_void_p()
         try:
-            self.call("Malloc", ctypes.byref(pointer), ctypes.c_size_t(size))
+            with torch.cuda.device(self.device):
+                pointer = self.runtime.malloc(size)
         except OSError as error:
             raise MemoryError(f"{size >> 20} MiB of KV memory cannot be had on {self.device} ({error})") from None
-        made = self.tensor(int(pointer.value or 0), size)
+        made = self.runtime.tensor(pointer, size, self.device)
         made.zero_()
         return made
 
+    def free(self, memory: Tensor) -> None:
+        torch.cuda.current_stream(self.device).synchronize()
+        self.side.synchronize()
+        with torch.cuda.device(self.device):
+            self.runtime.free(self.runtime.pointer_of(memory))
+
     def export(self, memory: Tensor) -> bytes:
-        handle = Handle()
-        self.call("IpcGetMemHandle", ctypes.byref(handle), ctypes.c_void_p(memory.data_ptr()))
-        return bytes(handle)
+        with torch.cuda.device(self.device):
+            return self.runtime.handle_of(self.runtime.pointer_of(memory))
 
     def open(self, handle: bytes, size: int) -> Tensor:
-        pointer = ctypes.c_void_p()
-        self.call("IpcOpenMemHandle", ctypes.byref(pointer), Handle.from_buffer_copy(handle), LAZY_PEER_ACCESS)
-        return self.tensor(int(pointer.value or 0), size)
+        with torch.cuda.device(self.device):
+            return self.runtime.tensor(self.runtime.open(handle), size, self.device)
 
     def close(self, opened: Tensor) -> None:
-        self.call("IpcCloseMemHandle", ctypes.c_void_p(opened.data_ptr()))
+        with torch.cuda.device(self.device):
+            self.runtime.close(self.runtime.pointer_of(opened))
 
     def mark(self) -> torch.cuda.Event:
         made = torch.cuda.Event()
@@ -105,16 +163,11 @@ class CudaMemory:
     def after(self, mark: Any) -> Iterator[None]:
         with torch.cuda.device(self.device), torch.cuda.stream(self.side):
             self.side.wait_event(mark)
-            yield
-            self.side.synchronize()
-
-
-def runtime_library() -> tuple[str, ctypes.CDLL]:
-    """Return the prefix of the runtime's functions, and the runtime that torch has loaded."""
-    if torch.version.hip:
-        return "hip", ctypes.CDLL("libamdhip64.so")
-    major = (torch.version.cuda or "").partition(".")[0]
-    return "cuda", ctypes.CDLL(f"libcudart.so.{major}")
+            try:
+                yield
+            finally:
+                # A fault may leave something behind that still reads or writes.
+                self.side.synchronize()
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:

@@ -106,6 +106,11 @@ class KVStorage:
         self.own = own.view(num_blocks, layout.block_bytes)
         self.tensor = own.view(CELL_DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
 
+    def give_back(self) -> None:
+        """Give the device's memory back; nothing may use `own` and `tensor` after it."""
+        if self.memory is not None:
+            self.memory.free(self.own.view(-1))
+
     @property
     def staged(self) -> bool:
         """True where `shared` is other memory than the engine's."""

@@ -57,6 +57,11 @@ class DeviceLink(Protocol):
         """Return the bytes of the device's memory that this process holds."""
 
 
+def pinned_words(count: int) -> Tensor:
+    """Return int32 zeros in memory of the host that devices copy from and to by themselves."""
+    return torch.zeros(count, dtype=torch.int32, pin_memory=True)
+
+
 class CudaArrival:
     """Words that a stream copies, with the event after the copy."""
 
@@ -69,13 +74,13 @@ class CudaArrival:
 
 
 class CudaLink:
-    """A CUDA or ROCm device, on the current stream."""
+    """A CUDA or ROCm device, on its current stream. It is the calling thread's current device: kernels start there."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def host_words(self, count: int) -> HostWords:
-        tensor = torch.zeros(count, dtype=torch.int32, pin_memory=True)
+        tensor = pinned_words(count)
         return HostWords(tensor.numpy(), tensor)
 
     def send(self, source: HostWords, target: Tensor) -> None:
@@ -84,7 +89,7 @@ class CudaLink:
     def fetch(self, source: Tensor, target: HostWords) -> Arrival:
         target.tensor[: len(source)].copy_(source, non_blocking=True)
         event = torch.cuda.Event()
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))
         return CudaArrival(event, target.words[: len(source)])
 
     def settle(self) -> None:

@@ -4,14 +4,12 @@
 import logging
 from collections.abc import Callable
 
-import torch
-
 from pontil.gpu_ops.kv.device_attention import CELLS, DeviceAttention
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
-from pontil.runtime.engine.device.link import CudaLink, DeviceLink
+from pontil.runtime.engine.device.link import CudaLink
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
 from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
 from pontil.runtime.engine.sequences.streamed import FrameMaker
@@ -25,7 +23,7 @@ SOME_STEPS = 4
 
 def make_runner(
     config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int, followers: Followers,
-    maker: FrameMaker | None, link: Callable[[torch.device], DeviceLink] = CudaLink,
+    maker: FrameMaker | None,
 ) -> ModelRunner:  # fmt: skip
     """Return the plain runner on a CPU, and for pools with cells that devices' kernels do not read."""
     if model.device.type == "cpu" or storage.tensor.dtype not in CELLS:
@@ -34,7 +32,7 @@ def make_runner(
         config.max_num_seqs + GENERATED_ROWS, config.max_num_batched_tokens, storage.layout.blocks_for(max_model_len)
     )
     others = followers if config.ranks > 1 else NONE
-    return DeviceRunner(model, storage, link(model.device), limits, DeviceAttention, others, maker)
+    return DeviceRunner(model, storage, CudaLink(model.device), limits, DeviceAttention, others, maker)
 
 
 def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:

@@ -77,8 +77,9 @@ class CudaConnector(CopyingConnector[PeerGpuPool]):
         """Copy the blocks of one pull. The thread waits for the GPU, which needs no interpreter lock."""
         begun, digests = time.monotonic(), list[int]()
         heads, pairs = job.pull.heads or self.storage.layout.kv_heads, job.pull.pairs
-        source = self.storage.heads_of_pool(job.pool.own, job.pool.heads, heads)
-        target = self.storage.heads_in(self.storage.own, heads)
+        # As words: heads of a block are a multiple of them, and each is moved by itself.
+        source = self.storage.heads_of_pool(job.pool.own, job.pool.heads, heads).view(torch.int64)
+        target = self.storage.heads_in(self.storage.own, heads).view(torch.int64)
         with self.memory.after(job.mark):
             for start in range(0, len(pairs), AT_ONCE):
                 if self.must_end(job):

@@ -4,18 +4,15 @@ processes need must not be missing later."""
 
 import gc
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from pontil.runtime.cache.device_memory import DeviceMemory
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.engine.device.link import CudaLink, DeviceLink
 from pontil.runtime.engine.device.runner_choice import estimate_recordings, make_runner
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
@@ -27,8 +24,6 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
 logger = logging.getLogger("pontil.worker")
-
-MakeLink = Callable[[torch.device], DeviceLink]
 
 
 class MemoryMeter(Protocol):
@@ -101,10 +96,7 @@ class GpuRoom:
             )
 
 
-def measure_room(
-    config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter, make_link: MakeLink = CudaLink,
-    memory: DeviceMemory | None = None,
-) -> GpuRoom:  # fmt: skip
+def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter) -> GpuRoom:
     """Run the largest steps that the configuration allows with a small pool, then record some of those that will be
     recorded, and see what they need. All ranks of a worker do so together. Raises ModelError."""
 
@@ -113,10 +105,11 @@ def measure_room(
         return meter.total - meter.free
 
     taken = held()
-    runner = run_largest_steps(config, model, layout, make_link, memory)
+    runner = run_largest_steps(config, model, layout)
     step = meter.peak
     room = GpuRoom(int(meter.total * config.gpu_memory_share), taken, step, estimate_recordings(runner, held))
-    # The pool that is made next gets this memory, which torch would keep.
+    # The pool that is made next gets this memory.
+    runner.storage.give_back()
     del runner
     gc.collect()
     meter.reset()
@@ -128,23 +121,21 @@ def measure_room(
     return room
 
 
-def run_largest_steps(
-    config: WorkerConfig, model: Model, layout: KVLayout, make_link: MakeLink, memory: DeviceMemory | None
-) -> ModelRunner:
+def run_largest_steps(config: WorkerConfig, model: Model, layout: KVLayout) -> ModelRunner:
     """Compute a step full of a prompt, then one with as many sequences as may run, by the runner of this device. Return
     that."""
     longest = model.config.max_model_len - 1
     prompts = [min(config.max_num_batched_tokens, longest)] + [1] * (config.max_num_seqs - 1)
     # A sequence is let in if there is a block to spare for each that runs.
     num_blocks = 1 + sum(layout.blocks_for(length + 2) + 1 for length in prompts)
-    storage = KVStorage(layout, num_blocks, model.device, memory)
+    storage = KVStorage(layout, num_blocks, model.device)
     budget = max(config.max_num_batched_tokens, config.max_num_seqs)
     scheduler = Scheduler(BlockPool(num_blocks), layout, config.max_num_seqs, StepBudget(budget), prefix_caching=False)
     if config.ranks > 1:
         # The ranks run this together, with no driver among them.
         runner = ModelRunner(model, storage)
     else:
-        runner = make_runner(config, model, storage, model.config.max_model_len, NONE, None, make_link)
+        runner = make_runner(config, model, storage, model.config.max_model_len, NONE, None)
     engine = Engine(runner, scheduler)
     # Edited logits, probabilities and logprobs of the whole vocabulary are a part of what a step needs.
     params = SamplingParams(

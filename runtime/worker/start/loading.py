@@ -201,6 +201,9 @@ def open_device(config: WorkerConfig) -> torch.device:
     device = torch.device(config.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"{config.device} was asked for, but torch finds no GPU here: use cpu, or check the driver")
+    if device.type != "cpu":
+        # Triton starts kernels on the thread's current device, whatever their tensors' is; so are graphs recorded.
+        torch.cuda.set_device(device)
     torch.set_num_threads(max(1, len(config.cores)))
     return device
 

@@ -35,6 +35,9 @@ class EmulatedMemory:
         self.files[made.data_ptr()] = fd
         return made
 
+    def free(self, memory: Tensor) -> None:
+        os.close(self.files.pop(memory.data_ptr()))
+
     def export(self, memory: Tensor) -> bytes:
         return HANDLE.pack(os.getpid(), self.files[memory.data_ptr()]).ljust(HANDLE_BYTES, b"\0")
 

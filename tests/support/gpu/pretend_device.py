@@ -1,25 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A device that is not there. Its tensors have shapes and addresses but no numbers, so that code which would wait for
-the device to read one fails; so does code that computes with memory of the host. What it starts is recorded."""
+"""Devices that are not there. Their tensors have shapes and addresses but no numbers, so that code which would wait for
+a device to read one fails; so does code that computes with memory of the host, and what the driver refuses
+(`strict_driver.py`). What is started is recorded."""
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import torch
+from strict_driver import DriverFault, StrictDriver, StrictGraph
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from pontil.gpu_ops.triton import launch
-from pontil.runtime.engine.device.link import Arrival, HostWords, Words
+from pontil.runtime.cache import device_memory
+from pontil.runtime.cache.device_memory import HANDLE_BYTES
+from pontil.runtime.engine.device import link
 
 COPIES = ("aten::copy_", "aten::_to_copy", "aten::to")
+
+
+# The words of memory in which nothing has arrived yet.
+NOT_THERE = -7_777_777
 
 
 class HostTensorUsed(AssertionError):
@@ -33,16 +42,32 @@ def pretend() -> torch.device:
     return torch.device("pretend:0")
 
 
+class Places:
+    """A number for each piece of memory, which no later one gets."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.given = 0
+
+    def __call__(self, one: Tensor) -> int:
+        storage = one.untyped_storage()
+        found = self.known.get(storage._cdata)
+        if found is None or found[0].expired():
+            self.given += 1
+            found = self.known[storage._cdata] = (StorageWeakRef(storage), self.given)
+        return found[1]
+
+
 @dataclass
 class DeviceTape:
     """The record of what code started: every operation and kernel, with its numbers and its tensors' shapes. A tensor
     that was there before has its address too. `to_device` and `to_host` count copies."""
 
+    places: Places
     calls: list[Any] = field(default_factory=list)
     kernels: list[str] = field(default_factory=list)
     to_device: int = 0
     to_host: int = 0
-    made: list[Tensor] = field(default_factory=list)
     own: set[int] = field(default_factory=set)
 
     def describe(self, one: Any) -> Any:
@@ -52,28 +77,55 @@ class DeviceTape:
         if not isinstance(one, FakeTensor) or one.device.type == "cpu":
             # The host's memory for copies alternates.
             return ("host", *shape)
-        storage = one.untyped_storage()._cdata
-        return ("made", *shape) if storage in self.own else (storage, one.storage_offset(), *shape)
+        place = self.places(one)
+        return ("made", *shape) if place in self.own else (place, one.storage_offset(), *shape)
 
     def call(self, name: str, arguments: Any) -> None:
         flat, _ = tree_flatten(arguments)
         self.calls.append((name, *(self.describe(one) for one in flat)))
 
-    def keep(self, results: Any) -> None:
-        """Note results, which stay, so that no address is given twice."""
-        for one in tree_flatten(results)[0]:
-            if isinstance(one, Tensor):
-                self.made.append(one)
-                self.own.add(one.untyped_storage()._cdata)
-
 
 class PretendDevice(TorchDispatchMode):
-    """Runs operations on the pretend device without numbers, and all others as they are."""
+    """Runs operations on pretend devices without numbers, and all others as they are. While it is entered, what the
+    product uses of torch.cuda is the strict driver's."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0, memory: int = 1 << 40) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        pretend()
         self.fake = FakeTensorMode()
-        self.device, self.tape = pretend(), DeviceTape()
+        self.driver, self.places = StrictDriver(), Places()
+        self.tape = DeviceTape(self.places)
+        self.device = torch.device("pretend", device)
+        # The host's memory that devices copy from and to; it stays.
+        self.pinned: dict[int, Tensor] = {}
+        self.room = DeviceRoom(memory)
+        self.allocated: dict[int, Tensor] = {}
+        self.patches = ExitStack()
+
+    def __enter__(self) -> "PretendDevice":
+        driver, room = self.driver, self.room
+        functions: dict[str, Any] = {
+            "current_device": lambda: driver.current_device().index, "set_device": driver.set_device,
+            "device": driver.device, "Stream": driver.stream, "Event": driver.event, "stream": driver.on,
+            "current_stream": driver.current_stream, "CUDAGraph": driver.graph, "graph": self.capture,
+            "memory_reserved": lambda device: room.taken(), "empty_cache": lambda: None,
+            "mem_get_info": lambda device: (room.most - room.taken(), room.most),
+        }  # fmt: skip
+        self.patches.enter_context(patch.multiple(torch.cuda, **functions))
+        self.patches.enter_context(patch.object(link, "pinned_words", self.pinned_words))
+        self.patches.enter_context(patch.object(launch, "starter", self.start))
+        self.patches.enter_context(patch.object(device_memory, "gpu_runtime", lambda: PretendRuntime(self)))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self.patches.close()
+
+    def pinned_words(self, count: int) -> Tensor:
+        made = torch.zeros(count, dtype=torch.int32)
+        self.pinned[self.places(made)] = made
+        return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -85,25 +137,76 @@ class PretendDevice(TorchDispatchMode):
         if name == "prim::device":
             return args[0].device
         if name == "aten::copy_" and not isinstance(args[0], FakeTensor):
-            self.tape.to_host += 1
-            return args[0]
+            return self.to_host(args[0], args[1], kwargs.get("non_blocking", len(args) > 2 and args[2]))
         theirs = [one for one in flat if not isinstance(one, FakeTensor) and one.dim() > 0]
         if theirs and name in COPIES:
-            self.tape.to_device += 1
+            self.to_device(theirs)
         elif theirs:
             raise HostTensorUsed(f"{func} was called with a tensor of the host")
         args, kwargs = tree_map(self.faked, (args, kwargs))
         self.tape.call(str(func), (args, kwargs))
-        before = {one.untyped_storage()._cdata for one in flat if isinstance(one, FakeTensor)}
+        before = {self.places(one) for one in flat if isinstance(one, FakeTensor)}
         with self.fake:
             result = func(*args, **kwargs)
         new = [
             one for one in tree_flatten(result)[0]
-            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in before
+            if isinstance(one, Tensor) and self.places(one) not in before
         ]  # fmt: skip
-        self.tape.to_host += name in COPIES and result.device.type == "cpu"
-        self.tape.keep(new)
+        if name in COPIES and result.device.type == "cpu":
+            self.tape.to_host += 1
+            self.driver.current_stream(args[0].device).synchronize()
+        self.room.take([one for one in new if one.device.type == "pretend"])
+        self.tape.own.update(self.places(one) for one in new)
+        self.note_uses(func, args, kwargs, new, theirs)
         return result
+
+    def note_uses(self, func: Any, args: Any, kwargs: Any, new: list[Tensor], theirs: list[Tensor]) -> None:
+        """Tell the driver what was started. Views start nothing."""
+        written = {
+            id(one) for argument, one in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }  # fmt: skip
+        flat = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, FakeTensor)]
+        if self.driver.capturing is not None:
+            self.note_foreign(self.driver.capturing, flat)
+        uses = [(self.places(one), id(one) in written or one is kwargs.get("out")) for one in flat]
+        uses += [(self.places(one), True) for one in new]
+        devices = {one.device for one in (*flat, *new) if one.device.type == "pretend"}
+        if func.is_view or not devices:
+            return
+        uses += [(self.places(one), False) for one in theirs if self.places(one) in self.pinned]
+        self.driver.started_on(devices.pop(), uses)
+
+    def note_foreign(self, graph: StrictGraph, tensors: Sequence[Tensor]) -> None:
+        """Note memory that a recording uses and did not make."""
+        for one in tensors:
+            if self.places(one) not in self.tape.own:
+                graph.foreign.append(StorageWeakRef(one.untyped_storage()))
+
+    def to_device(self, sources: list[Tensor]) -> None:
+        self.tape.to_device += 1
+        for one in sources:
+            if self.places(one) in self.pinned:
+                # The host has just written there.
+                self.driver.host_may_write(self.places(one))
+            else:
+                self.driver.refuse_in_capture("a copy from memory that is not pinned")
+
+    def to_host(self, target: Tensor, source: Tensor, goes_on: bool) -> Tensor:
+        """Copy to the host's memory, which holds nothing of use until the copy is waited for."""
+        self.tape.to_host += 1
+        stream = self.driver.current_stream(source.device)
+        pinned = goes_on and self.places(target) in self.pinned
+        uses = [(self.places(source), False), *([(self.places(target), True)] if pinned else [])]
+        self.driver.refuse_in_capture("a copy to the host")
+        moment = self.driver.started_on(source.device, uses)
+        if pinned and moment is not None:
+            target.fill_(NOT_THERE)
+            self.driver.arriving.append((moment, target.zero_))
+        else:
+            stream.synchronize()
+            target.zero_()
+        return target
 
     def faked(self, one: Any) -> Any:
         return self.fake.from_tensor(one) if isinstance(one, Tensor) and not isinstance(one, FakeTensor) else one
@@ -111,89 +214,108 @@ class PretendDevice(TorchDispatchMode):
     @contextmanager
     def recording(self) -> Iterator[DeviceTape]:
         """Record what the block starts, kernels too."""
-        before, starter = self.tape, launch.starter
-        self.tape, launch.starter = DeviceTape(), self.start
+        before = self.tape
+        self.tape = DeviceTape(self.places)
         try:
             yield self.tape
         finally:
-            self.tape, launch.starter = before, starter
+            self.tape = before
+
+    @contextmanager
+    def capture(self, graph: StrictGraph, pool: Any = None) -> Iterator[None]:
+        """torch.cuda.graph. What is recorded keeps its memory in the pool, which the next recording uses again."""
+        before = self.room.peak = self.room.taken()
+        with self.driver.capture(graph, pool or RecordedMemory()), self.recording() as tape:
+            yield
+        graph.calls = tape.calls
+        assert not tape.to_device and not tape.to_host, "a recorded step copies to or from the host"
+        graph.memory.bytes = max(graph.memory.bytes, self.room.peak - before)
+        self.room.pools.add(graph.memory)
 
     def start(self, kernel: Any, grid: launch.Grid, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        """Start a kernel, on the current device as Triton does. Which of its tensors it writes to is not known: all
+        but those that many read at once."""
+        uses = []
         for one in arguments:
-            if isinstance(one, Tensor) and not (isinstance(one, FakeTensor) and one.device.type == "pretend"):
-                raise HostTensorUsed(f"{kernel} was started with a tensor of the host")
+            if isinstance(one, Tensor):
+                if not (isinstance(one, FakeTensor) and one.device.type == "pretend"):
+                    raise HostTensorUsed(f"{kernel} was started with a tensor of the host")
+                if one.device != self.driver.current_device():
+                    raise DriverFault(
+                        f"{kernel} is started on {self.driver.current_device()} with a tensor of {one.device}"
+                    )
+                uses.append((self.places(one), True))
         name = kernel.fn.__name__ if hasattr(kernel, "fn") else str(kernel)
+        if self.driver.capturing is not None:
+            self.note_foreign(self.driver.capturing, [one for one in arguments if isinstance(one, Tensor)])
         self.tape.kernels.append(name)
         self.tape.call(name, (grid, arguments, constants))
+        self.driver.started_on(self.driver.current_device(), uses)
 
 
-class Zeros:
-    """Results of a device without numbers."""
+@dataclass(eq=False)
+class RecordedMemory:
+    """The memory that recordings share."""
 
-    def __init__(self, words: Words) -> None:
-        self.words = words
-
-    def wait(self) -> Words:
-        return self.words
+    bytes: int = 0
 
 
-class PretendMemory:
-    """The memory of the pretend device. No other process opens it, and nothing is copied beside the steps."""
+class DeviceRoom:
+    """The memory of a device, which tensors take while they live. `peak` is the most since it was last set."""
 
-    def allocate(self, size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.uint8, device=pretend())
+    def __init__(self, most: int) -> None:
+        self.most, self.peak = most, 0
+        self.held: list[tuple[StorageWeakRef, int]] = []
+        self.pools: set[RecordedMemory] = set()
 
-    def export(self, memory: Tensor) -> bytes:
-        raise AssertionError("no other process opens this memory")
+    def taken(self) -> int:
+        self.held = [one for one in self.held if not one[0].expired()]
+        now = sum(size for _, size in self.held) + sum(pool.bytes for pool in self.pools)
+        self.peak = max(self.peak, now)
+        return now
 
-    def open(self, handle: bytes, size: int) -> Tensor:
-        raise AssertionError("this memory opens no other")
-
-    def close(self, opened: Tensor) -> None: ...
-
-    def mark(self) -> None:
-        raise AssertionError("nothing is copied beside the steps")
-
-    def after(self, mark: None) -> AbstractContextManager[None]:
-        raise AssertionError("nothing is copied beside the steps")
+    def take(self, tensors: Sequence[Tensor]) -> None:
+        """Take memory for tensors. Raises torch.OutOfMemoryError."""
+        for one in tensors:
+            storage = one.untyped_storage()
+            self.held.append((StorageWeakRef(storage), storage.nbytes()))
+        if tensors and self.taken() > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory: the pretend device has no more")
 
 
-class PretendLink:
-    """A link to the pretend device: results are zeros. A recorded step is a tape."""
+class PretendRuntime:
+    """The runtime's functions for memory that other processes open, which here are this one."""
 
     def __init__(self, there: PretendDevice) -> None:
-        self.there, self.device = there, there.device
-        self.replays = self.settled = self.captures = 0
-        self.held = 1000
+        self.there = there
 
-    def host_words(self, count: int) -> HostWords:
-        made = torch.zeros(count, dtype=torch.int32)
-        return HostWords(made.numpy(), made)
+    def malloc(self, size: int) -> int:
+        self.there.driver.refuse_in_capture("taking memory")
+        made = torch.zeros(size, dtype=torch.uint8, device=self.there.driver.current_device())
+        pointer = self.there.places(made)
+        self.there.allocated[pointer] = made
+        self.there.driver.pools.add(pointer)
+        return pointer
 
-    def send(self, source: HostWords, target: Tensor) -> None:
-        target.copy_(source.tensor[: len(target)], non_blocking=True)
+    def free(self, pointer: int) -> None:
+        self.there.driver.give_back(pointer)
+        del self.there.allocated[pointer]
 
-    def fetch(self, source: Tensor, target: HostWords) -> Arrival:
-        target.tensor[: len(source)].copy_(source, non_blocking=True)
-        return Zeros(np.zeros(len(source), np.int32))
+    def handle_of(self, pointer: int) -> bytes:
+        assert pointer in self.there.allocated, "only a whole allocation has a handle"
+        return pointer.to_bytes(HANDLE_BYTES, "little")
 
-    def settle(self) -> None:
-        self.settled += 1
+    def open(self, handle: bytes) -> int:
+        pointer = int.from_bytes(handle, "little")
+        if pointer not in self.there.allocated:
+            raise OSError("the memory is gone")
+        return pointer
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
-        with self.there.recording() as first:
-            result = run()
-        with self.there.recording() as again:
-            run()
-        assert first.calls == again.calls, "a recorded step would read other addresses"
-        assert not first.to_device and not first.to_host, "a recorded step copies to or from the host"
-        self.held += 500
-        self.captures += 1
+    def close(self, pointer: int) -> None:
+        self.there.driver.check_ended(pointer)
 
-        def replay() -> None:
-            self.replays += 1
+    def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
+        return self.there.allocated[pointer][:size]
 
-        return replay, result, pool or object()
-
-    def reserved(self) -> int:
-        return self.held
+    def pointer_of(self, memory: Tensor) -> int:
+        return self.there.places(memory)

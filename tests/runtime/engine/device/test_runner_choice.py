@@ -4,10 +4,9 @@
 import logging
 
 import pytest
-from pretend_device import PretendDevice, PretendLink, PretendMemory
+from pretend_device import PretendDevice
 from tiny import build, layout_of, reference
 
-from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -27,19 +26,17 @@ def test_a_cpu_has_the_plain_runner_and_records_nothing(caplog: pytest.LogCaptur
 
 
 def test_a_device_runs_recorded_steps_if_kernels_read_its_cells(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # The plain runner compares numbers, of which there are none.
-    monkeypatch.setattr("pontil.runtime.engine.tiles.runner.measure", lambda *products: ANY_ROWS)
     hugging = reference()
     with PretendDevice() as there, caplog.at_level(logging.INFO):
         model = build(hugging, device=str(there.device))
         plain, small = (
-            KVStorage(layout_of(model, cells=cells), 4, there.device, PretendMemory()) for cells in ("auto", "int8")
+            KVStorage(layout_of(model, cells=cells), 4, there.device) for cells in ("auto", "int8")
         )  # fmt: skip
 
-        made = make_runner(CONFIG, model, plain, 64, NONE, None, lambda device: PretendLink(there))
+        made = make_runner(CONFIG, model, plain, 64, NONE, None)
         assert isinstance(made, DeviceRunner) and made.limits.generated == 34
         record_steps(made)
-        assert type(make_runner(CONFIG, model, small, 64, NONE, None, lambda device: PretendLink(there))) is ModelRunner
+        assert type(make_runner(CONFIG, model, small, 64, NONE, None)) is ModelRunner
     assert "decode steps in 0 MiB" in caplog.text and made.layers.captured.bytes > 0

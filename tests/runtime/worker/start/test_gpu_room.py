@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_device import PretendDevice, PretendLink, PretendMemory
+from pretend_device import PretendDevice
 from tiny import build, layout_of, reference
 
 from pontil.runtime.cache.storage import KVStorage
@@ -104,13 +104,13 @@ class DeviceMeter:
     """A GPU of 1,000 MiB of which 300 are taken, and a MiB more for each recorded step and 50 for the first. A step
     takes a MiB for each of its rows."""
 
-    link: PretendLink
+    there: PretendDevice
     rows: list[int]
     total: int = 1000 * MIB
 
     @property
     def free(self) -> int:
-        return (700 - self.link.captures - 50 * (self.link.captures > 0)) * MIB
+        return (700 - self.there.driver.captures - 50 * (self.there.driver.captures > 0)) * MIB
 
     @property
     def peak(self) -> int:
@@ -132,18 +132,18 @@ def test_a_device_runs_its_own_runner_and_records_some_steps(
     monkeypatch.setattr(DeviceRunner, "start", counting)
     hugging = reference()
     with PretendDevice() as there, there.recording(), caplog.at_level(logging.INFO):
-        link, model = PretendLink(there), build(hugging, device=str(there.device))
-        layout, memory = layout_of(model), PretendMemory()
-        settings = config(max_num_seqs=24)
-        room = measure_room(settings, model, layout, DeviceMeter(link, rows), lambda device: link, memory)
-        some = link.captures
-        storage = KVStorage(layout, 4, there.device, memory)
-        runner = make_runner(settings, model, storage, model.config.max_model_len, NONE, None, lambda device: link)
-        record_steps(runner)
-    assert max(rows) >= 100 and 24 in rows and some < link.captures - some
+        model = build(hugging, device=str(there.device))
+        layout, settings = layout_of(model), config(max_num_seqs=24)
+        room = measure_room(settings, model, layout, DeviceMeter(there, rows))
+        some = there.driver.captures
+        assert not there.allocated
+        storage = KVStorage(layout, 4, there.device)
+        record_steps(make_runner(settings, model, storage, model.config.max_model_len, NONE, None))
+        recorded = there.driver.captures - some
+    assert max(rows) >= 100 and 24 in rows and some < recorded
     assert (room.taken, room.step) == (300 * MIB, max(rows) * MIB)
-    assert room.recorded == (link.captures - some + 50) * MIB
-    assert room.kv == (600 - max(rows) - 50 - (link.captures - some)) * MIB
+    assert room.recorded == (recorded + 50) * MIB
+    assert room.kv == (600 - max(rows) - 50 - recorded) * MIB
     assert f"recorded steps {room.recorded >> 20} MiB, KV {room.kv >> 20} MiB, which together are the 900 MiB" in (
         caplog.text
     )
