@@ -52,6 +52,17 @@ class Deadlines(SharedDeadlines):
 DEADLINES = Deadlines()
 
 
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """The sequences that a worker runs at once, and the tokens that it computes in a step."""
+
+    seats: int
+    tokens: int
+
+
+CPU_STEP, GPU_STEP = StepSize(64, 256), StepSize(256, 8192)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions(SharedOptions):
     """The options of every worker; one that has no use for an option ignores it."""
@@ -70,8 +81,14 @@ class WorkerOptions(SharedOptions):
         PROCESSES, None, "A name for what these workers serve, other than that of workers that they replace.", text,
         "NAME",
     )  # fmt: skip
-    max_num_seqs: int = option(ENGINE, 64, "Sequences a worker runs at once.", whole(1, 65536), "COUNT")
-    max_num_batched_tokens: int = option(ENGINE, 256, "Tokens a worker computes in one step.", whole(1), "TOKENS")
+    max_num_seqs: int | None = option(
+        ENGINE, None, f"Sequences a worker runs at once (default: {CPU_STEP.seats}, on a GPU {GPU_STEP.seats}).",
+        whole(1, 65536), "COUNT",
+    )  # fmt: skip
+    max_num_batched_tokens: int | None = option(
+        ENGINE, None, f"Tokens a worker computes in one step (default: {CPU_STEP.tokens}, on a GPU {GPU_STEP.tokens}).",
+        whole(1), "TOKENS",
+    )  # fmt: skip
     max_interleaved_tokens: int | None = option(
         ENGINE,
         None,
@@ -166,6 +183,13 @@ class WorkerConfig(WorkerOptions):
     version: str | None = None
     kept_memory: tuple[int, int] | None = None
     more_controls: tuple[str, ...] = ()
+
+    @property
+    def step_size(self) -> StepSize:
+        """The sizes of the options, else those that suit the device: weights are read once a step, and a GPU has time
+        for more rows of them."""
+        usual = CPU_STEP if self.device == "cpu" else GPU_STEP
+        return StepSize(self.max_num_seqs or usual.seats, self.max_num_batched_tokens or usual.tokens)
 
     @property
     def controls(self) -> tuple[str, ...]:

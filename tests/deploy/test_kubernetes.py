@@ -40,6 +40,7 @@ from pontil.launcher.options.parsers import host_of
 from pontil.launcher.plan.topology import Topology, plan
 from pontil.launcher.supervisor.rollouts.rollout import DRAIN_MARGIN as RELEASE_WITHIN
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
+from pontil.runtime.config.worker_config import CPU_STEP
 
 VERSION_OF_KUBERNETES = "1.37"
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -339,7 +340,7 @@ def test_each_kind_of_worker_is_scaled_by_its_own_load(deployments: Deployments)
     }
     assert all(name.startswith(f"pontil_{kind}_") for kind, named in targets.items() for name in named)
     assert {name for named in targets.values() for name in named} == adapted()
-    seats = read_options({}).max_num_seqs
+    seats = CPU_STEP.seats
     assert targets["decode"]["pontil_decode_sequences_running"] == str(seats * 3 // 4)
 
 

@@ -29,7 +29,7 @@ def make_runner(
     if model.device.type == "cpu" or storage.tensor.dtype not in CELLS:
         return ModelRunner(model, storage, followers, maker)
     limits = DeviceLimits(
-        config.max_num_seqs + GENERATED_ROWS, config.max_num_batched_tokens, storage.layout.blocks_for(max_model_len)
+        config.step_size.seats + GENERATED_ROWS, config.step_size.tokens, storage.layout.blocks_for(max_model_len)
     )
     others = followers if config.ranks > 1 else NONE
     return DeviceRunner(model, storage, CudaLink(model.device), limits, DeviceAttention, others, maker)

@@ -220,7 +220,7 @@ def introduction(sockets: WorkerSockets, node: StageNode, endpoint: str) -> Hell
     config = sockets.config
     return Hello(
         sockets.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
-        node.identity, "", endpoint, 1, SEATS + 1, SEATS, MOST_INPUT, config.max_num_batched_tokens, node=config.node,
+        node.identity, "", endpoint, 1, SEATS + 1, SEATS, MOST_INPUT, config.step_size.tokens, node=config.node,
     )  # fmt: skip
 
 

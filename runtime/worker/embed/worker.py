@@ -32,7 +32,7 @@ class EmbeddingWorker(Workload):
     """The texts of one process that embeds. A step computes some of the waiting ones and sends each its vector."""
 
     def __init__(self, sockets: WorkerSockets, embedder: Embedder) -> None:
-        self.embedder, self.queue = embedder, EmbeddingQueue(sockets.config.max_num_batched_tokens)
+        self.embedder, self.queue = embedder, EmbeddingQueue(sockets.config.step_size.tokens)
         link = sockets.connect_proxies(introduction(sockets, embedder))
         super().__init__(sockets, link, IdleWork(), {"max_model_len": embedder.max_model_len})
 
@@ -135,7 +135,7 @@ def introduction(sockets: WorkerSockets, embedder: Embedder) -> Hello:
     return Hello(
         sockets.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
         embedder.identity, "", "", embedder.max_model_len, SEATS + 1, SEATS, embedder.max_model_len,
-        config.max_num_batched_tokens, kernels=embedder.kernels, dtype="float32",
+        config.step_size.tokens, kernels=embedder.kernels, dtype="float32",
         embedding_size=embedder.model.hidden_size, revision=config.revision, version=config.version,
     )  # fmt: skip
 

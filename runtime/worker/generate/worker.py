@@ -242,7 +242,7 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
     return Hello(
         sockets.incarnation, SCHEMA, config.name, config.role, os.getpid(), config.device, config.served_model_name,
         machine.fingerprint, layout.fingerprint(), endpoint, layout.block_size, machine.pool.num_blocks,
-        config.max_num_seqs, machine.config.max_model_len, config.max_num_batched_tokens, kernels=machine.kernels,
+        config.step_size.seats, machine.config.max_model_len, config.step_size.tokens, kernels=machine.kernels,
         dtype=machine.dtype, grammars=LIBRARY, kv_cache_dtype=machine.kv_cache_dtype, node=config.node,
         revision=config.revision, version=config.version,
     )  # fmt: skip

@@ -119,7 +119,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
 def equip(config: WorkerConfig, runner: Runner, storage: KVStorage, pool: BlockPool) -> Engine:
     """Return the engine that a worker has over a runner and its pool. No weights are needed."""
     scheduler = Scheduler(
-        pool, storage.layout, config.max_num_seqs, StepBudget(config.max_num_batched_tokens, interleaved(config)),
+        pool, storage.layout, config.step_size.seats, StepBudget(config.step_size.tokens, interleaved(config)),
         config.prefix_caching, drafts=StepDrafts(config.speculative_tokens),
     )  # fmt: skip
     return Engine(runner, scheduler)

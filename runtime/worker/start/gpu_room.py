@@ -124,13 +124,13 @@ def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: Me
 def run_largest_steps(config: WorkerConfig, model: Model, layout: KVLayout) -> ModelRunner:
     """Compute a step full of a prompt, then one with as many sequences as may run, by the runner of this device. Return
     that."""
-    longest = model.config.max_model_len - 1
-    prompts = [min(config.max_num_batched_tokens, longest)] + [1] * (config.max_num_seqs - 1)
+    longest, size = model.config.max_model_len - 1, config.step_size
+    prompts = [min(size.tokens, longest)] + [1] * (size.seats - 1)
     # A sequence is let in if there is a block to spare for each that runs.
     num_blocks = 1 + sum(layout.blocks_for(length + 2) + 1 for length in prompts)
     storage = KVStorage(layout, num_blocks, model.device)
-    budget = max(config.max_num_batched_tokens, config.max_num_seqs)
-    scheduler = Scheduler(BlockPool(num_blocks), layout, config.max_num_seqs, StepBudget(budget), prefix_caching=False)
+    budget = max(size.tokens, size.seats)
+    scheduler = Scheduler(BlockPool(num_blocks), layout, size.seats, StepBudget(budget), prefix_caching=False)
     if config.ranks > 1:
         # The ranks run this together, with no driver among them.
         runner = ModelRunner(model, storage)

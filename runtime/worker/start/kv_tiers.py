@@ -44,7 +44,7 @@ def open_tiers(
         return None
     if config.ranks > 1:
         raise ModelError("--kv-tier is for workers of one device: leave it out, or separate the devices by commas")
-    most = min(config.max_num_batched_tokens, machine.config.max_model_len - 1)
+    most = min(config.step_size.tokens, machine.config.max_model_len - 1)
     costs = TierCosts(seconds_of_token(engine_to_measure(machine, most), most), 0.0, {})
     # An engine refers to itself; its memory may have been made for this only.
     gc.collect()

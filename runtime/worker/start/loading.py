@@ -232,6 +232,6 @@ def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout) -> int:
     if model.device.type == "cuda":
         return measure_room(config, model, layout, TorchMeter(model.device)).kv // layout.block_bytes
     # Block 0 is padding.
-    usable = config.max_num_seqs * layout.blocks_for(model.config.max_model_len) + 1
+    usable = config.step_size.seats * layout.blocks_for(model.config.max_model_len) + 1
     size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
     return min(usable, size // layout.block_bytes)

@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -67,6 +67,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def config(**settings: object) -> WorkerConfig:
     given: dict[str, object] = {"max_num_batched_tokens": 100, "max_num_seqs": 6} | settings
     return WorkerConfig("w", "mixed", "cuda:0", (0,), "m", "m", "ipc:///c", "ipc:///p", **given)  # type: ignore[arg-type]
+
+
+def test_a_gpu_has_longer_steps_of_more_sequences_unless_told() -> None:
+    given: dict[str, object] = {"max_num_batched_tokens": None, "max_num_seqs": None}
+    sizes = [replace(config(**given), device=device).step_size for device in ("cpu", "cuda:0")]
+    assert [(one.seats, one.tokens) for one in sizes] == [(64, 256), (256, 8192)]
+    assert replace(config(), device="cpu").step_size == config().step_size
 
 
 def test_kv_gets_what_weights_and_the_largest_step_leave(model: Model, rows: list[int]) -> None:

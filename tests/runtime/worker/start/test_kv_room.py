@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pontil.runtime.cache.layout import KVLayout
+from pontil.runtime.config.worker_config import StepSize
 from pontil.runtime.probe.host_memory import FreeMemory
 from pontil.runtime.worker.start import loading
 from pontil.runtime.worker.start.loading import count_blocks
@@ -17,7 +18,7 @@ LAYOUT = KVLayout(16, 2, 2, 64, "bfloat16")
 
 def blocks(monkeypatch: pytest.MonkeyPatch, free: int, seats: int, context: int, given: int | None = None) -> int:
     monkeypatch.setattr(loading, "host_room", lambda: FreeMemory(free))
-    config: Any = SimpleNamespace(kv_cache_memory=given, max_num_seqs=seats)
+    config: Any = SimpleNamespace(kv_cache_memory=given, step_size=StepSize(seats, 256))
     model: Any = SimpleNamespace(device=torch.device("cpu"), config=SimpleNamespace(max_model_len=context))
     return count_blocks(config, model, LAYOUT)
 
