@@ -65,8 +65,11 @@ def test_what_is_copied_exists_and_is_sent_to_the_builder() -> None:
 
 
 def test_the_last_stage_has_no_compiler_no_root_and_the_program() -> None:
+    """An image for GPUs has the compiler that Triton starts, and has tried it."""
     first, last = stages()
-    assert "g++" in " ".join(told(first, "RUN")) and not re.search(r"\b(g\+\+|gcc|clang)", " ".join(told(last, "RUN")))
+    plain = re.sub(r"\$\{GPU:\+[^}]*\}", "", " ".join(told(last, "RUN")))
+    assert "g++" in " ".join(told(first, "RUN")) and not re.search(r"\b(g\+\+|gcc|clang)", plain)
+    assert "${GPU:+gcc libc6-dev}" in told(last, "RUN")[0] and "gpu_ops.triton.smoke" in told(last, "RUN")[1]
     assert told(last, "USER") == ["10001:10001"] and last.index(("USER", "10001:10001")) > 0
     names = [name for name, _ in last]
     assert "RUN" not in names[names.index("USER") :], "nothing is installed as another user"
@@ -129,3 +132,18 @@ def test_the_steps_that_install_work_and_leave_kernels_that_need_no_compiler(tmp
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
     assert not (tmp_path / "cache").exists(), "nothing was compiled or written"
+
+
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_machine_on_which_triton_cannot_start_is_told(tmp_path: Path, headers: bool) -> None:
+    """A compiler without the headers of the C library is not enough."""
+    pytest.importorskip("triton", reason="torch's build for CPUs has no Triton")
+    compiler = tmp_path / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("gcc")} {"" if headers else "-nostdinc"} "$@"\n')
+    compiler.chmod(0o755)
+    environment = os.environ | {"CC": str(compiler), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "pontil.gpu_ops.triton.smoke"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == (0 if headers else 1), done.stderr
+    if not headers:
+        assert "install gcc and libc6-dev" in done.stderr and "Traceback" not in done.stderr
