@@ -120,5 +120,6 @@ def both_models(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     workers = ("--role", "mixed", "--share-devices", "--mixed", "cpu:0", "--embed", "cpu:0,cpu:1")
     models = ("--model", str(folder / "small"), "--embedding-model", str(folder / "bert"))
     # However slow the machine is, hundreds of texts at once are not refused for the time that they would take.
-    with launched(folder, *workers, *models, "--first-byte-timeout", "600") as served:
+    patient = ("--first-byte-timeout", "600", "--kv-transfer-timeout", "600")
+    with launched(folder, *workers, *models, *patient) as served:
         yield served
