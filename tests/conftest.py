@@ -119,5 +119,7 @@ def both_models(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     write_tiny_bert(folder / "bert", num_hidden_layers=4)
     workers = ("--role", "mixed", "--share-devices", "--mixed", "cpu:0", "--embed", "cpu:0,cpu:1")
     models = ("--model", str(folder / "small"), "--embedding-model", str(folder / "bert"))
-    with launched(folder, *workers, *models) as served:
+    # However slow the machine is, hundreds of texts at once are not refused for the time that they would take.
+    patient = ("--first-byte-timeout", "600", "--kv-transfer-timeout", "600")
+    with launched(folder, *workers, *models, *patient) as served:
         yield served

@@ -193,8 +193,10 @@ def test_mistakes_are_one_sentence(pair: DisturbedSite) -> None:
     assert done.returncode == 1 and f"http://127.0.0.1:{pair.served.port}" in done.stderr
 
 
+@LONG
 def test_a_group_that_ends_hands_its_streams_to_the_others(tmp_path: Path) -> None:  # G4
-    """Its proxy is another launch's, which learns of it from the workers themselves."""
+    """Its proxy is another launch's, which learns of it from the workers themselves. By default launches come and are
+    told to end in the upgrades of tests/world."""
     write_tiny_llama(tmp_path / "tiny", max_model_len=1024)
     alike = ("--model", str(tmp_path / "tiny"), "--kv-cache-memory", "32MiB")
     door = f"ipc://{tmp_path}/control"

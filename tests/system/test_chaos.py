@@ -72,7 +72,7 @@ def test_a_launch_holds_under_every_fault(site: Served) -> None:
     """A worker and a proxy die and a link is cut; with --long, every fault. No stream is lost that can be continued,
     each is billed once, and small requests do not wait for a second caller that asks for much. That the launch itself
     holds under any faults is shown by tests/world, at more points."""
-    few = ("--minutes", "0.01", "--faults", ",".join(FEW), "--streams", "4")
+    few = ("--minutes", "0.01", "--faults", ",".join(FEW), "--streams", "2")
     many = ("--minutes", "10", "--streams", "12", "--greedy-key", str(keys_of(site.output.parent)))
     done = run(site, *(many if is_long() else few), "--seed", SEED, "--json")
     assert done.stdout, done.stderr

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeated text, a draft model and a draft layer guess for real launches of every shape: the answers are those without,
-also when workers are killed."""
+also when workers are killed.
+
+By default tests/runtime/worker/test_drafts.py, test_draft_layers.py and test_draft_models.py compare pairs that guess
+with workers that do not, and tests/world kills workers at any point."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +12,12 @@ from typing import Any
 
 import pytest
 from disturbed import MODEL, OPTIONS, DisturbedSite, bodies
-from effort import examples
 from served import ROOT, launched, wait_for
 from streams import Streams
 
 DRAFTING = ROOT / "tests" / "support" / "fakes" / "drafting_launch.py"
-LONG = pytest.mark.long
-TOKENS = examples(60, 100)
+pytestmark = pytest.mark.long
+TOKENS = 100
 PAIR = ("--share-devices", "--prefill", "cpu:0", "--decode", "cpu:1")
 MIXED = ("--role", "mixed", "--mixed", "cpu:0")
 Answers = list[tuple[Any, ...]]
@@ -69,9 +71,7 @@ def drafting(folder: Path, model: Path, kind: str, shape: tuple[str, ...], plain
         yield site
 
 
-@pytest.mark.parametrize(
-    "kind", ["draft layer", *(pytest.param(kind, marks=LONG) for kind in ("lookup", "draft model"))]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_pair_answers_as_without_drafts_through_kills(
     tmp_path: Path, model: Path, plain: Answers, kind: str
 ) -> None:  # B1, B7, C16
@@ -79,7 +79,6 @@ def test_a_pair_answers_as_without_drafts_through_kills(
         assert any(site.moves_streams_of("decode:0", 8) for _ in range(4))
 
 
-@LONG
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_kills_change_nothing_either(tmp_path: Path, model: Path, plain: Answers, kind: str) -> None:
     with drafting(tmp_path, model, kind, PAIR, plain) as site:
@@ -94,7 +93,6 @@ def test_more_kills_change_nothing_either(tmp_path: Path, model: Path, plain: An
         site.survives(both, "decode:0", "prefill:0")
 
 
-@LONG
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_worker_answers_as_without_drafts_through_kills(
     tmp_path: Path, model: Path, plain: Answers, kind: str

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hostile bodies against real processes: none is restarted, and a concurrent stream continues to its end."""
+"""The hostile bodies against real processes: none is restarted, and a concurrent stream continues to its end.
+
+By default tests/http/test_hostile_bodies.py sends each one beside a stream, to scripted workers, and tests/world sends
+bodies that do not fit to a launch under faults (`hostile_requests_have_a_defined_answer`)."""
 
 import json
 import random
@@ -7,22 +10,20 @@ import threading
 from typing import Any
 
 import pytest
-from effort import examples
 from hostile_bodies import HI, cases
 from oracle import at_rest
 from served import Served
 
 STREAMED = {
     "prompt": "Once upon a time",
-    "max_tokens": examples(40, 100),
+    "max_tokens": 100,
     "temperature": 0,
     "ignore_eos": True,
     "seed": 1,
 }
 
 
-# All bodies or every fifth: tests/http/test_hostile_bodies.py sends each one in every run, to a proxy without workers.
-STEP = examples(5, 1)
+pytestmark = pytest.mark.long
 
 
 class StreamUnderAttack:
@@ -50,7 +51,7 @@ def test_no_body_ends_a_process_or_a_stream(pair: Served) -> None:
     before, alone = processes(pair), StreamUnderAttack(pair).text()
     assert alone
     stream = StreamUnderAttack(pair)
-    for hostile in list(cases())[::STEP]:
+    for hostile in cases():
         if not stream.thread.is_alive():
             assert stream.text() == alone
             stream = StreamUnderAttack(pair)
@@ -66,7 +67,6 @@ def test_no_body_ends_a_process_or_a_stream(pair: Served) -> None:
     at_rest(pair)
 
 
-@pytest.mark.long
 def test_minutes_of_all_of_them_at_once_end_nothing(pair: Served) -> None:
     """Several clients, each with the whole table in an order of its own."""
     before, alone = processes(pair), StreamUnderAttack(pair).text()

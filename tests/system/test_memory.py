@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that a plan says a worker takes, against what the kernel counts for a real one."""
+"""The memory that a plan says a worker takes, against what the kernel counts for a real one.
+
+By default tests/runtime/probe holds the parts of a plan to what files and shapes say."""
 
 from pathlib import Path
 
@@ -21,7 +23,8 @@ def counted(file: Path, *names: str) -> int:
     return sum(int(found[name]) << 10 for name in names)
 
 
-@pytest.mark.parametrize("quantization", ["gguf", pytest.param("none", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("quantization", ["gguf", "none"])
 def test_a_real_worker_takes_what_its_plan_says(tmp_path: Path, quantization: str) -> None:
     """SmolLM2-135M, about ten seconds each. Pages of files are not counted: they are given back when memory is
     needed. An idle worker has mapped all of its KV memory, which is little here."""

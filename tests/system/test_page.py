@@ -236,7 +236,9 @@ def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> 
     operator.sees('[data-name="decode:0"] .figures', re.compile(rf"Restarts\s*{restarts + 1}"))
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "light"), pytest.param(1280, "dark", marks=pytest.mark.long), (390, "dark")]
+)
 def test_it_fits_a_phone_and_the_dark(browser: "Browser", served: Served, width: int, scheme: Scheme) -> None:
     operator = Operator(browser, served, width=width, scheme=scheme)
     operator.page.locator("#chat-send").click()

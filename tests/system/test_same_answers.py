@@ -78,9 +78,12 @@ ALL: dict[str, tuple[Any, dict[str, Any]]] = {
     }),
 }  # fmt: skip
 
-# Left to --long: lengths that tests of the engine have too, and grammars that test_drafts.py asks of a pair and of one
-# worker in each run.
-MORE = ("block - 1", "block + 1", "regex", "ebnf", "structural tag", "nested format")
+# Left to --long: lengths that tests of the engine have too, and grammars, which tests/runtime/worker/test_grammars.py
+# asks of a pair and of one worker of a tiny model, and test_structured.py of the real pair.
+MORE = (
+    "block - 1", "block + 1", "structured", "closed object", "regex", "ebnf", "structural tag", "nested format",
+    "echoed chat",
+)  # fmt: skip
 PROMPTS = {name: asked for name, asked in ALL.items() if is_long() or name not in MORE}
 # Prompts that every run asks alone too, whole and then with a warm cache; each other one takes a second or more.
 SOME = ("one token", "block", "three choices", "one of a few")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmark sweeps: launch, measure, stop, one table; an interrupted sweep resumes where it stopped."""
+"""Benchmark sweeps: launch, measure, stop, one table; an interrupted sweep resumes where it stopped.
+
+Only with --long: each start of theirs is a whole one, and by default tests/scripts measures scripted servers."""
 
 import csv
 import os
@@ -12,6 +14,7 @@ import psutil
 import pytest
 from served import ROOT, START_TIMEOUT, free_port, wait_for
 
+pytestmark = pytest.mark.long
 LENGTHS = "conversation,turn,prompt_tokens,output_tokens,shared_prefix_tokens\n0,0,5,3,0\n0,1,9,2,7\n"
 
 
@@ -70,7 +73,6 @@ def test_a_sweep_that_was_interrupted_goes_on(options: list[str], tmp_path: Path
     assert other.returncode == 1 and "holds a sweep with other settings" in said
 
 
-@pytest.mark.long
 def test_goodput_of_a_pair_and_of_mixed_workers(options: list[str], tmp_path: Path, model: str) -> None:
     run = sweep(options, "1:1@60000 0:2@60000", model, "goodput")
     said, _ = run.communicate(timeout=START_TIMEOUT)

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from drafted import REPEATING, Stops, requests, run
+from drafted import REPEATING, Plain, Stops, plain_of, requests, run
 from effort import examples, is_long
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,12 +25,17 @@ def model() -> Model:
     return made
 
 
+@pytest.fixture(scope="module")
+def plain(model: Model) -> Plain:
+    return plain_of(model)
+
+
 @pytest.mark.parametrize(("drafts", "first"), [(1, 0), (4, 1), (16, 2)])
 def test_alone_and_in_a_crowd_the_answers_are_those_without_drafts(
-    model: Model, drafts: int, first: int
+    model: Model, plain: Plain, drafts: int, first: int
 ) -> None:  # B1, C16
     """Each kind of request in a crowd and alone; without `--long` one third of them alone with each number."""
-    expected = run(rig(model), requests())
+    expected = plain(40)
     crowd = rig(model, drafts=drafts)
     assert run(crowd, requests()) == expected
     assert crowd.engine.drafted >= crowd.engine.accepted > 10
@@ -40,8 +45,8 @@ def test_alone_and_in_a_crowd_the_answers_are_those_without_drafts(
         assert found == {name: one for name, one in expected.items() if name in found}
 
 
-def test_replay_after_preemption_gives_the_same(model: Model) -> None:
-    expected = run(rig(model), requests(60))
+def test_replay_after_preemption_gives_the_same(model: Model, plain: Plain) -> None:
+    expected = plain(60)
     tight = rig(model, blocks=16, drafts=5)
     assert run(tight, requests(60)) == expected
     assert tight.scheduler.preemptions > 0 and tight.engine.accepted > 0

@@ -10,15 +10,16 @@ Pair = tuple[PromptWorker, PromptWorker]
 
 
 def both(
-    proxy: ScriptedProxy, pair: Pair, length: int, n: int, **settings: object
+    proxy: ScriptedProxy, pair: Pair, length: int, n: int, number: int = 0, **settings: object
 ) -> tuple[WorkerAnswer, WorkerAnswer]:
-    """Serve the same request by one worker and by two."""
+    """Serve the same request by one worker and by two. Another one of a test has another `number`: no id is used
+    twice, since a worker may not have ended the first yet."""
     prefill, decode = pair
-    params = drawn(12, n=n, **settings)
-    proxy.submit(decode, "whole", prompt(length), params)
-    proxy.submit_pair(prefill, decode, "split", prompt(length), params)
-    proxy.turn_until(lambda: all(name in proxy.answers and proxy.answers[name].ended(n) for name in ("whole", "split")))
-    return proxy.answers["whole"], proxy.answers["split"]
+    params, whole, split = drawn(12, n=n, **settings), f"whole {number}", f"split {number}"
+    proxy.submit(decode, whole, prompt(length), params)
+    proxy.submit_pair(prefill, decode, split, prompt(length), params)
+    proxy.turn_until(lambda: all(name in proxy.answers and proxy.answers[name].ended(n) for name in (whole, split)))
+    return proxy.answers[whole], proxy.answers[split]
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 200])
@@ -42,8 +43,7 @@ def test_choices_are_the_same_by_one_worker_and_by_two(proxy: ScriptedProxy, pai
 def test_choices_that_end_with_their_first_token_are_not_handed_over(proxy: ScriptedProxy, pair: Pair) -> None:
     whole, _ = both(proxy, pair, 40, 5)
     stop = whole.choice(2)[0]
-    del proxy.answers["whole"], proxy.answers["split"]
-    whole, split = both(proxy, pair, 40, 5, stop_token_ids=(stop,))
+    whole, split = both(proxy, pair, 40, 5, 1, stop_token_ids=(stop,))
     assert [split.choice(number) for number in range(5)] == [whole.choice(number) for number in range(5)]
     ends = [frame for frame in split.frames if frame.sender == pair[0].incarnation and frame.finish_reason]
     assert ends and {frame.finish_reason for frame in ends} == {"stop"}

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests of several kinds, and their answers from an engine, to compare those with drafts to those without."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from tiny import Rig, check_free, name_of, sequence
+from tiny import Rig, check_free, name_of, rig, sequence
 
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.engine.sequences.token_rules import StopCheck
+from pontil.runtime.models.model import Model
 
 REPEATING = [5, 6, 7, 8, 9] * 6
 KINDS: tuple[dict[str, Any], ...] = (
@@ -59,6 +61,15 @@ def run(one: Rig, sequences: Iterable[Sequence]) -> dict[str, Made]:
     assert all(each.generated == len(each.ids) for each in made.values())
     check_free(one)
     return made
+
+
+Plain = Callable[[int], dict[str, Made]]
+
+
+def plain_of(model: Model) -> Plain:
+    """Return the answers to these requests without drafts, by budget. Each is computed once: nothing that drafts are
+    compared with depends on them."""
+    return cache(lambda budget: run(rig(model), requests(budget)))
 
 
 class Stops(StopCheck):

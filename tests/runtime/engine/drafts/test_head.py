@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from always_draft import AlwaysDraft
-from drafted import REPEATING, requests, run
-from effort import examples
+from drafted import REPEATING, Plain, plain_of, requests, run
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Rig, check_free, rig, sequence
@@ -32,6 +31,8 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Weights
 
 CPU = torch.device("cpu")
+# The form of a layer does not matter to what its head keeps of a sequence: both forms only with --long.
+of_any_layer = pytest.mark.parametrize("pair", ["mtp", pytest.param("eagle", marks=pytest.mark.long)], indirect=True)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     own = open_draft_layer(source)
     layer = build_draft_layer(own.config, Weights(own.tensors(), CPU, torch.float32), model, source.form)
     return Drafting(model, layer)
+
+
+@pytest.fixture(scope="module")
+def plain(pair: Drafting) -> Plain:
+    return plain_of(pair.target)
 
 
 def head_of(pair: Drafting, blocks: int = 200) -> DraftHead:
@@ -87,24 +93,25 @@ def check_head_free(one: Rig) -> None:
 
 
 @pytest.mark.parametrize(("count", "lookup"), [(1, False), pytest.param(5, False, marks=pytest.mark.long), (5, True)])
-def test_a_draft_layer_changes_nothing(pair: Drafting, count: int, lookup: bool) -> None:  # B1, C16
+def test_a_draft_layer_changes_nothing(pair: Drafting, plain: Plain, count: int, lookup: bool) -> None:  # B1, C16
     """Choices, penalties, logprobs, masks of ids and temperatures are among the requests."""
-    expected = run(rig(pair.target), requests(20))
+    expected = plain(20)
     one = drafting(pair, count, lookup=lookup)
     assert run(one, requests(20)) == expected
     assert one.engine.drafted > 50
     check_head_free(one)
 
 
-def test_replay_and_little_room_give_the_same_with_a_draft_layer(pair: Drafting) -> None:
-    budget = examples(16, 24)
-    expected = run(rig(pair.target), requests(budget))
+@of_any_layer
+def test_replay_and_little_room_give_the_same_with_a_draft_layer(pair: Drafting, plain: Plain) -> None:
+    expected = plain(20)
     for tight in (drafting(pair, 5, blocks=12), drafting(pair, 5, own_blocks=9)):
-        assert run(tight, requests(budget)) == expected
+        assert run(tight, requests(20)) == expected
         assert tight.engine.drafted > 0
         check_head_free(tight)
 
 
+@of_any_layer
 def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     """A sequence that decoded for long without guesses: only the newest states are known."""
     plain = run(rig(pair.target), [sequence("a", REPEATING, WINDOW + 40)])["a"]
@@ -128,6 +135,7 @@ def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     check_head_free(one)
 
 
+@of_any_layer
 def test_a_layer_may_begin_with_the_newest_states_only(pair: Drafting) -> None:
     plain = run(rig(pair.target), [sequence("a", REPEATING, 40)])["a"]
     one = drafting(pair, 0)
