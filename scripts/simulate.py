@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_SHOWN = 5
 SIZES = (
     "--prefill", "--decode", "--mixed", "--proxies", "--embed", "--stages", "--requests", "--faults", "--changes",
-    "--hosts", "--tiers", "--kept-kv", "--prefill-ranks", "--decode-ranks",
+    "--hosts", "--tiers", "--keys", "--kept-kv", "--prefill-ranks", "--decode-ranks",
 )  # fmt: skip
 
 

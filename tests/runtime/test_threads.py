@@ -151,7 +151,7 @@ def test_a_doorkeeper_answers_every_question(failures: ThreadFailures, monkeypat
     asker.close(0)
     authenticator.close()
     context.term()
-    assert not authenticator.thread.is_alive()
+    assert not authenticator.thread.thread.is_alive()
 
 
 class Disk:

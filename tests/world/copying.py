@@ -16,6 +16,7 @@ from pontil.runtime.disaggregation.receiver import BlockPull, ReceiveTransfer
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.connector import Pull, PullResult
+from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm import peer_pool
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob, cancelled
@@ -27,6 +28,8 @@ PULL_SECONDS, BLOCK_SECONDS = 0.2e-3, 20e-6
 SLOW_SHARES, SLOW_SECONDS = (0.02, 0.1, 0.4), 0.3
 # Seconds until a copier sees that its pull is no longer wanted, at least and at most: it finishes its piece.
 NOTICES_WITHIN = 1e-3, 20e-3
+# The error of a pull whose peer hangs up.
+REFUSED = "the peer closed the connection"
 # No pull has this epoch.
 UNKNOWN_EPOCH = -1
 
@@ -77,11 +80,17 @@ def owner_of(pool: PeerPool) -> WorldProcess:
 class EventConnector(ShmConnector):
     """The connector of one worker. A pull that is `stuck_until` a time ends no sooner, whatever is asked."""
 
-    def __init__(self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures) -> None:
+    def __init__(
+        self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures,
+        guard: TransferSecurity | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(storage, wake, failures=failures)
+        self.guard = guard
         assert HERE.world.current is not None
         process = self.process = HERE.world.current
         self.ghosts = HERE.world.ghosts
+        if guard is not None:
+            self.ghosts.security[storage.identity.hex()] = guard
         self.chance = process.world.random("copying")
         self.slow_share = SLOW_SHARES[process.world.seed % len(SLOW_SHARES)]
         self.free_at = self.stuck_until = 0.0
@@ -120,6 +129,9 @@ class EventConnector(ShmConnector):
                 state["silent_until"] = world.now() + LINK_TIMEOUT
                 return
             self.ghosts.check_written(self.storage.identity.hex(), [ours for _, ours in pairs], lives)
+            if not self.may_read(job, transfer):
+                state["refused"] = PullResult(REFUSED)
+                return
             state["result"] = self.copy(job)
             identity, blocks = identity_of(job.pool), [theirs for theirs, _ in pairs]
             state["lives"] = self.ghosts.lives_of(identity, blocks)
@@ -138,10 +150,28 @@ class EventConnector(ShmConnector):
         self.process.job(reads, read)
         self.process.job(self.free_at, end)
 
+    def may_read(self, job: CopyJob[PeerPool], transfer: ReceiveTransfer | None) -> bool:
+        """Return whether the owner of the blocks lets them be read: across a network with keys that takes its key, and
+        the grant of the transfer. Who was told of the blocks, and still may read them, must have it."""
+        network, owner, pull = self.process.world.network, owner_of(job.pool), job.pull
+        if self.guard is None or network.host_of(owner.name) == network.host_of(self.process.name):
+            return True
+        identity, blocks = identity_of(job.pool), [theirs for theirs, _ in pull.pairs]
+        theirs, shown, request = self.ghosts.security[identity], pull.shown, repr((pull.pairs, pull.slot)).encode()
+        if theirs.seed != self.guard.seed:
+            return False
+        if shown is not None and theirs.grants.admits(
+            shown.transfer_id, shown.epoch, request, shown.stamp(request), pull.slot, [(one, 1) for one in blocks]
+        ):
+            return True
+        if transfer is not None:
+            self.ghosts.check_refused(identity, pull.slot, transfer.epoch, int(job.pool.epochs[pull.slot]), blocks)
+        return False
+
     def result_of(self, job: CopyJob[PeerPool], transfer: ReceiveTransfer | None, state: dict[str, Any]) -> PullResult:
         """Return the end of a pull: the epoch is read now, after the data."""
         if "result" not in state or self.must_end(job):
-            return cancelled(self.process.world.now())
+            return state.get("refused") or cancelled(self.process.world.now())
         shown = epoch_after_data(job.pool.epochs, job.pull.slot)
         blocks = [theirs for theirs, _ in job.pull.pairs]
         if transfer is not None:

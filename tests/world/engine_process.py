@@ -49,7 +49,7 @@ class TinyModel:
 
 def event_connector(sockets: WorkerSockets, storage: KVStorage, guard: TransferSecurity | None) -> EventConnector:
     """Stands for `open_transport`: only pulls take another time."""
-    return EventConnector(storage, sockets.poller.wake, sockets.failures)
+    return EventConnector(storage, sockets.poller.wake, sockets.failures, guard)
 
 
 class EngineProcess(WorkerProcess):

@@ -9,7 +9,7 @@ from functools import partial
 
 from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
 from network import WireLink
-from operators import LOOK, RESTART_PROXIES, SCALE, UPGRADE, Operators
+from operators import LOOK, NEW_KEYS, RESTART_PROXIES, SCALE, UPGRADE, Operators
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from ready_probes import probe
@@ -102,9 +102,10 @@ def of_launch(change: SeedFault, chance: random.Random, plan: SitePlan) -> SeedF
         return change
     kind = chance.choice(list(LAUNCH_CHANGES))
     if kind == UPGRADE and (plan.hosts > 1 or plan.kv_heads > 1 or plan.stages > 0):
-        kind = SCALE
+        kind = NEW_KEYS if plan.keys > 0 else SCALE
     at = change.at * EARLY if kind == UPGRADE else change.at
-    return replace(change, at=at, kind=kind, seconds=chance.choice(LAUNCH_CHANGES[kind]))
+    lasts = LAUNCH_CHANGES.get(kind, LAUNCH_CHANGES[UPGRADE])
+    return replace(change, at=at, kind=kind, seconds=chance.choice(lasts))
 
 
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
@@ -190,7 +191,7 @@ class FaultMaker:
         if fault.kind == UPGRADE:
             ReleaseUpgrade(self.site, self.operators, fault).begin()
             return
-        if fault.kind in CHANGES or fault.kind in LAUNCH_CHANGES:
+        if fault.kind in CHANGES or fault.kind in LAUNCH_CHANGES or fault.kind == NEW_KEYS:
             self.operators.act(fault)
             return
         if fault.kind == CLOCK:

@@ -13,6 +13,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender, SenderCallbacks, SendTransfer
 from pontil.runtime.disaggregation.states import ReceiveAction
+from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.messages import ChunkReady, Handoff
 
 
@@ -91,6 +92,8 @@ class GhostRecords:
         world.ghosts = self
         self.pools: dict[str, tuple[KVStorage, GhostPool | None, Any]] = {}
         self.announced: dict[tuple[str, int, int, int], int] = {}
+        # By the identity of a pool: the grants by which it is read across a network with keys.
+        self.security: dict[str, TransferSecurity] = {}
         # By the identity of a driver's pool.
         self.guards: dict[str, FollowerGuards] = {}
         self.moved: set[ReceiveTransfer] = set()
@@ -125,6 +128,12 @@ class GhostRecords:
         """Return the lives of blocks, of which those of followers have none."""
         _, pool, _ = self.pools[identity]
         return [] if pool is None else [pool.lives[block] for block in blocks]
+
+    def check_refused(self, identity: str, slot: int, epoch: int, shown: int, blocks: list[int]) -> None:
+        """Check a pull that its owner refused: not all of the blocks may have been announced under the epoch that the
+        cell still shows."""
+        if shown == epoch and all((identity, slot, epoch, block) in self.announced for block in blocks):
+            self.world.violate(f"who_was_told_of_blocks_may_read_them: slot {slot}, epoch {epoch}, is refused")
 
     def check_read(
         self, identity: str, slot: int, epoch: int, shown: int | None, blocks: list[int], lives: list[int]

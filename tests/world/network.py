@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from processes import WorldProcess
 from virtual_time import HERE, SeededWorld
+from wire_keys import examine
 
 if TYPE_CHECKING:
     from wire_sockets import DealerSocket, RouterSocket, WireSocket
@@ -23,7 +24,7 @@ LATENCY, JITTER, JITTERY = 60e-6, 0.5e-3, 0.2
 NOTICED_WITHIN = 0.002
 # Seconds without a sign of life, after which both ends take a link for cut.
 LINK_TIMEOUT = 5.0
-FIRST_DESCRIPTOR = 1_000_000
+FIRST_DESCRIPTOR, FIRST_PORT = 1_000_000, 32_768
 # A plain number: operators of zmq's enumerations are slow.
 READABLE = int(zmq.POLLIN)
 TO_ROUTER, TO_DEALER = 0, 1
@@ -57,7 +58,18 @@ class WireLink:
         return self.router.process.name, self.dealer.process.name
 
     def greet(self) -> None:
-        """Shake hands, once the server's process runs."""
+        """Shake hands, once the server's process runs, as far as the keys of both ends allow it."""
+        if self.open:
+            examine(self)
+
+    def refuse(self, event: int, value: int) -> None:
+        """Have the DEALER know that it may not connect."""
+        if self.open:
+            self.world.note("refuse", self, value)
+            self.open = False
+            self.dealer.process.acts(self.world.time + LATENCY, partial(self.dealer.refused, self, event, value))
+
+    def welcome(self) -> None:
         if self.open:
             self.world.note("connect", self)
             self.router.accept(self)
@@ -154,6 +166,9 @@ class WireNetwork:
         # The ends of connections to processes that died with their hosts, of which clients hear when those are back.
         self.when_back: list[tuple[WorldProcess, Callable[[], object]]] = []
         self.descriptors = FIRST_DESCRIPTOR
+        # The last port that was given to a socket.
+        self.ports = FIRST_PORT
+        self.host_of: Callable[[str], int] = lambda name: 0
         self.jitter = JITTER
         self.queues_shorter = 1
         # Pairs of names of processes that cannot connect to each other at present, one to the other.

@@ -21,6 +21,8 @@ LOOK, ENDS_WITHIN = 0.2, 120.0
 # The role that a worker of each role is given for a while; one that makes no tokens can have no other, and says so.
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill", "mixed": "decode", EMBED: "decode", NODE: "decode"}
 # Changes of how many workers there are, of all proxies one after the other, and of the workers' release (releases.py).
+# Where there are keys, those are changed instead of the release.
+NEW_KEYS = "new keys"
 SCALE, RESTART_PROXIES, UPGRADE = "scale", "restart proxies", "upgrade"
 # Seconds until the requests of a drained worker are moved: so many, or none.
 DRAIN_TIMEOUTS = (0.0, 0.5, 3.0)
@@ -60,10 +62,15 @@ class Operators:
     def act(self, fault: "SeedFault") -> None:
         """Ask for a change; after the seconds of the fault, take it back."""
         timeout = DRAIN_TIMEOUTS[int(fault.draw * len(DRAIN_TIMEOUTS))]
-        if fault.kind == RESTART_PROXIES:
-            alone = self.site.plan.proxies == 1
+        if fault.kind in (RESTART_PROXIES, NEW_KEYS):
+            first, alone = self.site.plan.proxy_names[0], self.site.plan.proxies == 1
             asked = {"command": "restart", "proxies": True, "drain_timeout": timeout, "force": alone}
-            self.watch(self.ask(asked, self.site.plan.proxy_names[0]))
+            if fault.kind == RESTART_PROXIES:
+                self.watch(self.ask(asked, first))
+                return
+            self.site.change_keys()
+            self.insist(asked, first)
+            self.wait_until_whole(self.world.now() + ENDS_WITHIN)
             return
         if fault.kind == SCALE:
             self.scale(fault, timeout)
@@ -79,6 +86,12 @@ class Operators:
         self.watch(self.ask(request, fault.target))
         if back is not None:
             self.world.after(fault.seconds, lambda: self.insist(back, fault.target))
+
+    def wait_until_whole(self, latest: float) -> None:
+        """A change of keys is not over before all workers have the new ones."""
+        self.busy(LOOK)
+        if self.world.now() < latest and not self.site.has_its_keys:
+            self.world.after(LOOK, self.wait_until_whole, latest)
 
     def scale(self, fault: "SeedFault", timeout: float) -> None:
         """Ask for one worker more or fewer of the target's role, and later for the planned ones."""

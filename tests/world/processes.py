@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from virtual_time import SeededWorld
 
 if TYPE_CHECKING:
+    from thread_events import ThreadEvents
+    from wire_keys import ZapSocket
     from wire_sockets import WireSocket
 
     from pontil.launcher.child.activity import CpuActivity
@@ -41,6 +43,8 @@ class WorldProcess(ABC):
         self.due: float | None = None
         self.ticket = self.turns = 0
         self.sockets: list[WireSocket] = []
+        self.zap: ZapSocket | None = None
+        self.threads: list[ThreadEvents] = []
         self.descriptors: set[int] = set()
         # Called when it goes on after a stop, oldest first, and when it has died.
         self.held: list[Callable[[], object]] = []

@@ -151,7 +151,7 @@ class HashFollowerStart(FollowerStart):
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         process = self.machine.process
         self.machine.ghosts.add(storage, None, process)
-        made = process.copier = EventConnector(storage, self.sockets.poller.wake, self.sockets.failures)
+        made = process.copier = EventConnector(storage, self.sockets.poller.wake, self.sockets.failures, guard)
         return made
 
 

@@ -25,6 +25,7 @@ from request_connections import Dialer
 from served_proxy import ProxyProcess
 from site_plan import SHORT_WINDOW, SitePlan
 from sounds import with_sounds
+from strangers import Strangers
 from supervised_site import SupervisedSite
 from unsynced import UnsyncedWrites
 from virtual_time import SeededWorld, TraceWriter
@@ -156,6 +157,8 @@ class SeedRun:
         self.made.plan(list(self.faults), begin)
         self.asked_at = REAL.cpu()
         self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
+        if self.plan.keys > 0:
+            Strangers(world, self.site).plan(begin, self.wishes[-1][0] if self.wishes else 1.0)
         world.at(begin, self.watch.begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)

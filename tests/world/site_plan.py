@@ -40,6 +40,8 @@ STAGED_REQUESTS = 20
 SHORT_WINDOW = 5.0
 # Share of seeds with two hosts, and of those whose workers have tiers below a pool that is small.
 SECOND_HOST, TIERS = 0.15, 0.2
+# Share of seeds with two hosts that have keys, and their addresses.
+KEYED, ADDRESSES, CONTROL_PORT = 0.5, ("10.0.0.1", "10.0.0.2"), 7000
 # Share of seeds whose workers' memory outlives them.
 KEPT_KV = 0.25
 # Memory of a worker for streams: for the states of a few runs.
@@ -74,6 +76,8 @@ class SitePlan:
     tiers: int = -1
     # Memory that outlives its worker: 1 for all workers, 0 for none. Less: some seeds have it.
     kept_kv: int = -1
+    # Keys between two hosts: 1 with them, 0 without. Less: some seeds have them.
+    keys: int = -1
     # Processes of each worker; None: most seeds have one, some have several, and then one host and no tiers.
     prefill_ranks: int | None = None
     decode_ranks: int | None = None
@@ -94,10 +98,13 @@ class SitePlan:
         tiers = chance.choice((1, 2, 2)) if chance.random() < TIERS else 0
         # Drawn behind all of the others, which stay as they are.
         kept = int(chance.random() < KEPT_KV)
+        keyed = int(chance.random() < KEYED)
         if self.kv_heads > 1:
-            return replace(self, hosts=1, tiers=0, kept_kv=0)
+            return replace(self, hosts=1, tiers=0, kept_kv=0, keys=0)
         split = self.prefill > 0 and self.decode > 0
         made = replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
+        keyed = keyed if self.keys < 0 else self.keys
+        made = replace(made, keys=keyed if made.hosts > 1 else 0)
         made = replace(made, tiers=tiers if self.tiers < 0 else self.tiers)
         made = replace(made, kept_kv=kept if self.kept_kv < 0 else self.kept_kv)
         return replace(made, blocks=min(made.blocks, SMALL_POOL)) if made.tiers else made
@@ -174,7 +181,12 @@ class SitePlan:
 
     @property
     def controls(self) -> list[str]:
+        if self.keys > 0:
+            return [f"tcp://{ADDRESSES[0]}:{CONTROL_PORT + number}" for number in range(self.proxies)]
         return [f"ipc:///world/control-{number}" for number in range(self.proxies)]
+
+    def peer_endpoint(self, worker: str) -> str:
+        return f"tcp://{ADDRESSES[self.host_of(worker)]}:0" if self.keys > 0 else f"ipc:///world/{worker}"
 
     def child_plans(self, folder: Path) -> list[ChildPlan]:
         controls = self.controls
@@ -203,7 +215,7 @@ class SitePlan:
         role, model = self.role_of(name), self.model_of(name)
         config = {
             "model": model, "served_model_name": model, "control": controls[0], "more_controls": controls[1:],
-            "peer_endpoint": f"ipc:///world/{name}", "max_num_seqs": self.seats,
+            "peer_endpoint": self.peer_endpoint(name), "max_num_seqs": self.seats,
             "max_num_batched_tokens": self.batched_tokens, "version": VERSION, "keep_kv": False,
         }  # fmt: skip
         if role in GENERATING_ROLES:

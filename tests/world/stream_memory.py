@@ -26,7 +26,7 @@ def connect_streams_in_the_world() -> None:
     """Have the items of streams be pulled as the world's KV blocks are."""
 
     def opened(sockets: WorkerSockets, storage: Any, guard: Any) -> EventConnector:
-        return StreamConnector(storage, sockets.poller.wake, sockets.failures)
+        return StreamConnector(storage, sockets.poller.wake, sockets.failures, guard)
 
     untyped: Any = stream_ports
     untyped.open_connector = opened

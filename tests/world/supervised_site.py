@@ -30,6 +30,8 @@ from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
+from pontil.launcher.keys.key_change import change_keys
+from pontil.launcher.keys.key_file import make_key_file, read_key_file
 from pontil.launcher.logs.console import Console
 from pontil.launcher.options.worker_roles import EMBED, NODE
 from pontil.launcher.plan.child_plan import ChildPlan
@@ -46,6 +48,7 @@ from pontil.launcher.supervisor.supervisor import (
 from pontil.runtime.config.proxy_config import proxy_config
 from pontil.runtime.config.worker_config import worker_config
 from pontil.runtime.foundation.line_pipe import LinePipe
+from pontil.runtime.wire.links.keys import Keys
 
 # Roles of workers that make no tokens.
 PLAIN_ROLES = (EMBED, NODE)
@@ -79,9 +82,11 @@ class HostLaunch:
         self.chance = site.world.random("starts")
         self.pipes: dict[ProxyProcess, LinePipe] = {}
         plans, prepare = site.plan.child_plans(site.folder), ChildPlan("prepare", "prepare", "cpu", (), {})
-        own = joining or tuple(one for one in plans if site.plan.host_of(one.name) == number)
+        own = joining or tuple(
+            one.with_keys(site.secret) for one in plans if site.plan.host_of(one.name) == number
+        )  # fmt: skip
         self.supervisor = Supervisor(
-            Orders(Topology(prepare, own, ("ipc:///world/control-0",), None), self, 30.0, machine=MACHINE),
+            Orders(Topology(prepare, own, tuple(site.plan.controls[:1]), None), self, 30.0, machine=MACHINE),
             Console(io.StringIO()),
             RunDirectory(site.folder / f"run-{'next' if joining else number}"), selector=ReadySelector(),
         )  # fmt: skip
@@ -235,6 +240,12 @@ class SupervisedSite:
         # The kernel's count of processes that it killed for want of memory, and of how many the supervisor said so.
         self.oom_said = 0
         self.oom_kills, self.oom_counter = 0, folder / "memory.events"
+        # The key file, the same on all hosts, and what is in it, where there is one.
+        self.key_file = folder / "keys"
+        self.secret: str | None = None
+        if plan.keys > 0:
+            self.make_keys()
+        world.network.host_of = plan.host_of
         self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
         # The launch of another release's workers beside them, while there is one, and whether there was one.
         self.next: HostLaunch | None = None
@@ -243,6 +254,16 @@ class SupervisedSite:
     def begin(self) -> None:
         for launch in self.launches:
             launch.begin()
+
+    def make_keys(self) -> None:
+        make_key_file(self.key_file, force=True)
+        self.secret = read_key_file(self.key_file)
+
+    def change_keys(self) -> None:
+        """Copy a new key file everywhere, and have every launcher read it."""
+        self.make_keys()
+        for launch in self.launches:
+            change_keys(self.key_file, launch.supervisor.children)
 
     def launch_of(self, name: str) -> HostLaunch:
         """Return the launch that has a process of this name."""
@@ -336,6 +357,14 @@ class SupervisedSite:
     @property
     def proxies(self) -> list[ProxyProcess]:
         return [one for one in self.processes if isinstance(one, ProxyProcess) and one.alive and one.listens]
+
+    @property
+    def has_its_keys(self) -> bool:
+        """True if all is whole, with the keys that the key file has now."""
+        ours = None if self.secret is None else Keys.of(self.secret)
+        workers = [one.loop.sockets.keys for one in self.all_workers if one.loop is not None]
+        proxies = [one.proxy.link.keys for one in self.proxies if one.proxy is not None]
+        return self.is_whole and all(keys == ours for keys in workers + proxies)
 
     @property
     def is_whole(self) -> bool:

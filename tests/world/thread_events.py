@@ -20,8 +20,10 @@ class ThreadEvents:
     def __init__(self, thread: TurnThread, process: WorldProcess) -> None:
         self.thread, self.process = thread, process
         self.seconds = SECONDS.get(thread.thread.name, USUAL_SECONDS)
+        self.name = thread.thread.name
         self.due: float | None = None
         self.number = 0
+        process.threads.append(self)
 
     def turn_after(self, pause: float) -> None:
         """Take a turn after so many seconds, if none is due before."""

@@ -12,11 +12,14 @@ import zmq
 from network import LATENCY, READABLE, TO_DEALER, TO_ROUTER, WireLink, WireNetwork
 from processes import WorldProcess
 from virtual_time import HERE
+from wire_keys import ZapSocket, is_network
 
 # Seconds until a first attempt to connect again, and at most; and those of one that nobody answers.
 RECONNECT, CONNECT_TIMEOUT = (0.05, 0.5), 1.0
 # Plain numbers: operators of zmq's enumerations are slow. And made once: every empty socket that is read raises it.
 WRITABLE, EVENTS, DESCRIPTOR = int(zmq.POLLOUT), int(zmq.EVENTS), int(zmq.FD)
+# Ports that stand for any free one.
+ANY_PORT = ("*", "0")
 NOTHING_THERE, NO_ROOM = zmq.Again(), zmq.Again()
 
 
@@ -43,6 +46,8 @@ class WireSocket(ABC):
     descriptor shows: an edge, which comes only after everything was read, and which every call may consume."""
 
     inbox: deque[Any]
+    # A server's keys, and those of a client with the server's public one (wire_keys.py).
+    curve_server, curve_secretkey, curve_publickey, curve_serverkey = False, b"", b"", b""
 
     def __init__(self, network: WireNetwork, process: WorldProcess) -> None:
         self.network, self.world, self.process = network, network.world, process
@@ -58,6 +63,9 @@ class WireSocket(ABC):
     def setsockopt(self, option: int, value: Any) -> None:
         is_limit = option in (zmq.SNDHWM, zmq.RCVHWM)
         self.options[option] = max(1, value // self.network.queues_shorter) if is_limit else value
+
+    def setsockopt_string(self, option: int, value: str) -> None:
+        self.options[option] = value
 
     def getsockopt(self, option: int) -> int:
         if option == EVENTS:
@@ -113,7 +121,11 @@ class RouterSocket(WireSocket):
         self.links: dict[bytes, WireLink] = {}
 
     def bind(self, endpoint: str) -> None:
-        """Take over a socket file, whoever is bound to it."""
+        """Take over a socket file, whoever is bound to it; or a port, or any that is free."""
+        host, _, port = endpoint.rpartition(":")
+        if port in ANY_PORT and is_network(endpoint):
+            self.network.ports += 1
+            endpoint = f"{host}:{self.network.ports}"
         before = self.network.bound.get(endpoint)
         if before is not None and not before.closed and not endpoint.startswith("ipc:"):
             raise zmq.ZMQError(errno.EADDRINUSE)
@@ -246,6 +258,13 @@ class DealerSocket(WireSocket):
             raise self.find_nothing()
         return self.inbox.popleft()
 
+    def refused(self, link: WireLink, event: int, value: int) -> None:
+        """Notice that the server does not accept it, and give up for good."""
+        if not self.closed:
+            self.link = None
+            self.tell(event, value)
+            self.tell(zmq.EVENT_DISCONNECTED)
+
     def lose(self, link: WireLink) -> None:
         if self.closed or self.link is not link:
             return
@@ -263,7 +282,9 @@ class WireContext:
         assert HERE.world.current is not None, "sockets belong to a process"
         self.process = HERE.world.current
 
-    def socket(self, kind: int) -> WireSocket:
+    def socket(self, kind: int) -> WireSocket | ZapSocket:
+        if kind == zmq.REP:
+            return ZapSocket(self.process)
         return (RouterSocket if kind == zmq.ROUTER else DealerSocket)(HERE.world.network, self.process)
 
     def term(self) -> None:

@@ -3,16 +3,14 @@
 
 import hmac
 import os
-import threading
 from collections.abc import Sequence
 
 import zmq
 
-from pontil.runtime.threads import GuardedThread, ThreadFailures
+from pontil.runtime.threads import ThreadFailures, TurnThread
 
 ADDRESS = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
-JOIN_TIMEOUT = 5.0
 # Version, request id, domain, address, identity, mechanism; then the credentials.
 CREDENTIALS = 6
 
@@ -36,27 +34,27 @@ class ZapAuthenticator:
         self.poller.register(self.socket, zmq.POLLIN)
         self.poller.register(self.wakeup, zmq.POLLIN)
         self.rejected = 0
-        self.stopping = threading.Event()
         self.asked: Sequence[bytes] = ()
-        self.thread = GuardedThread(self.answer_until_closed, "doorkeeper", failures, self.mend)
+        self.thread = TurnThread(self.answer_next, "doorkeeper", failures, self.mend)
         self.thread.start()
 
     def close(self) -> None:
         """Stop the thread; no client is accepted any more. A second call changes nothing."""
-        if self.stopping.is_set():
+        if self.socket.closed:
             return
-        self.stopping.set()
         os.eventfd_write(self.wakeup, 1)
-        self.thread.join(JOIN_TIMEOUT)
+        self.thread.close()
         self.socket.close()
         os.close(self.wakeup)
 
-    def answer_until_closed(self) -> None:
-        while not self.stopping.is_set():
-            if any(source is self.socket for source, _ in self.poller.poll()):
-                self.asked = self.socket.recv_multipart()
-                self.socket.send_multipart(self.answer(self.asked))
-                self.asked = ()
+    def answer_next(self) -> float | None:
+        """Wait for the next question and answer it. Return None when woken for another reason: only `close` does."""
+        if not any(source is self.socket for source, _ in self.poller.poll()):
+            return None
+        self.asked = self.socket.recv_multipart()
+        self.socket.send_multipart(self.answer(self.asked))
+        self.asked = ()
+        return 0.0
 
     def mend(self, error: BaseException) -> None:
         """Answer a question that failed, so that the client asks again: a REP socket needs one answer to every

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All scenarios, in the order of the table in docs/internals/world.md."""
 
+import key_rows
 import link_rows
 import linux_rows
 import loop_rows
@@ -14,4 +15,5 @@ SCENARIOS: tuple[Scenario, ...] = (
     *linux_rows.SCENARIOS,
     *loop_rows.SCENARIOS,
     *silent_rows.SCENARIOS,
+    *key_rows.SCENARIOS,
 )

@@ -4,6 +4,7 @@ named by the scenario; errors are told by the names of their numbers."""
 
 import selectors
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import patch
 
 import zmq
@@ -13,6 +14,7 @@ from zmq.utils.monitor import recv_monitor_message
 from pontil.runtime.errors import PontilError
 from pontil.runtime.wire.links import sockets
 from pontil.runtime.wire.links.connection_monitor import EVENTS, READABLE, ConnectionMonitor
+from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.links.sockets import HIGH_WATER_MARK, BaseSocket, PeerClient, PeerServer, open_context
 
 # All events of a connection that both sides have.
@@ -48,6 +50,17 @@ class ProcessCalls(LinuxCalls):
         self.selector = selector
         self.context = open_context(link_timeout=LINK_TIMEOUT)
         self.sockets: dict[str, BaseSocket] = {}
+
+    def hold_keys(self, secret: str, own: str) -> None:
+        """Have the sockets made from now on use the keys of a system, or with another `own` secret only show its
+        server's."""
+        keys = Keys.of(secret)
+        keys = keys if own == secret else replace(keys, client=Keys.of(own).client)
+        self.context = open_context(keys, link_timeout=LINK_TIMEOUT)
+
+    def rejected(self) -> int:
+        """Return how many clients the authenticator has refused."""
+        return 0 if self.context.authenticator is None else self.context.authenticator.rejected
 
     def serve(self, name: str, endpoint: str, room: int = HIGH_WATER_MARK) -> str:
         """Bind a ROUTER, with a queue of so many messages; return its endpoint or an error."""

@@ -16,6 +16,7 @@ from network import TO_DEALER, TO_ROUTER
 from process_calls import ProcessCalls
 from processes import WorldProcess
 from side import Side, SideProcess, SilentLink
+from thread_events import use_events_for_threads
 from virtual_time import HERE, SeededWorld
 from world_reporter import WorldReporter
 
@@ -145,6 +146,7 @@ class WorldSide(Side):
         super().__init__(folder)
         enter(SeededWorld(1))
         map_peers_of_the_world()
+        use_events_for_threads()
         self.world = HERE.world
         self.world.ghosts = GhostRecords(self.world)
 
