@@ -21,8 +21,8 @@ from pontil.runtime.proxy.admission.checks import check_together, token_budget
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.remote_kv import RemoteKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 
 import secrets
 from collections.abc import Sequence
-from typing import Protocol
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.routing.policy import WorkerLoad
@@ -13,18 +12,6 @@ REQUESTS_PER_SEAT = 4
 SEED_BITS = 63
 # Larger numbers are not shown: they may have thousands of digits.
 FAR = 1 << 63
-
-
-class HasContext(Protocol):
-    """A worker, or its load."""
-
-    @property
-    def context(self) -> int: ...
-
-
-def context_length(workers: Sequence[HasContext]) -> int | None:
-    """Return the longest sequence, in tokens, that every worker can hold; None without workers."""
-    return min([worker.context for worker in workers], default=None)
 
 
 def most_choices(workers: Sequence[WorkerLoad]) -> int:

@@ -11,11 +11,11 @@ from pontil.runtime.proxy.admission.checks import check_capacity, check_seats, c
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.seat_room import SeatRooms, claimable
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 
 # Seconds for which the first request of all stages is passed by others. After that they wait until every stage has a

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.proxy.dispatch.prefix_lookup import PrefixLookup
+from pontil.runtime.proxy.dispatch.recent_work import RecentWork
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
+from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Route, WorkerLoad, next_route, plan
-from pontil.runtime.proxy.routing.prefix_lookup import PrefixLookup
-from pontil.runtime.proxy.routing.recent_work import RecentWork
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.messages import Message
 
