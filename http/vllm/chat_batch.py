@@ -7,12 +7,11 @@ from dataclasses import replace
 from sanic import HTTPResponse, Request
 
 from pontil.http.intake.body import understood
-from pontil.http.openai.completions.preparation import ReadyChat
-from pontil.http.openai.completions.route import GenerationRoutes
+from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
 from pontil.http.stream.rendering import reply_whole
 from pontil.http.vllm.chat_batch_request import MESSAGES, ChatBatchRequest, naming, place_of, read_chat_batch
 from pontil.http.vllm.chat_batch_shape import ChatBatchShape
-from pontil.runtime.proxy.admission.checks import check_together
+from pontil.runtime.proxy.admission.control import check_together
 
 
 class ChatBatchRoutes:

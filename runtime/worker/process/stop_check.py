@@ -2,8 +2,7 @@
 """Stop strings, matched where tokens are sampled, so that the worker itself decides the count and the finish reason."""
 
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.tokenizer.detokenizer import Detokenizer
-from pontil.runtime.tokenizer.stop_strings import StopStrings
+from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 

@@ -188,7 +188,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/schema": {"runtime"},
     "http/access": {"http/schema", "runtime", "runtime/proxy/requests"},
-    "http/fields": {"http/schema", "runtime", "runtime/grammar", "runtime/proxy/admission", "runtime/proxy/requests"},
+    "http/fields": {"http/schema", "runtime", "runtime/grammar", "runtime/proxy/requests"},
     "http/intake": {
         "http/access", "http/fields", "http/schema", "runtime", "runtime/grammar", "runtime/grammar/processes",
         "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/timeline",

@@ -3,8 +3,10 @@
 
 import pytest
 
+from pontil.http.fields.sampling import mint_seed
+from pontil.http.intake.encoder import token_budget
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.admission.checks import REQUESTS_PER_SEAT, check_capacity, mint_seed, token_budget
+from pontil.runtime.proxy.admission.control import REQUESTS_PER_SEAT, check_capacity
 from pontil.runtime.proxy.fleet.registry_snapshot import context_length
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 
