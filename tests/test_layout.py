@@ -12,7 +12,7 @@ from pathlib import Path
 
 import limits
 import pytest
-from arrows import ARROWS, FOUNDATION, JOINED, KEEPERS, SHARED
+from arrows import ARROWS, FOUNDATION, KEEPERS, SHARED
 from house import (
     SourceModule,
     circles,
@@ -79,11 +79,10 @@ def module_of(name: str) -> str:
 
 
 def room_of(module: str) -> str:
-    """Return the module's own entry in ARROWS if it has one, else that of its folder or of the room joined with it."""
+    """Return the module's own entry in ARROWS if it has one, else that of its folder."""
     if module in ARROWS and (ROOT / f"{module}.py").exists():
         return module
-    folder = module.rpartition("/")[0]
-    return JOINED.get(folder, folder)
+    return module.rpartition("/")[0]
 
 
 def allowed(importer: str, module: str) -> bool:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling parameters of both endpoints."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Any
@@ -12,11 +13,11 @@ from pontil.http.schema.parameter import Parameter, ParameterType, Schema
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, NumberType, ShapedType
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.admission.checks import SEED_BITS, mint_seed
 from pontil.runtime.sampling_params import DECLARED, SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
+SEED_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class SamplingFields:
         seed = mint_seed() if self.seed is None else self.seed % (1 << SEED_BITS)
         grammar = None if self.structure is None else self.structure.grammar
         return replace(self.params, max_tokens=max_tokens, seed=seed, grammar=grammar)
+
+
+def mint_seed() -> int:
+    """Return a seed for a request without one, so that a replay draws the same tokens."""
+    return secrets.randbits(SEED_BITS)
 
 
 @dataclass(frozen=True, slots=True)

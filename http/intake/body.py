@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of request bodies: received within limits, parsed as JSON and validated."""
+"""Reading of request bodies: received within limits, unpacked where they were sent with content-encoding: gzip (RFC
+1952), parsed as JSON and validated."""
 
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +15,6 @@ from pontil.http.fields.prompt import MAX_PROMPTS
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.multipart import FormPart, boundary_of, read_form
 from pontil.http.intake.ordered_executor import OrderedExecutor
-from pontil.http.intake.packed_body import PackedBody
 from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import LARGE_BODY, parse_body
 from pontil.runtime.errors import RequestError, Unavailable
@@ -40,6 +41,46 @@ BODY_ERRORS = (400, 404, 408, 413, 415)
 GENERATION_ERRORS = (*BODY_ERRORS, 403, 429, 503)
 
 T = TypeVar("T")
+GZIP_WINDOW = 31
+"""zlib's number for the format of gzip."""
+INPUT_PIECE = 16 << 10
+
+
+class PackedBody:
+    """One packed body. No call of `read` takes or returns more than a bounded number of bytes, so that a small body
+    that would become a very large one costs no more than what is asked for."""
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed, self.at = memoryview(packed), 0
+        self.left = b""
+        self.unpacker = zlib.decompressobj(GZIP_WINDOW)
+
+    @property
+    def ended(self) -> bool:
+        return self.unpacker.eof
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises RequestError for what is not one whole gzip file."""
+        try:
+            return b"".join(self.pieces(size))
+        except zlib.error as error:
+            raise RequestError(f"the body is not gzip, as its content-encoding says: {error}") from None
+
+    def pieces(self, size: int) -> list[bytes]:
+        found: list[bytes] = []
+        while size and not self.ended:
+            if not self.left:
+                self.left = bytes(self.packed[self.at : self.at + INPUT_PIECE])
+                self.at += len(self.left)
+            # Without further input there may still be output that had no room before.
+            found.append(self.unpacker.decompress(self.left, size))
+            if not self.left and not found[-1]:
+                raise RequestError("the body ends within its gzip data: send it whole")
+            self.left = self.unpacker.unconsumed_tail
+            size -= len(found[-1])
+        if self.ended and (self.unpacker.unused_data or self.at < len(self.packed)):
+            raise RequestError("the body goes on after its gzip data: send one gzip file")
+        return found
 
 
 def largest_body(context: int | None) -> int:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenization off the event loop, with a limit on the length of text."""
+"""Tokenization off the event loop, and the limits on texts and token ids that the context sets."""
 
 from dataclasses import dataclass
 from functools import partial
 
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.admission.checks import maximum
 from pontil.runtime.timeline.received import timed
 from pontil.runtime.timeline.timeline import TOKENIZE
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -20,6 +19,8 @@ LEAST_BOUND = 2 << 20
 BYTES_PER_TOKEN = 16
 # Factor on the limit for text that is only counted or will be truncated.
 NOT_KEPT_WHOLE = 2
+# Larger numbers are not shown: they may have thousands of digits.
+FAR = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,37 @@ class Encoder:
                 return self.tokenizer.encode(text, add_special_tokens)
             executor = self.ordinary if len(text) <= HUGE_TEXT else self.huge
             return await executor.run(partial(self.tokenizer.encode_unlocked, text, add_special_tokens), len(text))
+
+
+def maximum(context: int) -> str:
+    """Return the words of OpenAI's error, which clients look for."""
+    return f"This model's maximum context length is {context} tokens."
+
+
+def token_budget(
+    prompt_tokens: int, wanted: int | None, default: int | None, context: int, names: tuple[str, str]
+) -> int:
+    """Return how many tokens may be generated: as many as `wanted`, else `default`, else the rest of the context.
+
+    Raises RequestError when prompt and answer do not fit. `names` are the parameters that the prompt and `wanted` came
+    from.
+    """
+    prompt_name, wanted_name = names
+    if prompt_tokens >= context:
+        raise RequestError(
+            f"{maximum(context)} However, the prompt has {prompt_tokens} tokens, and at least one is generated: "
+            "shorten the prompt",
+            param=prompt_name,
+            code="context_length_exceeded",
+        )
+    room = context - prompt_tokens
+    if wanted is None:
+        return room if default is None else min(default, room)
+    if wanted > room:
+        raise RequestError(
+            f"{maximum(context)} However, the prompt has {prompt_tokens} tokens and {wanted_name} asks for "
+            f"{wanted if wanted < FAR else 'far'} more: ask for at most {room}",
+            param=wanted_name,
+            code="context_length_exceeded",
+        )
+    return wanted

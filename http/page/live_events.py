@@ -9,7 +9,7 @@ from sanic.response import empty
 
 from pontil.http.stream.sse import CONTENT_TYPE, HEADERS, EventStreamResponse, event
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 
 # Seconds between two snapshots.
 EVERY = 1.0

@@ -7,7 +7,7 @@ from pontil.http.page.change_routes import CHANGE, CHANGED, ChangeRoutes
 from pontil.http.page.live_events import LiveEvents
 from pontil.http.page.page_files import PageRoutes
 from pontil.http.stream import reply_schema as reply
-from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 from pontil.runtime.proxy.proxy import Proxy
 
 

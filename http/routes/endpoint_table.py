@@ -12,9 +12,8 @@ from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
-from pontil.http.openai.completions.preparation import Preparation
 from pontil.http.openai.completions.request import COMPLETION
-from pontil.http.openai.completions.route import GenerationRoutes
+from pontil.http.openai.completions.route import GenerationRoutes, Preparation
 from pontil.http.openai.embeddings.body import EMBEDDINGS
 from pontil.http.openai.embeddings.request import EMBEDDING
 from pontil.http.openai.embeddings.route import EmbeddingRoutes

@@ -22,7 +22,7 @@ from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.resume.retold_text import RetoldText
 from pontil.runtime.proxy.resume.state import release_of as recorded_release
 from pontil.runtime.proxy.resume.stream_journal import StreamJournal
-from pontil.runtime.proxy.resume.stream_record import StreamRecord
+from pontil.runtime.proxy.siblings.stream_record import StreamRecord
 
 ASKED, CONTINUED = "pontil-resume", "last-event-id"
 CODE = "stream_not_found"

@@ -10,7 +10,7 @@ from sanic import HTTPResponse, Request
 
 from pontil.runtime.proxy.requests.answer import ChoiceEvent
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
-from pontil.runtime.proxy.wakeup import Wakeup
+from pontil.runtime.proxy.requests.wakeup import Wakeup
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CONTENT_TYPE = "text/event-stream; charset=utf-8"

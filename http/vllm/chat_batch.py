@@ -2,17 +2,50 @@
 """The endpoint that answers several conversations at once, as vLLM has it."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sanic import HTTPResponse, Request
 
 from pontil.http.intake.body import understood
-from pontil.http.openai.completions.preparation import ReadyChat
-from pontil.http.openai.completions.route import GenerationRoutes
+from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
 from pontil.http.stream.rendering import reply_whole
+from pontil.http.stream.reply_shape import ChatShape, ReplyChoice, chat_usage_object
+from pontil.http.stream.schema_watch import SchemaWatch
 from pontil.http.vllm.chat_batch_request import MESSAGES, ChatBatchRequest, naming, place_of, read_chat_batch
-from pontil.http.vllm.chat_batch_shape import ChatBatchShape
-from pontil.runtime.proxy.admission.checks import check_together
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.grammar.processes.verdict import Verdict
+from pontil.runtime.proxy.admission.control import check_together
+
+# Fields about a prompt, which a chat has once for all its choices.
+OF_PROMPTS = ("prompt_token_ids", "prompt_logprobs")
+
+
+class ChatBatchShape:
+    """The JSON of such a reply: one chat whose choices are those of the conversations, each written by its own shape.
+    Fields about a prompt are in the choice that answers it."""
+
+    def __init__(self, shapes: Sequence[ChatShape], schema_watch: SchemaWatch | None = None) -> None:
+        self.shapes, self.schema_watch = tuple(shapes), schema_watch
+
+    def content(self, index: int, text: str) -> str | None:
+        return self.shapes[index].content(0, text)
+
+    def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
+        shown = []
+        for index, (shape, choice) in enumerate(zip(self.shapes, choices, strict=True)):
+            own = shape.whole([choice], usage, {0: verdicts[index]} if index in verdicts else {})
+            about = {name: own[name] for name in OF_PROMPTS if name in own}
+            shown.append(own["choices"][0] | {"index": index} | about)
+        first = self.shapes[0]
+        usage_shown = chat_usage_object(usage, self.reasoning_tokens())
+        return {"object": first.whole_object} | first.base | {"choices": shown, "usage": usage_shown}
+
+    def reasoning_tokens(self) -> int | None:
+        """Return the count over all conversations; None if it is not exact for one of them."""
+        counts = [shape.reasoning_tokens() for shape in self.shapes]
+        return None if None in counts else sum(count or 0 for count in counts)
 
 
 class ChatBatchRoutes:

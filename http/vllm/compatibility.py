@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small routes that clients of vLLM, SGLang and SageMaker ask for."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
 from pontil.http.openai.chat.request import ChatRequest, read_chat
+from pontil.http.openai.completions.request import CompletionRequest, read_completion
 from pontil.http.openai.completions.route import GenerationRoutes
-from pontil.http.vllm.either_request import read_either
+from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.vllm.generate_request import read_generate
 from pontil.http.vllm.generate_shape import GenerateShape
+
+NOTHING: tuple[Any, ...] = (None, "", [])
+
+
+def read_either(
+    data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None
+) -> ChatRequest | CompletionRequest:
+    """Parse the request, a chat where it has messages and no prompt. Raises RequestError, naming the parameter."""
+    is_chat = data.get("messages") is not None and data.get("prompt") in NOTHING
+    return (read_chat if is_chat else read_completion)(data, vocab_size, ignored)
 
 
 class CompatibilityRoutes:

@@ -152,7 +152,7 @@ class ProxyConfig(ProxyOptions):
     `response_store_days`. Where there is an `embedding_model`, texts are embedded by it too, under its name
     `served_embedding_model_name`. `graph` names a model of several stages in runtime/stages/graph/catalog.py. With
     `routing` by cache, workers that have a prompt's beginning are preferred. With `kv_transfers` other routers drive
-    the workers (runtime/proxy/routing/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one
+    the workers (runtime/proxy/requests/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one
     port, whose socket is the descriptor in `listeners`; they know of each other by files in `shared_folder`. Streams
     that may be continued are recorded in `resume_folder`, where one is named, for `resume_window` after their
     connection broke. Requests that took `slow_log` or longer are logged, where it is set. Traces go to the collector at

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from pontil.runtime.engine.drafts.counts import DraftCounts
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, left_out_of
 from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sampling.sampler import Sampled
@@ -19,6 +18,27 @@ from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.value import value
 
 AT_ONCE = NoHandshake()
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """`drafts` is the number of drafts, of one or more guesses each, that steps verified; `guessed` and `right` count
+    their guesses, `right_at` those that were right by their place in the draft."""
+
+    drafts: int = 0
+    guessed: int = 0
+    right: int = 0
+    right_at: list[int] = field(default_factory=list)
+
+    def add(self, guessed: int, right: int) -> None:
+        """Count one draft. The right guesses are its first ones."""
+        if guessed:
+            self.drafts += 1
+            self.guessed += guessed
+            self.right += right
+            self.right_at += [0] * (right - len(self.right_at))
+            for place in range(right):
+                self.right_at[place] += 1
 
 
 @value(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from pontil.runtime.errors import GraphError
 from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
-from pontil.runtime.proxy.fleet.self_test import StageTrial
 from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Message, PassDone, Starved
 

@@ -15,7 +15,7 @@ from submitting import submit
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
-from pontil.runtime.proxy.resume.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

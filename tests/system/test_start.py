@@ -15,7 +15,7 @@ from served import ROOT, Served, launched, wait_for
 
 from pontil.gpu_ops.kernels.lent_cores import IDLE, STRIDE
 from pontil.launcher.roles import audit_usage, read_usage
-from pontil.runtime.proxy.fleet.self_test import TEXT
+from pontil.runtime.proxy.self_test import TEXT
 
 SMALL = ("--kv-cache-memory", "8MiB", "--model")
 HOSTILE = ROOT / "tests" / "support" / "faults" / "hostile_launch.py"

@@ -32,8 +32,8 @@ from releases import salt_of_answer
 from sounds import sounds_equal_the_oracle
 
 from pontil.runtime.accounting.audit import audit
-from pontil.runtime.proxy.fleet.siblings import UNBORN
-from pontil.runtime.proxy.resume.stream_record import StreamRecords
+from pontil.runtime.proxy.siblings.leases import UNBORN
+from pontil.runtime.proxy.siblings.stream_record import StreamRecords
 
 if TYPE_CHECKING:
     from seed_run import SeedRun

@@ -15,7 +15,7 @@ from served_proxy import ProxyProcess
 from virtual_time import BEGIN, SeededWorld
 
 from pontil.http.page import page_files
-from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 
 # Virtual seconds between two frames.
 EVERY = 0.1

@@ -24,9 +24,9 @@ from pontil.runtime.accounting.usage_tables import RequestRow
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
-from pontil.runtime.proxy.fleet import proxies as fleet
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.resume.stream_record import StreamRecord, StreamRecords
+from pontil.runtime.proxy.siblings import proxies as fleet
+from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from pontil.http.openai.completions.request import CompletionRequest
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
-from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, RemoteKV
+from pontil.runtime.proxy.requests.remote_kv import KeepPrompt, RemoteKV
 
 LOG = logging.getLogger("pontil.proxy")
 

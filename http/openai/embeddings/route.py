@@ -8,7 +8,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.intake.body import BodyReader, understood
-from pontil.http.intake.encoder import SHORT_TEXT, TextLimit
+from pontil.http.intake.encoder import SHORT_TEXT, TextLimit, maximum
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import ServedModel, no_model
 from pontil.http.openai.completions.request import Prompt
@@ -17,7 +17,7 @@ from pontil.http.openai.embeddings.request import EmbeddingRequest, read_embeddi
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.stream.rendering import route_of
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.admission.checks import check_together, maximum
+from pontil.runtime.proxy.admission.control import check_together
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.stream import Stream

@@ -11,8 +11,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
 
-from pontil.http.openai.completions.preparation import ReadyChat
-from pontil.http.openai.completions.route import GenerationRoutes
+from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.input_items import Item
 from pontil.http.openai.responses.request import ResponsesRequest, read_responses

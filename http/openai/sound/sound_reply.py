@@ -9,7 +9,7 @@ from pontil.http.intake.body import understood
 from pontil.http.openai.sound.sound_pieces import SoundPieces, samples, whole_file
 from pontil.http.stream.rendering import route_of
 from pontil.http.stream.sse import EventWriter
-from pontil.runtime.proxy.wakeup import Wakeup
+from pontil.runtime.proxy.requests.wakeup import Wakeup
 from pontil.runtime.stages.runs.stream import RunStream
 
 TYPES = {"wav": "audio/wav", "pcm16": "audio/pcm"}

@@ -11,7 +11,7 @@ request draws the same tokens alone, in a batch, after a handoff and on replay.
 import hashlib
 import struct
 from collections import Counter, abc
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -26,7 +26,6 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.sampling.bitmask import Bitmask, bitmask_of
 from pontil.runtime.engine.sampling.logit_entries import LogitEdits, edits_of
 from pontil.runtime.engine.sampling.logprobs import logprobs_of, logprobs_of_named
-from pontil.runtime.engine.sampling.step_counts import Owner, StepCounts
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.value import value
@@ -36,6 +35,33 @@ MASK_64 = (1 << 64) - 1
 # One choice of a sequence; its rows follow each other.
 Run = tuple[Sequence, int]
 NO_DRAFTS: Mapping[Run, abc.Sequence["Draw"]] = MappingProxyType({})
+# A request's id and the choice.
+Owner = tuple[str, int]
+
+
+class StepCounts:
+    """Tokens that one step made, by owner, from the shapes of tensors that stay where they are (A1, A2). Reads no
+    element of any tensor, so counting copies nothing from or to a device."""
+
+    def __init__(self, stated: Iterable[tuple[Owner, Tensor | None, int | None]] = ()) -> None:
+        self.by_owner: dict[Owner, int] = {}
+        for owner, tokens, accepted in stated:
+            self.state(owner, tokens, accepted)
+
+    def state(self, owner: Owner, tokens: Tensor | None, accepted: int | None = None) -> None:
+        """State an owner's tokens: ids [drawn] or [drawn, codebooks]. The count is the size of the first axis, or the
+        number of `accepted` positions if drafts among them were rejected. None is 0. A second statement for an owner in
+        the same step, for another destination, is about the same tokens and counts once."""
+        drawn = 0 if tokens is None else tokens.shape[0]
+        self.by_owner.setdefault(owner, drawn if accepted is None else min(accepted, drawn))
+
+    def of(self, owner: Owner) -> int:
+        """The owner's count; 0 for one without a statement."""
+        return self.by_owner.get(owner, 0)
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_owner.values())
 
 
 @value(frozen=True, slots=True)

@@ -5,22 +5,64 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.errors import PontilError, TooManyRequests, Unavailable
+from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
-from pontil.runtime.proxy.admission.checks import check_capacity, check_seats, check_together
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
-from pontil.runtime.proxy.admission.seat_room import SeatRooms, claimable
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import WorkerGroup
+from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, OVERLOAD, TOO_LATE, Metrics
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
-from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
+from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Disagg, Route, WorkerLoad, seating
 
 # Seconds for which the first request of all stages is passed by others. After that they wait until every stage has a
 # seat for it.
 PASSED_SECONDS = 1.0
+# Requests admitted per seat of the workers' batches: those beyond the seats wait in a queue.
+REQUESTS_PER_SEAT = 4
+
+
+class SeatRoom:
+    """The workers of one release. A request with no seat there has no route, whatever else has room."""
+
+    def __init__(self, workers: Sequence[RegisteredWorker], disagg: Disagg) -> None:
+        seats = {load.incarnation: load for load in seating([one.loads.get(0) or one.load for one in workers], disagg)}
+        self.workers = [one for one in workers if one.hello.sender in seats]
+        self.is_free = any(load.can_seat(SPARE_SEATS) for load in seats.values())
+        self.answers: dict[str, bool] = {}
+
+    def may_seat(self, share: FairShare) -> bool:
+        if self.is_free:
+            return True
+        if share.caller not in self.answers:
+            self.answers[share.caller] = claimable(self.workers, share) > 0
+        return self.answers[share.caller]
+
+
+class SeatRooms:
+    """The room at this moment in a group of workers, by release. Ask anew after each change."""
+
+    def __init__(self, group: WorkerGroup, disagg: Disagg) -> None:
+        self.group, self.disagg = group, disagg
+        self.is_free = any(worker.seat_counts.taken < seats for worker, seats in group.current.seated)
+        self.rooms: dict[WorkerRelease | None, SeatRoom] = {}
+
+    def may_seat(self, request: Request) -> bool:
+        """Return whether it is worth to look for a route. A request whose release is gone may get another one."""
+        if self.is_free:
+            return True
+        if request.release not in self.rooms:
+            self.rooms[request.release] = SeatRoom(self.group.serving(request.release), self.disagg)
+        room = self.rooms[request.release]
+        return not room.workers or room.may_seat(request.share)
+
+
+def claimable(workers: Sequence[RegisteredWorker], share: FairShare) -> int:
+    """Return the seats of these workers that a caller can have of others."""
+    return sum(worker.seat_counts.claimable(share, worker.seats) for worker in workers)
 
 
 class AdmissionControl:
@@ -148,3 +190,33 @@ class AdmissionControl:
         found = self.queue.hopeless(self.clock())
         self.metrics.refused.labels(TOO_LATE).inc(len(found))
         return found
+
+
+def most_choices(workers: Sequence[WorkerLoad]) -> int:
+    """Return the most choices that are admitted at once."""
+    return REQUESTS_PER_SEAT * sum([worker.seats for worker in workers])
+
+
+def check_together(workers: Sequence[WorkerLoad], wanted: int, param: str = "prompt", named: str = "") -> None:
+    """Raise RequestError for a request of several prompts that asks for more choices than are ever admitted at once:
+    a retry would not help. The prompts are those of `param`, and are `named` so; absent: by its plural."""
+    named = named or f"{param}s"
+    if workers and wanted > most_choices(workers):
+        says = f"the {named} ask for {wanted} choices together, but {most_choices(workers)} are all that can be taken"
+        raise RequestError(f"{says}: send fewer {named} at once, or ask for a smaller n", param=param)
+
+
+def check_seats(workers: Sequence[WorkerLoad], n: int) -> None:
+    """Raise RequestError for more choices than the smallest worker has seats."""
+    seats = min([worker.seats for worker in workers], default=n)
+    if n > seats:
+        raise RequestError(f"n is {n}, but a worker serves at most {seats} choices at once: ask for less", param="n")
+
+
+def check_capacity(workers: Sequence[WorkerLoad], in_flight: int, wanted: int = 1) -> None:
+    """Raise Unavailable if `wanted` more choices than the `in_flight` ones exceed the limit that holds until the
+    workers' rates are measured: refused at once rather than queued without bound."""
+    limit = most_choices(workers)
+    if workers and in_flight + wanted > limit:
+        says = f"{in_flight} requests are in flight, which is all that can be taken: try again in a moment"
+        raise Unavailable(says, retry_after=1.0)

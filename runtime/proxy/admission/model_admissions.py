@@ -10,12 +10,12 @@ from pontil.runtime.errors import TooManyRequests, Unavailable
 from pontil.runtime.proxy.admission.control import AdmissionControl
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
-from pontil.runtime.proxy.admission.usage_table import UsageTable
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.all_series import KEY_LIMIT, Metrics
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
+from pontil.runtime.proxy.siblings.usage_table import UsageTable
 
 
 class ModelAdmissions:

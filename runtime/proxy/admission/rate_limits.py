@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from pontil.runtime.errors import RequestError, TooManyRequests
 from pontil.runtime.proxy.admission.jitter import fraction
-from pontil.runtime.proxy.admission.usage_table import StatedUsage, UsageTable
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.siblings.usage_table import StatedUsage, UsageTable
 
 MINUTE_SECONDS = 60.0
 # The Retry-After while the caller has too many requests in flight: their end is not known, and asking this often does

@@ -10,7 +10,7 @@ from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.proxy.admission.fair_queue import FairQueue
 from pontil.runtime.proxy.admission.jitter import fraction
-from pontil.runtime.proxy.admission.service_rate import Seats, ServiceRate, WaitEstimate
+from pontil.runtime.proxy.fleet.service_rate import Seats, ServiceRate, WaitEstimate
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import TURN_TOKENS, tokens_before

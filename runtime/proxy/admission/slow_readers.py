@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
 
 # A reader that has taken nothing for so long, with so many tokens behind what its connection's buffer holds, is slow.
 UNTAKEN_SECONDS = 3.0

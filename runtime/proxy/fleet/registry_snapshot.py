@@ -1,14 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a group of workers at one moment, for all decisions about a request."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.admission.checks import context_length
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.wire.messages import Hello
+
+
+class HasContext(Protocol):
+    """A worker, or its load."""
+
+    @property
+    def context(self) -> int: ...
+
+
+def context_length(workers: Sequence[HasContext]) -> int | None:
+    """Return the longest sequence, in tokens, that every worker can hold; None without workers."""
+    return min([worker.context for worker in workers], default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pontil.runtime.proxy.admission.service_rate import HasSeats, Seats
+from pontil.runtime.proxy.fleet.service_rate import HasSeats, Seats
 from pontil.runtime.wire.messages import Hello
 
 

@@ -12,11 +12,8 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.foundation.connectors import CONNECTORS
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.metrics.drafts import DraftMetrics
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
-from pontil.runtime.proxy.metrics.routing import RoutingMetrics
 from pontil.runtime.proxy.metrics.scrape_collector import ScrapeCollector
-from pontil.runtime.proxy.metrics.spans import SpanMetrics
 from pontil.runtime.proxy.metrics.streams import StreamMetrics
 from pontil.runtime.proxy.metrics.tiers import TierMetrics
 from pontil.runtime.proxy.requests.request import Request
@@ -39,6 +36,72 @@ WORKER_THREADS = ("doorkeeper", "grammars", "kv-tier", *(name for row in CONNECT
 RESULTS = ("complete", "failed", "expired", "cancelled")
 # The finished_reason of a request, in vLLM's words where it has one.
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
+# A counter of right guesses by their place in the draft; places that a worker makes up are no series.
+PLACED = "accepted_draft_tokens_at_"
+PLACES = tuple(str(place) for place in range(16))
+# Causes of a dropped span: too many traces waited, the collector did not take it, or we could not make it.
+DROPS = QUEUE_FULL, REFUSED, FAULT = ("queue", "collector", "fault")
+
+
+class SpanMetrics:
+    """Counters of exported and of dropped spans."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.exported = Counter("pontil_spans_exported", "Spans that the collector of traces took", registry=registry)
+        self.dropped = Counter(
+            "pontil_spans_dropped", "Spans that the collector of traces did not get", ["reason"], registry=registry
+        )
+        for reason in DROPS:
+            self.dropped.labels(reason)
+
+    def took(self, spans: int) -> None:
+        self.exported.inc(spans)
+
+    def drop(self, spans: int, reason: str) -> None:
+        self.dropped.labels(reason).inc(spans)
+
+
+class RoutingMetrics:
+    """The prompt tokens that were dispatched, and those of them that the chosen worker was thought to have cached."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.tokens = Counter(
+            "pontil_routing_prompt_tokens", "Prompt tokens that were sent to workers", registry=registry
+        )
+        self.found = Counter(
+            "pontil_routing_found_tokens", "Prompt tokens that the chosen worker was expected to have cached",
+            registry=registry,
+        )  # fmt: skip
+
+    def add(self, tokens: int, found: int) -> None:
+        """Count a prompt that was sent to a worker."""
+        self.tokens.inc(tokens)
+        self.found.inc(found)
+
+
+class DraftMetrics:
+    """The series, under vLLM's names but for the prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, says: str, *labels: str) -> Counter:
+            return Counter(f"pontil_spec_decode_num_{name}", says, ["worker", *labels], registry=registry)
+
+        self.by_worker = {
+            "drafts": counter("drafts", "Drafts verified, of one or more tokens each"),
+            "draft_tokens": counter("draft_tokens", "Tokens guessed and verified"),
+            "accepted_draft_tokens": counter("accepted_tokens", "Guesses that were right"),
+        }
+        self.by_place = counter("accepted_tokens_per_pos", "Right guesses by their place in the draft", "position")
+
+    def add(self, worker: str, name: str, difference: int) -> bool:
+        """Add the growth of a counter; return whether it is one of these."""
+        if name in self.by_worker:
+            self.by_worker[name].labels(worker).inc(difference)
+        elif name.startswith(PLACED) and name.removeprefix(PLACED) in PLACES:
+            self.by_place.labels(worker, name.removeprefix(PLACED)).inc(difference)
+        else:
+            return False
+        return True
 
 
 class RunMetrics:

@@ -4,12 +4,19 @@
 A token costs one observation, of `next_token`. Everything else is observed once a request, with its id as the exemplar.
 """
 
-from collections.abc import Sequence
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+from prometheus_client.utils import floatToGoString
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.proxy.metrics.histogram import SingleThreadHistogram
 from pontil.runtime.proxy.requests.request import Request
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -20,6 +27,36 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 # The limit of OpenMetrics on an exemplar's characters, including the label's own.
 EXEMPLAR_CHARACTERS = 128
 LABEL = "request_id"
+
+
+class SingleThreadHistogram(Collector):
+    """A histogram without labels, exported like prometheus_client's; `observe` takes no lock: one thread only. Each
+    bucket keeps its last exemplar, which is not checked."""
+
+    def __init__(self, name: str, says: str, buckets: Sequence[float], registry: CollectorRegistry) -> None:
+        self.name, self.says, self.created = name, says, time.time()
+        self.bounds = [*map(float, buckets), float("inf")]
+        self.counts = [0] * len(self.bounds)
+        self.exemplars: list[tuple[dict[str, str], float, float] | None] = [None] * len(self.bounds)
+        self.sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float, exemplar: dict[str, str] | None = None) -> None:
+        place = bisect_left(self.bounds, value)
+        self.counts[place] += 1
+        self.sum += value
+        if exemplar is not None:
+            self.exemplars[place] = exemplar, value, time.time()
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self.name, self.says)
+        names, counts = map(floatToGoString, self.bounds), accumulate(self.counts)
+        # The family takes None for a bucket without an exemplar, and does not declare it.
+        exemplars = [None if one is None else Exemplar(*one) for one in self.exemplars]
+        buckets: list[Any] = list(zip(names, counts, exemplars, strict=True))
+        family.add_metric([], buckets, self.sum)
+        family.add_sample(f"{self.name}_created", {}, self.created)
+        yield family
 
 
 class Latencies:

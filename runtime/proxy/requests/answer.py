@@ -10,8 +10,7 @@ from pontil.runtime.accounting.ledger import BEYOND_BUDGET, BROKEN, REPEATED, Le
 from pontil.runtime.errors import PontilError
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.step_gaps import BUFFER, StepGaps
-from pontil.runtime.tokenizer.detokenizer import Detokenizer
-from pontil.runtime.tokenizer.stop_strings import StopStrings
+from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Logprobs
 from pontil.runtime.wire.token_batch import HEAD

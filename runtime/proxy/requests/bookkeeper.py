@@ -30,7 +30,7 @@ from pontil.runtime.accounting.usage_tables import (
 )
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable, UsageLogError
-from pontil.runtime.proxy.log_fields import about
+from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.threads import ThreadFailures
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
+from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.routing.policy import DisaggregatedRoute
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.proxy.routing.remote_kv import RemoteKV
 from pontil.runtime.wire.messages import Submit
 
 NOTHING_MORE: Mapping[str, Any] = {}

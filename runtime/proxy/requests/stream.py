@@ -10,7 +10,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Finished, Mailbox, WholeAnswer, no_listener
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.wakeup import Wakeup
+from pontil.runtime.proxy.requests.wakeup import Wakeup
 
 # Seconds that the end of an answer waits for the usage log on a slow disk.
 LOG_PATIENCE = 1.0

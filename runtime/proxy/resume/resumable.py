@@ -15,16 +15,16 @@ from functools import partial
 from typing import Any
 
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.fleet.proxies import Fleet
-from pontil.runtime.proxy.log_fields import about
-from pontil.runtime.proxy.requests.in_flight import InFlight
+from pontil.runtime.proxy.admission.in_flight import InFlight
+from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
 from pontil.runtime.proxy.resume.state import end_of, head_of, owned_by, restored, rewind
 from pontil.runtime.proxy.resume.stream_journal import StreamJournal
-from pontil.runtime.proxy.resume.stream_record import NAME, StreamRecord, StreamRecords
+from pontil.runtime.proxy.siblings.proxies import Fleet
+from pontil.runtime.proxy.siblings.stream_record import NAME, StreamRecord, StreamRecords
 
 # Seconds within which another proxy lets a stream go whose client has left, and between two looks.
 LET_GO_WITHIN, LOOK = 2.0, 0.05

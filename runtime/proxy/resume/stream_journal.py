@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.proxy.log_fields import about
+from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.resume.state import state_of, with_end
-from pontil.runtime.proxy.resume.stream_record import StreamRecord
+from pontil.runtime.proxy.siblings.stream_record import StreamRecord
 
 # A record has a note at most after each such part of its request's age.
 MOST_NOTES = 100

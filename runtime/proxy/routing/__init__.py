@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routing: the choice of a request's workers, and its dispatch to them."""
+"""Routing: the choice of a request's workers, from their load and the prefixes that they hold."""

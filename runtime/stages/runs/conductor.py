@@ -12,14 +12,14 @@ from dataclasses import replace
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
-from pontil.runtime.proxy.log_fields import about
+from pontil.runtime.proxy.admission.in_flight import InFlight
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.metrics.all_series import FAILED, Metrics
 from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
-from pontil.runtime.proxy.requests.in_flight import InFlight
+from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import NO_KEY
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphNode
 from pontil.runtime.stages.runs.run import BYTES_PER_SAMPLE, Run, StageRun, inputs_of, producer_of

@@ -6,15 +6,15 @@ from typing import Any
 
 from pontil.runtime.errors import PontilError, RequestError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
+from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
-from pontil.runtime.proxy.fleet.self_test import StageTrial
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.in_flight import InFlight
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.proxy.requests.wakeup import Wakeup
+from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.proxy.stage_runs import Handlers
-from pontil.runtime.proxy.wakeup import Wakeup
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.runs.conductor import Conductor

@@ -8,8 +8,7 @@ import numpy as np
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import DECODE
 from pontil.runtime.stages.streams.edge_writer import EdgeWriter
-from pontil.runtime.tokenizer.detokenizer import Detokenizer
-from pontil.runtime.tokenizer.stop_strings import StopStrings
+from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 

@@ -8,18 +8,60 @@ with what the worker states to it. A proxy that is gone takes only its own reque
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from pontil.runtime.errors import IncompatiblePeer, PontilError
+from pontil.runtime.wire.links.connection_monitor import HANDSHAKE_TIMEOUT, ConnectionMonitor, Reachability
+from pontil.runtime.wire.links.keys import is_network
 from pontil.runtime.wire.links.outbox import PATIENCE
 from pontil.runtime.wire.links.sockets import WorkerSocket
 from pontil.runtime.wire.messages import Embed, Failed, Message, NodeTask, Submit, Tokens
 from pontil.runtime.worker.links.log_fields import about
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
-from pontil.runtime.worker.links.proxy_reachability import ProxyReachability
 from pontil.runtime.worker.links.times_reporter import TimesReporter
 
 logger = logging.getLogger("pontil.worker")
 
 # Seconds that a worker waits for the other proxies once one has welcomed it: one of them may be down for long.
 COMPANY = 5.0
+
+
+class ProxyReachability:
+    """A watch on the connection to `endpoint`. Of a proxy on the same host nothing is reported: its supervisor does.
+    `told` is the last report.
+
+    A worker whose keys differ from the proxy's at the start is misconfigured and ends. If they matched before, the
+    proxy has new keys now: the worker ends too, and the supervisor restarts it with the keys that the file has then. A
+    worker waits for a proxy that does not answer, since the parts of a system may start in any order.
+    """
+
+    def __init__(self, connection: ConnectionMonitor, endpoint: str) -> None:
+        self.connection, self.endpoint = connection, endpoint
+        self.is_elsewhere = is_network(endpoint)
+        self.told = ""
+        self.was_open = False
+
+    def look(self, now: float) -> bool:
+        """Return whether there is something new to report. Raise PontilError when the proxy does not have the same
+        keys."""
+        if not self.is_elsewhere:
+            return False
+        self.connection.look(now)
+        self.was_open = self.was_open or self.connection.state is Reachability.OPEN
+        if self.connection.lasts(Reachability.REFUSED, now):
+            raise (PontilError if self.was_open else IncompatiblePeer)(
+                f"the proxy at {self.endpoint} does not accept this worker's keys: start both with the same --keys "
+                "file, or both without"
+            )
+        away = self.connection.lasts(Reachability.AWAY, now)
+        before = self.told
+        self.told = self.absence if away else ""
+        return away and not before
+
+    @property
+    def absence(self) -> str:
+        return (
+            f"the proxy at {self.endpoint} cannot be reached for {HANDSHAKE_TIMEOUT:.0f} s: check that it runs, the "
+            "address, and that no firewall is between; still trying"
+        )
 
 
 class ProxyLinks:

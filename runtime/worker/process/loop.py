@@ -3,22 +3,81 @@
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.wire.messages import Message
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.process.role_change import AssignedRole
-from pontil.runtime.worker.process.step_reporter import StepReporter
-from pontil.runtime.worker.process.supervisor_commands import SupervisorCommands
 from pontil.runtime.worker.process.workload import Workload
 
 logger = logging.getLogger("pontil.worker")
 
 # Seconds until a full connection is tried again.
 CONGESTION_PAUSE = 0.005
+
+
+class SupervisorCommands:
+    """Reads and carries out commands. `poller` wakes the worker when one arrives, as long as the supervisor is
+    there. `trials` are faults for so many seconds, by the kind of the command for each."""
+
+    def __init__(
+        self, pipe: CommandPipe, poller: Poller, assigned_role: AssignedRole,
+        trials: Mapping[str, Callable[[float], None]],
+    ) -> None:  # fmt: skip
+        self.pipe, self.poller, self.assigned_role, self.trials = pipe, poller, assigned_role, trials
+        poller.watch(pipe.descriptor)
+
+    def obey(self, now: float) -> None:
+        """Carry out the commands that have arrived."""
+        if self.pipe.closed or not self.poller.may_show(self.pipe.descriptor):
+            return
+        for command in self.pipe.take():
+            if command.get("kind") == "role":
+                self.assigned_role.take(command["order"], command["role"], command["drain"], now)
+            elif command.get("kind") == "log_level":
+                logging.getLogger().setLevel(command["level"].upper())
+            elif trial := self.trials.get(command.get("kind", "")):
+                trial(command["seconds"])
+        if self.pipe.closed:
+            self.poller.unwatch(self.pipe.descriptor)
+
+
+class StepReporter:
+    """A reporter of steps. `steps` is the number of completed ones, which took `nanoseconds` together."""
+
+    def __init__(self, report: Reporter) -> None:
+        self.report = report
+        self.steps = self.nanoseconds = self.begun = 0
+        self.told_of_work = False
+
+    def begin(self) -> None:
+        self.begun = time.monotonic_ns()
+        self.tell(True)
+
+    def end(self, has_work: bool) -> None:
+        """Count a completed step and report it."""
+        self.steps += 1
+        self.nanoseconds += time.monotonic_ns() - self.begun
+        self.tell(has_work)
+
+    def counters(self) -> dict[str, int]:
+        """Return the counts under their names in heartbeats."""
+        return {"steps": self.steps, "step_microseconds": self.nanoseconds // 1000}
+
+    def rest(self, may_step: bool) -> None:
+        """Report that no work is left to step. Reported work may end without another step: all of it was cancelled, or
+        it is held up because the proxy accepts no messages. Neither is a step that hangs."""
+        if self.told_of_work and not may_step:
+            self.tell(False)
+
+    def tell(self, working: bool) -> None:
+        self.told_of_work = working
+        self.report.stepped(self.steps, working)
 
 
 class WorkerLoop:

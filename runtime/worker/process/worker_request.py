@@ -13,15 +13,35 @@ from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.value import value
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.work_times import WorkTimes
+from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit, Tokens
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
-from pontil.runtime.worker.process.stop_check import TextStops
 from pontil.runtime.worker.start.assembly import WorkerResources
 
 # Ended requests to remember, since a later attempt may come to this worker.
 REMEMBERED = 1024
 # Finish reasons on the wire; an end that is not in this table does not end the answer.
 FINISH_REASONS: dict[FinishReason | None, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class TextStops:
+    """The matcher of stop strings where tokens are sampled, so that the worker itself decides the count and the finish
+    reason. It detokenizes one sequence as the proxy will, and returns the stop string that its text has reached. The
+    text of the first `min_tokens` tokens never matches, not even as part of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self.stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self.early = params.min_tokens
+
+    def feed(self, token_id: int) -> str | None:
+        text = self.detokenizer.add([token_id])
+        if self.early > 0:
+            self.early -= 1
+            return None
+        self.stops.feed(text)
+        return self.stops.matched
 
 
 @value(frozen=True, slots=True)

@@ -4,7 +4,7 @@
 import pytest
 from scripted_site import ScriptedSite
 
-from pontil.http.access.same_origin import foreign_page
+from pontil.http.access.access import foreign_page
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 JSON = {"content-type": "application/json"}

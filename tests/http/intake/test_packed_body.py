@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_site import MODEL, ScriptedSite
 
-from pontil.http.intake.packed_body import PackedBody
+from pontil.http.intake.body import PackedBody
 from pontil.runtime.errors import RequestError
 
 GZIP = {"content-encoding": "gzip"}

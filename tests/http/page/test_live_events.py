@@ -18,7 +18,7 @@ from scripted_worker import DEADLINE, eventually
 from pontil.http.page import live_events
 from pontil.http.page.live_events import LiveEvents
 from pontil.http.server import timed_protocol
-from pontil.runtime.proxy.fleet.live_snapshot import LiveSnapshot
+from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 
 
 class Viewer:

@@ -11,7 +11,7 @@ from scripted_site import ScriptedSite
 from scripted_worker import DEADLINE
 
 from pontil.http.access.keyring import Caller
-from pontil.http.server import checked_http
+from pontil.http.server import timed_protocol
 from pontil.http.server.raw_head import chunk_fault
 
 MANY = 500
@@ -74,7 +74,7 @@ def test_chunks_of_a_body_leave_turns_to_others(pair: ScriptedSite, monkeypatch:
             seen.add(turns.number)
             return chunk_fault(data)
 
-        monkeypatch.setattr(checked_http, "chunk_fault", noting)
+        monkeypatch.setattr(timed_protocol, "chunk_fault", noting)
         received = read_whole(pair, HEAD + b"1\r\na\r\n" * MANY + b"0\r\n\r\n")
     assert received.startswith(b"HTTP/1.1 404 ")
     assert len(seen) > MANY, "no two of them in one turn"

@@ -13,7 +13,7 @@ from tiny import build, check_free, drain, reference, rig, sequence
 
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Batch
-from pontil.runtime.engine.sequences.prompt_lookup import LONGEST, PromptLookup
+from pontil.runtime.engine.sequences.draft_state import LONGEST, PromptLookup
 from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
 from pontil.runtime.engine.sequences.token_rules import SequenceStops
 from pontil.runtime.models.model import Model

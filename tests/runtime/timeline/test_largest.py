@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.runtime.timeline.largest import HIDING, largest_part
+from pontil.runtime.timeline.recorder import HIDING, largest_part
 from pontil.runtime.timeline.timeline import LargestPart, TimeSpan
 
 PAIR = [

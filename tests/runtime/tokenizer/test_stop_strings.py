@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.runtime.tokenizer.stop_strings import StopStrings
+from pontil.runtime.tokenizer.detokenizer import StopStrings
 
 # Two letters make overlaps, repeats and near misses frequent.
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from scripted_worker import eventually
 from traces import EVENTS, PARENT, RECEIVED_AT, SPANS, complete, timeline
 
-from pontil.runtime.proxy.metrics.spans import SpanMetrics
+from pontil.runtime.proxy.metrics.all_series import SpanMetrics
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.tracing import otlp_export
 from pontil.runtime.tracing.otlp_export import Collector, OtlpExport

@@ -11,7 +11,7 @@ from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.transfer.cut_connector import CutConnector
-from pontil.runtime.worker.process.supervisor_commands import SupervisorCommands
+from pontil.runtime.worker.process.loop import SupervisorCommands
 
 
 def obeyed(commands: SupervisorCommands, writing: int, seconds: float) -> None:

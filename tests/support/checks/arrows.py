@@ -95,11 +95,39 @@ ARROWS: dict[str, set[str]] = {
     # Libraries of the extra `otel`, imported where a collector is named.
     "runtime/tracing": {"runtime/timeline"},
     "runtime/wire/links": {"runtime/wire"},
-    "runtime/proxy": {
-        "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/timeline",
-        "runtime/tokenizer", "runtime/tracing", "runtime/wire", "runtime/wire/links",
+    "runtime/proxy/routing": {
+        "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/wire",
     },
-    "runtime/stages/runs": {"runtime/accounting", "runtime/proxy", "runtime/stages/graph", "runtime/wire"},
+    "runtime/proxy/fleet": {"runtime/proxy/routing", "runtime/wire"},
+    "runtime/proxy/requests": {
+        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/timeline", "runtime/tokenizer",
+        "runtime/wire",
+    },
+    "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
+    "runtime/proxy/dispatch": {
+        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/metrics", "runtime/proxy/requests",
+        "runtime/proxy/routing", "runtime/wire", "runtime/wire/links",
+    },
+    "runtime/proxy/siblings": {"runtime/proxy/metrics", "runtime/proxy/requests"},
+    "runtime/proxy/admission": {
+        "runtime/accounting", "runtime/proxy/dispatch", "runtime/proxy/fleet", "runtime/proxy/metrics",
+        "runtime/proxy/requests", "runtime/proxy/routing", "runtime/proxy/siblings", "runtime/timeline",
+        "runtime/tokenizer", "runtime/tracing",
+    },
+    "runtime/proxy/resume": {
+        "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
+        "runtime/proxy/siblings", "runtime/tokenizer",
+    },
+    "runtime/proxy": {
+        "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/dispatch", "runtime/proxy/fleet",
+        "runtime/proxy/metrics", "runtime/proxy/requests", "runtime/proxy/resume", "runtime/proxy/routing",
+        "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer", "runtime/wire", "runtime/wire/links",
+    },
+    "runtime/stages/runs": {
+        "runtime/accounting", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/dispatch",
+        "runtime/proxy/fleet", "runtime/proxy/metrics", "runtime/proxy/requests", "runtime/proxy/routing",
+        "runtime/stages/graph", "runtime/wire",
+    },
     "runtime/stages": set(),
     # Libraries of the extra `speech`, imported when a node is made.
     "runtime/stages/nodes": set(),
@@ -159,44 +187,51 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/process", "runtime/worker/start",
     },
     "http/schema": {"runtime"},
-    "http/access": {"http/schema", "runtime", "runtime/proxy"},
-    "http/fields": {"http/schema", "runtime", "runtime/grammar", "runtime/proxy"},
+    "http/access": {"http/schema", "runtime", "runtime/proxy/requests"},
+    "http/fields": {"http/schema", "runtime", "runtime/grammar", "runtime/proxy/requests"},
     "http/intake": {
         "http/access", "http/fields", "http/schema", "runtime", "runtime/grammar", "runtime/grammar/processes",
-        "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
+        "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/timeline",
+        "runtime/tokenizer",
     },
     "http/openai": set(),
     "http/stream": {
         "http/access", "http/fields", "http/schema", "runtime", "runtime/accounting", "runtime/chat",
-        "runtime/grammar/processes", "runtime/proxy", "runtime/timeline", "runtime/tokenizer", "runtime/wire/messages",
+        "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/fleet", "runtime/proxy/requests",
+        "runtime/proxy/resume", "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer",
+        "runtime/wire/messages",
     },
     "http/openai/chat": {
         "http/fields", "http/intake", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
-        "runtime/chat/calls", "runtime/grammar", "runtime/proxy", "runtime/tokenizer",
+        "runtime/chat/calls", "runtime/grammar", "runtime/proxy/requests", "runtime/tokenizer",
     },
     "http/openai/sound": {
         "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",
-        "runtime/accounting", "runtime/grammar/processes", "runtime/proxy", "runtime/stages/graph/catalog",
-        "runtime/stages/runs",
+        "runtime/accounting", "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/requests",
+        "runtime/stages/graph/catalog", "runtime/stages/runs",
     },
     "http/openai/completions": {
         "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",
-        "runtime/chat", "runtime/proxy",
+        "runtime/chat", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
     },
     "http/openai/embeddings": {
         "http/fields", "http/intake", "http/openai/completions", "http/schema", "http/stream", "runtime",
-        "runtime/proxy", "runtime/tokenizer",
+        "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
+        "runtime/tokenizer",
     },
     "http/store": {"http/schema", "runtime"},
     "http/openai/responses": {
         "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/store",
-        "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy",
-        "runtime/tokenizer", "runtime/wire/messages",
+        "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes",
+        "runtime/proxy/requests", "runtime/tokenizer", "runtime/wire/messages",
     },
-    "http/page": {"http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy"},
+    "http/page": {
+        "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
+    },
     "http/vllm": {
         "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream",
-        "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
+        "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy/admission",
+        "runtime/proxy/requests",
     },
     "http/routes": {
         "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
@@ -205,7 +240,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/server": {
         "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",
-        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
+        "runtime/proxy/requests", "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/foundation": set(),
     "launcher/host": set(),
@@ -256,15 +291,6 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/terminal/status_table", "launcher/options",
     },
 }  # fmt: skip
-# Rooms whose files still import each other in a circle: each is one with another, until the circle is broken.
-JOINED = {
-    "runtime/proxy/admission": "runtime/proxy",
-    "runtime/proxy/fleet": "runtime/proxy",
-    "runtime/proxy/metrics": "runtime/proxy",
-    "runtime/proxy/requests": "runtime/proxy",
-    "runtime/proxy/resume": "runtime/proxy",
-    "runtime/proxy/routing": "runtime/proxy",
-}
 FOUNDATION = "runtime/foundation"
 # Third-party packages that only one room may import.
 KEEPERS = {

@@ -14,11 +14,11 @@ from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key, full_keys
 from pontil.runtime.foundation.fair_share import EVERYBODY
+from pontil.runtime.proxy.dispatch.recent_work import RecentWork
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.routing.policy import INTERLEAVED, CollocatedRoute, DisaggregatedRoute, Route, next_route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
-from pontil.runtime.proxy.routing.recent_work import RecentWork
 from pontil.runtime.wire.messages import SCHEMA, Hello, PrefixDelta
 
 LENGTHS = Path(__file__).parents[3] / "scripts" / "data" / "sharegpt_lengths.csv"

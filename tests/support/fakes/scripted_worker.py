@@ -15,8 +15,7 @@ from typing import Any
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.tokenizer.detokenizer import Detokenizer
-from pontil.runtime.tokenizer.stop_strings import StopStrings
+from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.links.sockets import Poller, WorkerSocket, open_context
 from pontil.runtime.wire.messages import (

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from pontil.runtime.engine.drafts.costs import gain
 from pontil.runtime.engine.drafts.policy import (
     CAP,
+    MOST_PAUSE,
     READY,
     SHARE,
+    TRIES,
     WINDOW,
     AdaptivePolicy,
     DraftPlan,
     Option,
     SharesRight,
 )
-from pontil.runtime.engine.drafts.trials import MOST_PAUSE, TRIES
 
 MOST = 8
 # Says of the next guess for a stream if it is right.

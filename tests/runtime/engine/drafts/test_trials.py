@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trials of a draft model that is not expected to help."""
 
-from pontil.runtime.engine.drafts.trials import FIRST_PAUSE, MOST_PAUSE, TRIES, Trials
+from pontil.runtime.engine.drafts.policy import FIRST_PAUSE, MOST_PAUSE, TRIES, Trials
 
 
 def test_a_trial_is_short_and_pauses_grow() -> None:

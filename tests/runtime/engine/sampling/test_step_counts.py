@@ -11,8 +11,15 @@ from torch import Tensor
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sampling import sampler
-from pontil.runtime.engine.sampling.sampler import Draw, Sampled, accepted, counts_of, draw_tokens, sample_rows
-from pontil.runtime.engine.sampling.step_counts import StepCounts
+from pontil.runtime.engine.sampling.sampler import (
+    Draw,
+    Sampled,
+    StepCounts,
+    accepted,
+    counts_of,
+    draw_tokens,
+    sample_rows,
+)
 
 LOOKS = {
     "cpu", "tolist", "item", "numpy", "to", "__int__", "__float__", "__bool__", "__index__", "__iter__", "__len__",

@@ -3,14 +3,11 @@
 
 import pytest
 
+from pontil.http.fields.sampling import mint_seed
+from pontil.http.intake.encoder import token_budget
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.admission.checks import (
-    REQUESTS_PER_SEAT,
-    check_capacity,
-    context_length,
-    mint_seed,
-    token_budget,
-)
+from pontil.runtime.proxy.admission.control import REQUESTS_PER_SEAT, check_capacity
+from pontil.runtime.proxy.fleet.registry_snapshot import context_length
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 
 LOAD = WorkerLoad("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pontil.runtime.errors import RequestError, TooManyRequests
 from pontil.runtime.proxy.admission.rate_limits import JITTER, MOST_LOOKS, MOST_QUIET, RateLimits
-from pontil.runtime.proxy.admission.usage_table import StatedUsage, UsageTable
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.siblings.usage_table import StatedUsage, UsageTable
 
 MUCH = 10**6
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.admission.request_queue import ADMITTED_SHARE, MOST_WAITING_TOKENS, RequestQueue
-from pontil.runtime.proxy.admission.service_rate import Seats
+from pontil.runtime.proxy.fleet.service_rate import Seats
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket

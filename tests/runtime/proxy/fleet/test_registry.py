@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pontil.runtime.proxy.answer_frames import MessageRouter
 from pontil.runtime.proxy.fleet.registry import FRESH, REFUSED, WATCHED_TTL, Registry
 from pontil.runtime.proxy.metrics.all_series import Metrics
-from pontil.runtime.proxy.requests.answer_frames import MessageRouter
 from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, plan
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange

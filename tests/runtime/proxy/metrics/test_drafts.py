@@ -3,8 +3,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from pontil.runtime.engine.drafts.counts import DraftCounts
-from pontil.runtime.proxy.metrics.drafts import DraftMetrics
+from pontil.runtime.engine.engine import DraftCounts
+from pontil.runtime.proxy.metrics.all_series import DraftMetrics
 
 
 def test_right_guesses_are_counted_by_their_place() -> None:

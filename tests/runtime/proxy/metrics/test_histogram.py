@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from pontil.runtime.proxy.metrics.histogram import SingleThreadHistogram
+from pontil.runtime.proxy.metrics.latencies import SingleThreadHistogram
 
 BUCKETS = (0.001, 0.0025, 1, 10, 100000)
 # The times at which histograms were made and exemplars were taken.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.metrics.picker import picker_metrics
+from pontil.runtime.proxy.metrics.scrape_collector import picker_metrics
 from pontil.runtime.proxy.requests.attempts import Attempts
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello
 

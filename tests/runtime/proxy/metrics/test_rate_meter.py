@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rates over the last seconds."""
 
-from pontil.runtime.proxy.metrics.rate_meter import WINDOW, RateMeter, RateMeters
+from pontil.runtime.proxy.live_snapshot import WINDOW, RateMeter, RateMeters
 
 
 def test_a_steady_counter_has_its_rate() -> None:

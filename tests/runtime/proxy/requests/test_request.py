@@ -17,7 +17,7 @@ from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRo
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Tokens
-from pontil.runtime.worker.process.stop_check import TextStops
+from pontil.runtime.worker.process.worker_request import TextStops
 
 P = WorkerLoad("p", "prefill:0", "prefill", "ipc:///p", 0, 10, 4, 100)
 D = WorkerLoad("d", "decode:0", "decode", "ipc:///d", 0, 10, 4, 100)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
-from pontil.runtime.worker.generate import prompt_monitor as prompt_watch
+from pontil.runtime.worker.generate import worker as prompt_watch
 
 
 @pytest.fixture

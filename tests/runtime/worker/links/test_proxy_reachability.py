@@ -5,7 +5,7 @@ import pytest
 
 from pontil.runtime.errors import IncompatiblePeer, PontilError
 from pontil.runtime.wire.links.connection_monitor import HANDSHAKE_TIMEOUT, Reachability
-from pontil.runtime.worker.links.proxy_reachability import ProxyReachability
+from pontil.runtime.worker.links.proxy_links import ProxyReachability
 
 
 class Scripted:

@@ -12,7 +12,7 @@ from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_wor
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.worker.links.stalled_links import StalledLinks
-from pontil.runtime.worker.process.supervisor_commands import SupervisorCommands
+from pontil.runtime.worker.process.loop import SupervisorCommands
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -13,7 +13,7 @@ from workers import PromptWorker, ScriptedProxy, Silent, drawn, everyone_clean, 
 
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.wire.messages import Tokens
-from pontil.runtime.worker.process.supervisor_commands import SupervisorCommands
+from pontil.runtime.worker.process.loop import SupervisorCommands
 
 Pair = tuple[PromptWorker, PromptWorker]
 NOW, LATER = 0.0, 60.0

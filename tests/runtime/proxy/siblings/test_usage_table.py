@@ -8,8 +8,8 @@ import pytest
 
 from pontil.runtime.errors import TooManyRequests
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
-from pontil.runtime.proxy.admission.usage_table import UsageTable
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.siblings.usage_table import UsageTable
 
 KEY = Allowance(requests=3, rate=6.0, token_rate=600.0)
 

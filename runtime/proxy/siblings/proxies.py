@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.proxy.admission.usage_table import UsageTable
-from pontil.runtime.proxy.fleet.siblings import Siblings
-from pontil.runtime.proxy.fleet.timeline_exchange import TimelineExchange
 from pontil.runtime.proxy.metrics.pages import MetricsPages
-from pontil.runtime.proxy.resume.stream_record import StreamRecords
+from pontil.runtime.proxy.siblings.leases import Siblings
+from pontil.runtime.proxy.siblings.stream_record import StreamRecords
+from pontil.runtime.proxy.siblings.timeline_exchange import TimelineExchange
+from pontil.runtime.proxy.siblings.usage_table import UsageTable
 
 # Seconds between two looks at the others.
 LOOK = 0.5

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pontil.runtime.proxy.fleet.timeline_exchange import MOST_ASKED, STALE, TimelineExchange
+from pontil.runtime.proxy.siblings.timeline_exchange import MOST_ASKED, STALE, TimelineExchange
 
 KNOWN: dict[str, dict[str, Any]] = {"r-1": {"id": "r-1", "seconds": 2.0}}
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.remote_kv import KeepPrompt, KeptPrompt, KVTransfers
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.remote_kv import KeepPrompt, KeptPrompt, KVTransfers
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.links.keys import Keys

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.fleet.siblings import Siblings
-from pontil.runtime.proxy.resume import stream_record
 from pontil.runtime.proxy.resume.resumable import taken
-from pontil.runtime.proxy.resume.stream_record import StreamRecord, StreamRecords, json_line
+from pontil.runtime.proxy.siblings import stream_record
+from pontil.runtime.proxy.siblings.leases import Siblings
+from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords, json_line
 
 ROOT = Path(__file__).resolve().parents[4]
 HEAD = {"request": "r", "prompt": [1, 2], "caller": "-"}
@@ -114,7 +114,7 @@ TestClaims.settings = settings(stateful_step_count=20)
 
 def test_a_lock_ends_with_its_process_and_two_claim_it_once(tmp_path: Path) -> None:
     script = (
-        "import sys, app; from pathlib import Path; from pontil.runtime.proxy.resume.stream_record "
+        "import sys, app; from pathlib import Path; from pontil.runtime.proxy.siblings.stream_record "
         "import StreamRecords; "
         f"made = StreamRecords(Path(sys.argv[1])).begin({HEAD!r}); made.append({{'number': 0}}); "
         "print(made.name, flush=True); input()"

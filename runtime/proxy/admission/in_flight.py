@@ -10,6 +10,7 @@ from functools import partial
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
@@ -17,7 +18,6 @@ from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.row import last_row, row_of
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.timeline.timeline import Gaps, Timeline
 from pontil.runtime.timeline.timelines import Timelines

@@ -8,16 +8,16 @@ from typing import Any
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, RequestError, Unavailable
+from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.log_fields import about
 from pontil.runtime.proxy.metrics.all_series import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.requests.answer import BrokenAnswer, Finished
-from pontil.runtime.proxy.requests.in_flight import InFlight
+from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
-from pontil.runtime.proxy.routing.dispatch import Dispatcher
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.wire.messages import (
     AttemptTimes,

@@ -3,7 +3,7 @@
 
 import pytest
 
-from pontil.runtime.proxy.admission.service_rate import MEMORY_SECONDS, PromptRate, Seats, ServiceRate, WaitEstimate
+from pontil.runtime.proxy.fleet.service_rate import MEMORY_SECONDS, PromptRate, Seats, ServiceRate, WaitEstimate
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 
 LOAD = WorkerLoad("m", "mixed:0", "mixed", "e", in_flight=0, free_blocks=10, seats=4, context=100)

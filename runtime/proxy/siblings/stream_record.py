@@ -24,9 +24,9 @@ from typing import Any
 
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.foundation.file_age import stamp
-from pontil.runtime.proxy.fleet.siblings import UNBORN, Lease, stems
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import NO_KEY
+from pontil.runtime.proxy.siblings.leases import UNBORN, Lease, stems
 
 SUFFIX, WANTED = ".stream", ".wanted"
 # Seconds after which a record without a head was left by a process that died while it made it.

@@ -15,7 +15,7 @@ from scripted_speech import speaks
 from scripted_worker import ScriptedWorker, proper, silent
 
 from pontil.runtime.accounting.ledger import SELF_TEST
-from pontil.runtime.proxy.fleet import self_test
+from pontil.runtime.proxy import self_test
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.wire.messages import Failed, Message, NodeTask, RoleChange, Submit, Tokens

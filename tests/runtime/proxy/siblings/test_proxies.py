@@ -13,9 +13,9 @@ from scripted_worker import eventually
 
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.proxy.fleet.proxies import Fleet
-from pontil.runtime.proxy.fleet.siblings import Siblings
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
+from pontil.runtime.proxy.siblings.leases import Siblings
+from pontil.runtime.proxy.siblings.proxies import Fleet
 
 
 def config(folder: Path) -> ProxyConfig:

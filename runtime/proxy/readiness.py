@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.fleet.self_test import SelfTest
+from pontil.runtime.proxy.self_test import SelfTest
 
 
 @dataclass(slots=True)
