@@ -36,9 +36,13 @@ Packable = tuple[Tensor | QuantizedWeights, Tensor | None]
 
 class Shelf(Protocol):
     """The weights of a model as it takes them, under the same names in the same order in each process that loads it.
-    Whether the shelf `reads` the checkpoint: else it calls no `make`."""
+    Whether the shelf `reads` the checkpoint: else it calls no `make`. `size` is that of a file whose pages hold them,
+    in bytes: the system counts these as memory that is free."""
 
     reads: bool
+
+    @property
+    def size(self) -> int: ...
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor: ...
 
@@ -51,7 +55,7 @@ class Shelf(Protocol):
 class PrivateShelf:
     """Weights in the memory of this process."""
 
-    reads = True
+    reads, size = True, 0
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         return make()
@@ -148,7 +152,8 @@ class MappedShelf:
     def __init__(self, path: Path) -> None:
         """Raises OSError, and PackedFileError where the file is damaged."""
         self.index = read_index(path)
-        self.memory = mapped(path, self.index.size)
+        self.size = self.index.size
+        self.memory = mapped(path, self.size)
         if sums_of(self.memory.numpy()) != self.index.sums:
             raise PackedFileError(f"{path} is damaged")
         self.next = 0

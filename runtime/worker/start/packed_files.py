@@ -16,10 +16,11 @@ from typing import IO
 
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_index
 from pontil.runtime.probe.host_memory import gibibytes
+from pontil.runtime.probe.packed_share import FOLDER
 
 logger = logging.getLogger("pontil.worker")
 
-FOLDER, SUFFIX, PARTIAL, LOCK = "weights", ".packed", ".partial", ".lock"
+SUFFIX, PARTIAL, LOCK = ".packed", ".partial", ".lock"
 DAY = 86400.0
 KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
 LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05

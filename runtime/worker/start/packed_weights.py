@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,14 @@ from typing import IO
 
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
-from pontil.runtime.worker.start.packed_files import FOLDER, LOCK, SUFFIX, PackedFile, alone, remove_unused
+from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES, lack_of_room
+from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, PackedFile, alone, remove_unused
 
 logger = logging.getLogger("pontil.worker")
 
-# Smaller models are packed faster than a file is worth.
-LEAST_BYTES = 64 << 20
-# Room that a file leaves on its disk.
-SPARED_BYTES = 1 << 30
 # Code that decides what the file holds, and in which order.
 SOURCES = ("gpu_ops/kernels/weights", "runtime/models", "runtime/loaders")
 PRODUCT = Path(__file__).resolve().parents[3]
-# Bytes that packing may make of a byte of the model's files.
-PACKED_SHARE = 2
 READ_BYTES = 1 << 20
 
 
@@ -127,9 +121,8 @@ def whole_shelf(path: Path) -> MappedShelf | None:
 def writing_shelf(path: Path, model: PackedModel, size: int, lock: IO[bytes]) -> WritingShelf:
     """Begin to write the file, where the disk has room for more than what it replaces. Raises OSError."""
     remove_unused(path.parent, model.about)
-    free = shutil.disk_usage(path.parent).free
-    if free < PACKED_SHARE * size + SPARED_BYTES:
-        raise OSError(f"{path.parent} has {free >> 20} MiB left, which is too little")
+    if (lack := lack_of_room(path.parent, size)) is not None:
+        raise OSError(lack)
     return WritingShelf(path, model.about, lock)
 
 

@@ -12,7 +12,8 @@ import torch
 from command_line import app
 
 from pontil.gpu_ops.kernels.weights.shelf import WritingShelf
-from pontil.runtime.worker.start.packed_files import FOLDER, LOCK, PARTIAL, SUFFIX, alone, files_of
+from pontil.runtime.probe.packed_share import FOLDER
+from pontil.runtime.worker.start.packed_files import LOCK, PARTIAL, SUFFIX, alone, files_of
 
 FIRST, SECOND = "a" * 32, "b" * 32
 

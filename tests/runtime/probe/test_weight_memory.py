@@ -3,8 +3,10 @@
 
 import ctypes
 import gc
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +21,19 @@ from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import footprint as module
-from pontil.runtime.probe.footprint import MemoryDemand, check_memory, footprint, memory_lines
+from pontil.runtime.probe import packed_share
+from pontil.runtime.probe.footprint import (
+    IMPORTED_BYTES,
+    SERVING_BYTES,
+    MemoryDemand,
+    check_memory,
+    footprint,
+    footprints,
+    memory_lines,
+    together,
+)
 from pontil.runtime.probe.host_memory import FreeMemory
+from pontil.runtime.probe.packed_share import lack_of_room
 from pontil.runtime.probe.weight_memory import packing, weight_memory
 
 GIB = 1 << 30
@@ -107,6 +120,104 @@ def test_a_pair_of_an_8b_model_fits_24_gib_and_three_workers_do_not(large: Path,
     assert sentence.endswith("choose a smaller model or --quantization")
     with pytest.raises(ModelError, match=r"a worker with .* needs .* or lower --kv-cache-memory or --max-model-len$"):
         check_memory(large, replace(PAIR, workers=[["cpu"]], kv_cache_memory=17 * GIB))
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryDemand:
+    """A pair on a host whose cache has room for packed weights."""
+    monkeypatch.setattr(packed_share, "lack_of_room", lambda folder, size: None)
+    return replace(PAIR, cache_dir=str(tmp_path / "cache"))
+
+
+def room_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(module, "host_room", lambda: FreeMemory(size))
+
+
+def test_packed_weights_count_once_a_host(large: Path, cached: MemoryDemand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Besides, each worker has its process and its KV, and one has the temporaries of packing, before others have
+    more than their code."""
+    one = footprint(large, read_config(large), cached)
+    assert one.shared == one.weights
+    needed = one.total + IMPORTED_BYTES
+    assert needed == one.weights + one.loading + IMPORTED_BYTES > one.serving + one.mapping.serving
+    room_of(monkeypatch, needed)
+    check_memory(large, cached)
+    room_of(monkeypatch, needed - 1)
+    with pytest.raises(ModelError, match="2 workers with 6.4 GiB of weights that all of the host share") as refused:
+        check_memory(large, cached)
+    assert f"each need {needed / GIB:.1f} GiB" in str(refused.value)
+    # With much KV, serving is what takes most.
+    much = replace(cached, kv_cache_memory=3 * GIB)
+    serving = one.weights + 6 * GIB + one.process + IMPORTED_BYTES + SERVING_BYTES
+    room_of(monkeypatch, serving)
+    check_memory(large, much)
+    room_of(monkeypatch, serving - 1)
+    with pytest.raises(ModelError, match="too large"):
+        check_memory(large, much)
+
+
+def test_three_workers_that_share_an_8b_model_fit_where_each_alone_would_not(
+    large: Path, cached: MemoryDemand, free: None
+) -> None:
+    three = [["cpu"]] * 3
+    check_memory(large, replace(cached, workers=three))
+    lines = memory_lines(large, replace(cached, workers=three))
+    assert "6.4 GiB of weights that all of the host share" in lines[0]
+    assert lines[1] == "all 3 at once: 8.0 GiB of the 23.0 GiB that this machine has left"
+    with pytest.raises(ModelError, match="too large"):
+        check_memory(large, replace(cached, workers=three, cache_dir=None))
+
+
+def test_ranks_share_their_part_with_the_same_rank_of_other_workers(large: Path, cached: MemoryDemand) -> None:
+    held = footprints(large, replace(cached, workers=[["cpu", "cpu"], ["cpu", "cpu"], ["cpu"]]))["cpu"]
+    assert [one.part for one in held] == [(2, 0), (2, 1), (2, 0), (2, 1), (1, 0)]
+    half, whole = held[0], held[-1]
+    alone = 2 * (half.weights + half.loading) + whole.weights + whole.loading
+    assert together(held) == alone + 2 * IMPORTED_BYTES
+
+
+def test_a_draft_is_shared_by_those_that_guess(large: Path, cached: MemoryDemand) -> None:
+    short = write_sparse_8b(large.parent / "short.gguf", layers=4)
+    guessing = replace(cached, workers=[["cpu"]] * 3, drafting=[False, True, True])
+    plain, *drafting = footprints(large, guessing, short)["cpu"]
+    assert drafting[0] == drafting[1] and drafting[0].shared == drafting[0].weights > plain.shared
+    assert together([plain, *drafting]) == drafting[0].total + 2 * IMPORTED_BYTES
+    assert together([plain, *drafting]) == together([*drafting, plain])
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared"),
+    [
+        ({}, True),
+        ({"quantization": "none"}, True),
+        ({"quantization": "none", "has_kernels": False}, False),
+        ({"cache_dir": None}, False),
+    ],
+)
+def test_weights_are_shared_where_kernels_compute_them(
+    large: Path, cached: MemoryDemand, changes: dict[str, object], shared: bool
+) -> None:
+    one = footprint(large, read_config(large), replace(cached, **changes))  # type: ignore[arg-type]
+    assert bool(one.shared) is shared
+
+
+def test_weights_are_private_where_no_file_can_be_written(
+    large: Path, cached: MemoryDemand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    size = large.stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * size + GIB))
+    assert lack_of_room(tmp_path / "a" / "b", size) is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * size + GIB - 1))
+    assert "left, which is too little" in str(lack_of_room(tmp_path / "a" / "b", size))
+    assert footprint(large, read_config(large), cached).shared == 0
+    (tmp_path / "file").write_text("no folder")
+    assert lack_of_room(tmp_path / "file" / "b", size) == f"{tmp_path / 'file'} cannot be written"
+
+
+def test_small_models_share_nothing(tmp_path: Path, cached: MemoryDemand) -> None:
+    config = write_tiny_llama(tmp_path / "tiny")
+    assert footprint(tmp_path / "tiny", config, replace(cached, quantization="none")).shared == 0
 
 
 def test_what_does_not_help_is_not_advised(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.weights import Packing, Weights
+from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files, packed_weights
-from pontil.runtime.worker.start.packed_files import FOLDER, SUFFIX
+from pontil.runtime.worker.start.packed_files import SUFFIX
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
 
 PROMPT = torch.arange(3, 40)
