@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -151,7 +152,7 @@ def read_weights(
     if wanted == "gguf":
         if not isinstance(checkpoint, GgufCheckpoint):
             raise ModelError(NO_GGUF)
-        tensors = checkpoint.levels
+        tensors = partial(checkpoint.levels, stored_rows=True)
     telling = told(tensors(torch_dtype), total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
@@ -166,7 +167,10 @@ def open_packing(
         checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization, config.rank, config.ranks
     )
     shelf = shelf_for(config.cache_path, model, report.progress)
-    return Packing(kernels, config.quantization == "int8", shelf)
+    stored = None
+    if isinstance(checkpoint, GgufCheckpoint) and config.quantization == "gguf":
+        stored = checkpoint.embedding_type
+    return Packing(kernels, config.quantization == "int8", shelf, stored)
 
 
 def find_kernels(

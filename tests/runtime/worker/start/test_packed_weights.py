@@ -13,6 +13,8 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
+from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 
 from pontil.gpu_ops.kernels.linear import matrix_of
@@ -20,9 +22,11 @@ from pontil.gpu_ops.kernels.weights import arena
 from pontil.gpu_ops.kernels.weights.packed_file import read_index
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.stored_rows import StoredRows
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files, packed_weights
@@ -30,6 +34,7 @@ from pontil.runtime.worker.start.packed_files import SUFFIX
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
 
 PROMPT = torch.arange(3, 40)
+Q8_0 = GGMLQuantizationType.Q8_0
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +63,11 @@ class Loading:
             checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
         )
         self.shelf: Shelf = shelf_for(cache, packed, lambda text: None)
-        packing = Packing(library, quantization == "int8", self.shelf)
-        self.weights = Weights(checkpoint.tensors(torch.bfloat16), torch.device("cpu"), torch.bfloat16, packing)
+        tensors, stored = checkpoint.tensors(torch.bfloat16), None
+        if isinstance(checkpoint, GgufCheckpoint) and quantization == "gguf":
+            tensors, stored = checkpoint.levels(torch.bfloat16, stored_rows=True), checkpoint.embedding_type
+        packing = Packing(library, quantization == "int8", self.shelf, stored)
+        self.weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, packing)
 
     def model(self) -> Decoder:
         built = build_model(self.checkpoint.config, self.weights)
@@ -70,20 +78,28 @@ class Loading:
 def bits(model: Decoder) -> list[bytes]:
     """Return every packed word and every embedding."""
     matrices = [part for product in model.linears for part in matrix_of(product).parts if part is not None]
-    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, model.embedding]]
+    rows = model.embedding
+    table = rows.blocks if isinstance(rows, StoredRows) else rows
+    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, table]]
 
 
 def packed_files_of(cache: Path) -> list[Path]:
     return sorted((cache / FOLDER).glob(f"*{SUFFIX}"))
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("kind", ["llama", "deepseek"])
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")],
+)
 def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     tmp_path: Path, cache: Path, kind: str, quantization: str
 ) -> None:
     path = tmp_path / "model"
-    write_tiny_llama(path) if kind == "llama" else write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    if kind == "deepseek":
+        write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    else:
+        config = write_tiny_llama(path)
+        path = write_tiny_gguf(tmp_path / "m.gguf", path, config, kind=Q8_0) if kind == "gguf" else path
     private, first = (Loading(path, place, quantization) for place in (None, cache))
     expected, own = private.model(), first.model()
     second = Loading(path, cache, quantization)
@@ -218,6 +234,7 @@ def test_nobody_writes_what_others_read(model: Path, cache: Path) -> None:
         pid = os.fork()
         if not pid:
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            assert isinstance(built.embedding, torch.Tensor)
             built.embedding[0, 0] = 1
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
