@@ -39,6 +39,7 @@ MODULES: dict[str, str | None] = {
     "usage": "commands.usage",
     "audit": "commands.usage",
     "keys": "commands.keys",
+    "weights": "commands.weights",
     "units": "commands.units",
 }
 

@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu
 from pontil.launcher.child.fork.quick_import import quick_import
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
 from pontil.launcher.child.reporter import PipeReporter
-from pontil.launcher.foundation.errors import LaunchError, RefusedError
+from pontil.launcher.foundation.errors import LaunchError, OptionError, RefusedError
 from pontil.launcher.logs.log_line import PipeFormatter, TextFormatter
 from pontil.launcher.logs.non_blocking_writer import NonBlockingWriter, plain_notice
 from pontil.launcher.options.worker_roles import WORKER_ROLES
@@ -35,6 +35,8 @@ from pontil.runtime.reporting import Reporter
 
 if TYPE_CHECKING:
     import sqlite3
+
+    from pontil.runtime.worker.start.packed_files import PackedFile
 
 EXIT_FAILED = 1
 EXIT_BROKEN = 70
@@ -158,7 +160,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     from pontil.runtime.probe.footprint import MemoryDemand, check_memory
 
     cache = Path(config["cache_dir"])
-    demands = {name: MemoryDemand(**demand) for name, demand in config["demands"].items()}
+    demands = {name: MemoryDemand(**demand, cache_dir=str(cache)) for name, demand in config["demands"].items()}
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     found = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     for name, demand in demands.items():
@@ -225,7 +227,10 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
 
     found = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
     try:
-        lines = [memory_lines(path, MemoryDemand(**config["demands"][name])) for name, path in found.items() if path]
+        demands = {
+            name: MemoryDemand(**each, cache_dir=config["cache_dir"]) for name, each in config["demands"].items()
+        }
+        lines = [memory_lines(path, demands[name]) for name, path in found.items() if path]
         return [line for some in lines for line in some] if lines else None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
@@ -251,6 +256,48 @@ def memory_of_draft(config: Mapping[str, Any]) -> str | None:
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
     return None
+
+
+def packed_weights(cache: Path) -> list[dict[str, Any]]:
+    """Return the files of packed weights as JSON values, with the processes that map each."""
+    from pontil.runtime.worker.start.packed_files import files_of, mappers
+
+    return [
+        {
+            "name": file.name, "model": file.model, "size": file.size, "used": file.used, "state": file.state,
+            "mapped_by": mappers(file.path), "path": str(file.path), **file.about,
+        }
+        for file in files_of(cache)
+    ]  # fmt: skip
+
+
+def named_weights(cache: Path, names: Sequence[str]) -> "list[PackedFile]":
+    """Return the files that go by these names, or all where there are no names. Raises OptionError for a name that none
+    has."""
+    from pontil.runtime.worker.start.packed_files import files_of
+
+    files = files_of(cache)
+    for name in names:
+        if not any(file.has_name(name) for file in files):
+            raise OptionError(f"no packed weights are named {name}: `pontil weights` lists them.")
+    return [file for file in files if not names or any(map(file.has_name, names))]
+
+
+def verify_weights(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each file's title, and what is wrong with it once it was read whole. Raises OptionError."""
+    from pontil.runtime.worker.start.packed_weights import damage
+
+    for file in named_weights(cache, names):
+        yield file.title, damage(file)
+
+
+def remove_weights(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, list[int], bool]]:
+    """Remove files: yield each one's title, the processes that map it, and whether it is gone. Raises OptionError."""
+    from pontil.runtime.worker.start.packed_files import mappers, remove
+
+    for file in named_weights(cache, names):
+        users = mappers(file.path)
+        yield file.title, users, remove(file)
 
 
 @contextmanager

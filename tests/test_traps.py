@@ -26,7 +26,7 @@ DECLARED = {"Extension", "ctypes.Structure"}
 # Modules that may poll what cannot be signalled: another process's lock or counts.
 POLLS = (
     "runtime/loaders/builtin.py", "launcher/commands/usage.py", "gpu_ops/kernels/compile/build.py",
-    "runtime/worker/start/packed_weights.py",
+    "runtime/worker/start/packed_files.py",
 )  # fmt: skip
 CHANGES = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",

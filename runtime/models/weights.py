@@ -26,6 +26,7 @@ from pontil.gpu_ops.products.scaled_weights import (
 )
 from pontil.runtime.errors import ModelError
 from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
+from pontil.runtime.models.stored_rows import BlockType, StoredRows, Table
 
 Weight = Tensor | QuantizedWeights | PackedWeights
 HeadProduct = HeadLinear | HeadMatrices
@@ -34,11 +35,12 @@ HeadProduct = HeadLinear | HeadMatrices
 @dataclass(frozen=True, slots=True)
 class Packing:
     """The kernels for which weights of products are laid out. `int8` rounds them to signed bytes, and the `shelf` may
-    have them from an earlier process."""
+    have them from an earlier process. Rows of an embedding stay in blocks of the type `stored`, if there is one."""
 
     kernels: KernelLibrary
     int8: bool = False
     shelf: Shelf = field(default_factory=PrivateShelf)
+    stored: BlockType | None = None
 
     @classmethod
     def of(cls, kernels: KernelLibrary | None, int8: bool = False) -> "Packing | None":
@@ -75,6 +77,7 @@ class Weights:
         self.kernels = None if packing is None else packing.kernels
         self.int8 = packing is not None and packing.int8
         self.shelf: Shelf = PrivateShelf() if packing is None else packing.shelf
+        self.stored = None if packing is None else packing.stored
         self.block = block
         self.deterministic = deterministic
         self.missing: list[str] = []
@@ -84,6 +87,15 @@ class Weights:
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Take the tensor of that name."""
         return self.shelf.tensor(name, lambda: self.read(name, *shape, dtype=dtype))
+
+    def table(self, name: str, rows: int, columns: int) -> Table:
+        """Take a table whose rows are looked up."""
+        kind = self.stored
+        if kind is None:
+            return self.take(name, rows, columns)
+        size, name = columns // kind.numbers * kind.size, f"{name}.blocks"
+        blocks = self.shelf.tensor(name, lambda: self.read(name, rows, size, dtype=torch.uint8))
+        return StoredRows(blocks, kind, self.dtype)
 
     def read(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Read a tensor of which something is made. A missing one is noted and replaced by zeros, so that `finish`

@@ -17,6 +17,7 @@ from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
+from pontil.runtime.probe.packed_share import are_shared
 from pontil.runtime.probe.weight_memory import weight_memory
 
 CPU = "cpu"
@@ -29,7 +30,7 @@ IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 64 << 20
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
     the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
-    `kv_tier_memory` bytes of host memory besides."""
+    `kv_tier_memory` bytes of host memory besides. Without a `cache_dir` each has its weights alone."""
 
     dtype: str
     kv_cache_dtype: str
@@ -42,13 +43,17 @@ class MemoryDemand:
     speculative_model: str | None = None
     drafting: Sequence[bool] = ()
     kv_tier_memory: int = 0
+    has_kernels: bool = True
+    cache_dir: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """The memory of one rank of a worker on one device, in bytes: a worker on a GPU has its tier on the host. On a CPU
     a `process` needs more than weights and KV once it serves, and `loading` more than the weights at the worst moment
-    before; then it has no KV yet. It maps `ahead` bytes of KV while there is plenty of memory, and does without."""
+    before; then it has no KV yet. It maps `ahead` bytes of KV while there is plenty of memory, and does without. Of the
+    weights it shares `shared` bytes with the other processes of the host that have the same `part`: so many ranks, and
+    which of them."""
 
     weights: int
     kv: int
@@ -56,6 +61,18 @@ class Footprint:
     process: int = 0
     loading: int = 0
     ahead: int = 0
+    shared: int = 0
+    part: tuple[int, int] = (1, 0)
+
+    @property
+    def mapping(self) -> Footprint:
+        """The footprint of a process that waits while another packs the shared weights, without these."""
+        if not self.shared:
+            return self
+        return replace(
+            self, weights=self.weights - self.shared, shared=0, process=IMPORTED_BYTES + SERVING_BYTES,
+            loading=IMPORTED_BYTES,
+        )  # fmt: skip
 
     @property
     def serving(self) -> int:
@@ -73,7 +90,7 @@ class Footprint:
         loading = max(self.loading - other.weights, other.loading + own if other.loading else 0)
         return Footprint(
             self.weights + other.weights, self.kv + other.kv, self.tier + other.tier, max(self.process, other.process),
-            max(loading, 0), max(self.ahead, other.ahead),
+            max(loading, 0), max(self.ahead, other.ahead), self.shared + other.shared, self.part,
         )  # fmt: skip
 
     @property
@@ -81,7 +98,8 @@ class Footprint:
         tier = f"{gibibytes(self.tier)} of --kv-tier"
         if not self.weights:
             return tier
-        parts = [f"{gibibytes(self.weights)} of weights", f"{gibibytes(self.kv)} of KV cache"]
+        once = " that all of the host share" if self.shared else ""
+        parts = [f"{gibibytes(self.weights)} of weights{once}", f"{gibibytes(self.kv)} of KV cache"]
         parts += [f"{gibibytes(self.process)} of the process"] if self.process else []
         parts += [tier] if self.tier else []
         words = f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -93,8 +111,20 @@ def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) ->
     once, as they start together, does not fit its free memory; with the draft model where there is one."""
     for device, held in footprints(path, demand, draft).items():
         room = device_room(device, demand)
-        if sum(one.total for one in held) > room.bytes:
+        if together(held) > room.bytes:
             raise ModelError(refusal(path, device, held, max(map(len, demand.workers)), room))
+
+
+def together(held: Sequence[Footprint]) -> int:
+    """Return the most bytes at any moment of processes that start at once. Of those that share weights one packs them,
+    before any other loads more than its own code."""
+    needed = sum(one.total for one in held if not one.shared)
+    for part in dict.fromkeys(one.part for one in held if one.shared):
+        group = sorted((one for one in held if one.shared and one.part == part), key=lambda one: -one.total)
+        first, others = group[0], [one.mapping for one in group[1:]]
+        packing = first.weights + first.loading + sum(one.weights + one.loading for one in others)
+        needed += max(packing, first.serving + sum(one.serving for one in others))
+    return needed
 
 
 def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> dict[str, list[Footprint]]:
@@ -111,9 +141,10 @@ def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> d
     found: dict[str, list[Footprint]] = {}
     for device in dict.fromkeys([*(device for worker in demand.workers for device in worker), *on_host]):
         found[device] = [
-            parts[len(worker), device == CPU] + (extra[device == CPU] if guesses and extra else Footprint(0, 0))
+            replace(parts[len(worker), device == CPU], part=(len(worker), number))
+            + (extra[device == CPU] if guesses and extra else Footprint(0, 0))
             for worker, guesses in zip(demand.workers, drafting(path, demand, draft), strict=True)
-            for rank in worker
+            for number, rank in enumerate(worker)
             if rank == device
         ]
         if on_host and device == CPU:
@@ -146,7 +177,7 @@ def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
     if len(held) > 1:
         room = host_room()
         lines.append(
-            f"all {len(held)} at once: {gibibytes(sum(one.total for one in held))} of the {gibibytes(room.bytes)} that "
+            f"all {len(held)} at once: {gibibytes(together(held))} of the {gibibytes(room.bytes)} that "
             f"{room.where} has left"
         )
     return lines
@@ -162,7 +193,8 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
     """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
     layer = find_draft_layer(target, path)
     if layer is not None or (demand.quantization == "gguf" and path.suffix != ".gguf"):
-        demand = replace(demand, quantization="none")
+        # A layer is computed by torch's operations.
+        demand = replace(demand, quantization="none", has_kernels=demand.has_kernels and layer is None)
     made = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
     # The process is that of the target.
     made = replace(made, process=0, loading=max(0, made.loading - IMPORTED_BYTES), ahead=0)
@@ -179,7 +211,7 @@ def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room
     advises only what would help."""
     most = max(held, key=lambda one: one.total)
     what = "worker" if ranks == 1 else "rank"
-    each = "each" if len(set(held)) == 1 else "or less each"
+    each = "each" if len({replace(one, part=most.part) for one in held}) == 1 else "or less each"
     needed = (
         f"{len(held)} {what}s with {most.words} {each} need" if len(held) > 1 else f"a {what} with {most.words} needs"
     )
@@ -188,7 +220,7 @@ def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room
     more = "" if device == CPU else "divide it over more GPUs with +, "
     lower = f", or lower {'--kv-tier, ' if most.tier else ''}--kv-cache-memory or --max-model-len"
     return (
-        f"the model {path.name} is too large: {needed} {gibibytes(sum(one.total for one in held))}, and {left}: {fewer}"
+        f"the model {path.name} is too large: {needed} {gibibytes(together(held))}, and {left}: {fewer}"
         f"{more}choose a smaller model or --quantization{lower if most.total == most.serving else ''}"
     )
 
@@ -211,6 +243,9 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
+    cache = None if demand.cache_dir is None else Path(demand.cache_dir)
+    shared = are_shared(path, config, demand.quantization, cache, demand.has_kernels)
     return Footprint(
-        weights.held, kv, 0, IMPORTED_BYTES + max(SERVING_BYTES, weights.freed), IMPORTED_BYTES + weights.packing, ahead
-    )
+        weights.held, kv, 0, IMPORTED_BYTES + max(SERVING_BYTES, weights.freed), IMPORTED_BYTES + weights.packing,
+        ahead, weights.held if shared else 0,
+    )  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, Shape, tensor_shapes
 from pontil.runtime.loaders.facts.quantization import FP4_GROUP
+from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, gguf_formats, stacked
 from pontil.runtime.models.config import ModelConfig
 
@@ -52,12 +53,14 @@ class LoadedProduct:
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
     """The formats of a model's weights in memory: in `blocks` that share a scale if there are such, rounded to bytes if
-    they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers."""
+    they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers. An `embedding` that
+    stays as it is in its file has so many bytes."""
 
     plain: NumberFormat
     stored: Mapping[str, NumberFormat]
     blocks: NumberFormat | None
     int8: bool
+    embedding: int | None
 
     def of(self, name: str, shape: Shape) -> NumberFormat:
         """Return the format of a tensor in a product."""
@@ -71,7 +74,8 @@ class WeightFormats:
 def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
     stored = gguf_formats(path, config) if quantization == "gguf" else {}
     blocks = None if config.weight_block is None else NumberFormat(4 if config.weight_block == (1, FP4_GROUP) else 8)
-    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8")
+    embedding = stored_embedding(path) if quantization == "gguf" else None
+    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding)
 
 
 def weight_memory(
@@ -97,7 +101,7 @@ def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_
     of its own on a CPU, where it is packed."""
     shapes = tensor_shapes(config)
     embedding = math.prod(shapes[EMBEDDING])
-    yield LoadedProduct(formats.plain.size(embedding), 0)
+    yield LoadedProduct(formats.embedding or formats.plain.size(embedding), formats.embedding or 0)
     groups: dict[str, list[str]] = {}
     for name in shapes:
         if name not in (EMBEDDING, HEAD):

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors and packed matrices of a model in the order in which it takes them: made anew, or mapped from a file that an
-earlier process wrote.
-
-The file begins with the memory of the weights, as an arena hands it out, each region at the beginning of a page. Behind
-it stand the index, JSON, and a trailer: the index's place and size, its digest, and MAGIC. The index names each item in
-order with its parts' types, shapes and places, and has a sum for each piece of the memory.
+earlier process wrote (packed_file.py).
 """
 
 import ctypes
-import hashlib
-import json
 import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -24,12 +18,11 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE, Arena, fresh
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack
+from pontil.gpu_ops.kernels.weights.packed_file import PIECE, PackedFileError, PackedIndex, read_index, write_index
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 
-MAGIC = b"pontil packed weights 1\n"
-TRAILER = 8 + 8 + 32 + len(MAGIC)
-# The largest index that is read, and the protection of memory by the system (sys/mman.h).
-MOST_INDEX, PROT_READ = 1 << 28, 1
+# The protection of memory by the system (sys/mman.h).
+PROT_READ = 1
 DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.float32, torch.bfloat16, torch.int64, torch.uint8)}
 
 logger = logging.getLogger("pontil.worker")
@@ -41,15 +34,15 @@ Packable = tuple[Tensor | QuantizedWeights, Tensor | None]
 """A weight and its bias."""
 
 
-class PackedFileError(Exception):
-    """A file of packed weights that is damaged, or that does not hold what is asked for."""
-
-
 class Shelf(Protocol):
     """The weights of a model as it takes them, under the same names in the same order in each process that loads it.
-    Whether the shelf `reads` the checkpoint: else it calls no `make`."""
+    Whether the shelf `reads` the checkpoint: else it calls no `make`. `size` is that of a file whose pages hold them,
+    in bytes: the system counts these as memory that is free."""
 
     reads: bool
+
+    @property
+    def size(self) -> int: ...
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor: ...
 
@@ -62,7 +55,7 @@ class Shelf(Protocol):
 class PrivateShelf:
     """Weights in the memory of this process."""
 
-    reads = True
+    reads, size = True, 0
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         return make()
@@ -147,12 +140,8 @@ class WritingShelf:
             LIBRARY.mprotect(address, size, PROT_READ)
 
     def write_index(self) -> None:
-        sums = [piece for *_, region in self.regions for piece in sums_of(torch.frombuffer(region, dtype=torch.uint8))]
-        index = json.dumps({"about": self.about, "items": self.items, "sums": sums}).encode()
-        digest = hashlib.sha256(index).digest()
-        self.file.seek(self.size)
-        self.file.write(index + self.size.to_bytes(8, "little") + len(index).to_bytes(8, "little") + digest + MAGIC)
-        self.file.flush()
+        sums = [piece for *_, region in self.regions for piece in sums_of(np.frombuffer(region, np.uint8))]
+        write_index(self.file, PackedIndex(self.about, self.items, sums, self.size))
 
 
 class MappedShelf:
@@ -163,8 +152,9 @@ class MappedShelf:
     def __init__(self, path: Path) -> None:
         """Raises OSError, and PackedFileError where the file is damaged."""
         self.index = read_index(path)
-        self.memory = mapped(path, self.index.size)
-        if sums_of(self.memory) != self.index.sums:
+        self.size = self.index.size
+        self.memory = mapped(path, self.size)
+        if sums_of(self.memory.numpy()) != self.index.sums:
             raise PackedFileError(f"{path} is damaged")
         self.next = 0
 
@@ -200,33 +190,6 @@ class MappedShelf:
             raise PackedFileError("the packed weights have more items than the model takes")
 
 
-@dataclass(frozen=True, slots=True)
-class PackedIndex:
-    """The index of a file whose memory has `size` bytes."""
-
-    about: dict[str, object]
-    items: list[dict[str, object]]
-    sums: list[int]
-    size: int
-
-
-def read_index(path: Path) -> PackedIndex:
-    """Read what a file holds. Raises OSError, and PackedFileError where the file is cut off or its index damaged."""
-    with path.open("rb") as file:
-        whole = os.fstat(file.fileno()).st_size
-        file.seek(max(0, whole - TRAILER))
-        trailer = file.read()
-        size, length = (int.from_bytes(trailer[place : place + 8], "little") for place in (0, 8))
-        if trailer[48:] != MAGIC or size + length + TRAILER != whole or length > MOST_INDEX:
-            raise PackedFileError(f"{path} is cut off or of another version")
-        file.seek(size)
-        index = file.read(length)
-    if hashlib.sha256(index).digest() != trailer[16:48]:
-        raise PackedFileError(f"{path} is damaged")
-    found = json.loads(index)
-    return PackedIndex(found["about"], found["items"], found["sums"], size)
-
-
 def mapped(path: Path, size: int) -> Tensor:
     """uint8 [size] of a file's beginning. It can be read only: a write to it ends the process."""
     with path.open("rb") as file:
@@ -239,7 +202,20 @@ def mapped(path: Path, size: int) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def sums_of(memory: Tensor) -> list[int]:
-    """The sum of each huge page's words, modulo 2^64: enough to notice bytes that were lost or changed by accident."""
-    sums: list[int] = memory.view(torch.int64).view(-1, HUGE_PAGE // 8).sum(1).tolist()
+def verify(path: Path) -> None:
+    """Read a file whole, and compare its sums. Raises OSError, and PackedFileError where it is damaged."""
+    index = read_index(path)
+    with path.open("rb") as file:
+        for number, expected in enumerate(index.sums):
+            piece = file.read(PIECE)
+            if len(piece) < PIECE or sums_of(np.frombuffer(piece, np.uint8)) != [expected]:
+                raise PackedFileError(
+                    f"{path} is damaged between the bytes {number * PIECE} and {(number + 1) * PIECE}"
+                )
+
+
+def sums_of(memory: "np.ndarray[Any, np.dtype[np.uint8]]") -> list[int]:
+    """The sum of each piece's words, modulo 2^64: enough to notice bytes that were lost or changed by accident. By one
+    thread: torch's would wait for each other at each piece."""
+    sums: list[int] = memory.view(np.int64).reshape(-1, PIECE // 8).sum(1).tolist()
     return sums

@@ -16,7 +16,7 @@ from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
-from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, type_name
+from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
 from pontil.runtime.loaders.gguf.header import GgufTensor, read_header
 from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
 from pontil.runtime.models.architectures import ARCHITECTURES
@@ -61,15 +61,24 @@ class GgufCheckpoint:
         for name in self.places:
             yield name, self.read(whole, name, wanted)
 
-    def levels(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    @property
+    def embedding_type(self) -> GgmlType | None:
+        """The type of the blocks that a model can look rows up in; None for an embedding that is read whole."""
+        kind = self.places[EMBEDDING].kind
+        return GGML_TYPES[kind] if kind in LEVELS else None
+
+    def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the file holds as integers with scales, `name.numbers`
         (int8 or uint8), `name.scales` and `name.offsets` (float32) replace `name`: a group of neighbouring weights is
-        numbers * scale + offset. An embedding comes in both forms if the head is tied to it, else only dequantized."""
+        numbers * scale + offset. An embedding comes in both forms if the head is tied to it, else only dequantized: or,
+        with `stored_rows`, in the blocks of `embedding_type`, `name.blocks` uint8 [rows, bytes]."""
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
         for name, place in self.places.items():
             embedding = name == EMBEDDING
             counted = place.kind in LEVELS and len(place.shape) == 2 and not name.endswith("mlp.gate.weight")
-            if embedding or not counted:
+            if embedding and stored_rows and self.embedding_type is not None:
+                yield f"{name}.blocks", blocks_of(whole, name, place).reshape(place.shape[0], -1).clone()
+            elif embedding or not counted:
                 yield name, self.read(whole, name, wanted)
             if counted and (not embedding or self.config.tie_word_embeddings):
                 parts = read_levels(whole, name, place)

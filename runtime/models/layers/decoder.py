@@ -24,6 +24,7 @@ from pontil.runtime.models.layers.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.layers.norm import Norm, Unnormed
 from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
 from pontil.runtime.models.partition import Partition, by_vocabulary
+from pontil.runtime.models.stored_rows import Table
 from pontil.runtime.models.weights import Weights
 
 HEAD_ROWS = 1 << 16
@@ -35,7 +36,7 @@ the memory of a copy."""
 class SharedParts:
     """The parts of another model that a decoder uses instead of its own, and its own norms that do not exist."""
 
-    embedding: Tensor
+    embedding: Table
     head: list[Product]
     without_norms: Set[str] = frozenset()
 
@@ -47,7 +48,7 @@ class Decoder(ABC):
         self.config, self.shared = config, shared
         self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
         self.communicator, self.partition = weights.communicator, weights.partition
-        self.embedding = shared.embedding if shared else self.take_embedding(weights)
+        self.embedding: Table = shared.embedding if shared else self.take_embedding(weights)
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
         self.norm = self.make_norm("model.norm", weights)
         self.head = shared.head if shared else self.take_head(weights)
@@ -73,8 +74,8 @@ class Decoder(ABC):
         rotary = self.global_rotary if block.attention.layer.window is None else self.local_rotary
         return FusedBlock(block, Rotation(rotary.cos, rotary.sin, self.config.interleaved))
 
-    def take_embedding(self, weights: Weights) -> Tensor:
-        return weights.take("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)
+    def take_embedding(self, weights: Weights) -> Table:
+        return weights.table("model.embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)
 
     def take_head(self, weights: Weights) -> list[Product]:
         """Take the vocabulary's projection, whose results are float32: in bfloat16 distinct logits would round to ties.
@@ -99,6 +100,7 @@ class Decoder(ABC):
         kept = self.kernels is not None or weights.keeps_head
         dtype = self.dtype if kept else torch.float32
         dense = self.embedding if tied else weights.read(name, *shape, dtype=dtype)
+        assert isinstance(dense, Tensor)
         return weights.rounded(weights.part(dense, by_vocabulary))
 
     @property

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -97,7 +98,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         named = f"{named} {config.quantization}"
     kept = open_kept(config, bits_identity(config, model_config, checkpoint.fingerprint, layout, dtype, named))
     left = None if kept is None else kept.num_blocks
-    num_blocks = count_blocks(config, model, layout) if left is None else left
+    num_blocks = count_blocks(config, model, layout, weights.shelf.size) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept
     )  # fmt: skip
@@ -151,7 +152,7 @@ def read_weights(
     if wanted == "gguf":
         if not isinstance(checkpoint, GgufCheckpoint):
             raise ModelError(NO_GGUF)
-        tensors = checkpoint.levels
+        tensors = partial(checkpoint.levels, stored_rows=True)
     telling = told(tensors(torch_dtype), total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
@@ -166,7 +167,10 @@ def open_packing(
         checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization, config.rank, config.ranks
     )
     shelf = shelf_for(config.cache_path, model, report.progress)
-    return Packing(kernels, config.quantization == "int8", shelf)
+    stored = None
+    if isinstance(checkpoint, GgufCheckpoint) and config.quantization == "gguf":
+        stored = checkpoint.embedding_type
+    return Packing(kernels, config.quantization == "int8", shelf, stored)
 
 
 def find_kernels(
@@ -224,14 +228,15 @@ def shorten(model: ModelConfig, asked: int | None) -> ModelConfig:
     return replace(model, max_model_len=asked)
 
 
-def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout) -> int:
+def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout, mapped: int = 0) -> int:
     """Return the number of blocks in the KV memory: the configured size, else what weights and steps leave of a GPU's,
-    or a share of the free memory of the host, but not more than all seats at the longest context can use."""
+    or a share of the free memory of the host, but not more than all seats at the longest context can use. Weights that
+    are `mapped` from a file have so many bytes of that memory: they are read in each step."""
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory // layout.block_bytes
     if model.device.type == "cuda":
         return measure_room(config, model, layout, TorchMeter(model.device)).kv // layout.block_bytes
     # Block 0 is padding.
     usable = config.step_size.seats * layout.blocks_for(model.config.max_model_len) + 1
-    size = min(MOST_CPU_KV_BYTES, int(host_room().bytes * CPU_KV_SHARE))
+    size = min(MOST_CPU_KV_BYTES, int(max(0, host_room().bytes - mapped) * CPU_KV_SHARE))
     return min(usable, size // layout.block_bytes)

@@ -2,43 +2,26 @@
 """Packed weights that all processes of a host share: the first that needs them writes a file, which all map."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
-import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pontil.gpu_ops.kernels.weights.shelf import (
-    MappedShelf,
-    PackedFileError,
-    PrivateShelf,
-    Shelf,
-    WritingShelf,
-    read_index,
-)
+from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
+from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES, lack_of_room
+from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, PackedFile, alone, remove_unused
 
 logger = logging.getLogger("pontil.worker")
 
-FOLDER, SUFFIX = "weights", ".packed"
-# Smaller models are packed faster than a file is worth.
-LEAST_BYTES = 64 << 20
-# Room that a file leaves on its disk.
-SPARED_BYTES = 1 << 30
 # Code that decides what the file holds, and in which order.
 SOURCES = ("gpu_ops/kernels/weights", "runtime/models", "runtime/loaders")
 PRODUCT = Path(__file__).resolve().parents[3]
-# Bytes that packing may make of a byte of the model's files.
-PACKED_SHARE = 2
 READ_BYTES = 1 << 20
-DAY = 86400.0
-KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
-LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +74,35 @@ def shared_shelf(folder: Path, model: PackedModel, size: int, report: Callable[[
     """Map the model's file, or begin to write it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (model.key(folder) + SUFFIX)
+    seen = state_of(path)
     shelf = whole_shelf(path)
     if shelf is not None:
         return shelf
-    lock = alone(path.with_suffix(".lock"), report)
-    shelf = whole_shelf(path)
+    lock = alone(path.with_suffix(LOCK), report)
+    # A file that was found damaged is read again only if another process has replaced it meanwhile.
+    shelf = None if state_of(path) == seen else whole_shelf(path)
     if shelf is None:
         return writing_shelf(path, model, size, lock)
     lock.close()
     return shelf
 
 
-def alone(path: Path, report: Callable[[str], None]) -> IO[bytes]:
-    """Take the lock of those who pack these weights; the kernel releases it if that process dies. Raises OSError where
-    another one has it for long."""
-    deadline, waits = time.monotonic() + LOCK_TIMEOUT, False
-    lock = path.open("wb")
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process has held {path} for {LOCK_TIMEOUT:.0f} s") from None
-        if not waits:
-            report("waiting for another process to pack the weights")
-        waits = True
-        time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
+def state_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or written to, or None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def damage(file: PackedFile) -> str | None:
+    """Read a file whole, and return what is wrong with it, if anything is."""
+    try:
+        verify(file.path)
+    except (OSError, PackedFileError) as error:
+        return str(error)
+    return None
 
 
 def whole_shelf(path: Path) -> MappedShelf | None:
@@ -136,24 +121,9 @@ def whole_shelf(path: Path) -> MappedShelf | None:
 def writing_shelf(path: Path, model: PackedModel, size: int, lock: IO[bytes]) -> WritingShelf:
     """Begin to write the file, where the disk has room for more than what it replaces. Raises OSError."""
     remove_unused(path.parent, model.about)
-    free = shutil.disk_usage(path.parent).free
-    if free < PACKED_SHARE * size + SPARED_BYTES:
-        raise OSError(f"{path.parent} has {free >> 20} MiB left, which is too little")
+    if (lack := lack_of_room(path.parent, size)) is not None:
+        raise OSError(lack)
     return WritingShelf(path, model.about, lock)
-
-
-def remove_unused(folder: Path, about: dict[str, object]) -> None:
-    """Remove what nobody has used for long, and sooner what was packed of the same weights by other code. Processes
-    that map it keep it."""
-    now = time.time()
-    for path in sorted(folder.iterdir()):
-        with contextlib.suppress(OSError, PackedFileError):
-            idle = now - path.stat().st_mtime
-            if idle > KEPT_SECONDS or (
-                idle > REPLACED_SECONDS and path.suffix == SUFFIX and read_index(path).about == about
-            ):
-                path.unlink()
-                logger.info("removed %s, which nobody has used for %.0f days", path, idle / DAY)
 
 
 def digest_of(path: Path, folder: Path) -> str:

@@ -13,20 +13,28 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
+from gguf.constants import GGMLQuantizationType
+from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 
 from pontil.gpu_ops.kernels.linear import matrix_of
 from pontil.gpu_ops.kernels.weights import arena
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, read_index
+from pontil.gpu_ops.kernels.weights.packed_file import read_index
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf
 from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.stored_rows import StoredRows
 from pontil.runtime.models.weights import Packing, Weights
-from pontil.runtime.worker.start import packed_weights
-from pontil.runtime.worker.start.packed_weights import FOLDER, SUFFIX, PackedModel, shelf_for
+from pontil.runtime.probe.packed_share import FOLDER
+from pontil.runtime.worker.start import packed_files, packed_weights
+from pontil.runtime.worker.start.packed_files import SUFFIX
+from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
 
 PROMPT = torch.arange(3, 40)
+Q8_0 = GGMLQuantizationType.Q8_0
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +63,11 @@ class Loading:
             checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
         )
         self.shelf: Shelf = shelf_for(cache, packed, lambda text: None)
-        packing = Packing(library, quantization == "int8", self.shelf)
-        self.weights = Weights(checkpoint.tensors(torch.bfloat16), torch.device("cpu"), torch.bfloat16, packing)
+        tensors, stored = checkpoint.tensors(torch.bfloat16), None
+        if isinstance(checkpoint, GgufCheckpoint) and quantization == "gguf":
+            tensors, stored = checkpoint.levels(torch.bfloat16, stored_rows=True), checkpoint.embedding_type
+        packing = Packing(library, quantization == "int8", self.shelf, stored)
+        self.weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, packing)
 
     def model(self) -> Decoder:
         built = build_model(self.checkpoint.config, self.weights)
@@ -67,20 +78,28 @@ class Loading:
 def bits(model: Decoder) -> list[bytes]:
     """Return every packed word and every embedding."""
     matrices = [part for product in model.linears for part in matrix_of(product).parts if part is not None]
-    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, model.embedding]]
+    rows = model.embedding
+    table = rows.blocks if isinstance(rows, StoredRows) else rows
+    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, table]]
 
 
-def packed_files(cache: Path) -> list[Path]:
+def packed_files_of(cache: Path) -> list[Path]:
     return sorted((cache / FOLDER).glob(f"*{SUFFIX}"))
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("kind", ["llama", "deepseek"])
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")],
+)
 def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     tmp_path: Path, cache: Path, kind: str, quantization: str
 ) -> None:
     path = tmp_path / "model"
-    write_tiny_llama(path) if kind == "llama" else write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    if kind == "deepseek":
+        write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    else:
+        config = write_tiny_llama(path)
+        path = write_tiny_gguf(tmp_path / "m.gguf", path, config, kind=Q8_0) if kind == "gguf" else path
     private, first = (Loading(path, place, quantization) for place in (None, cache))
     expected, own = private.model(), first.model()
     second = Loading(path, cache, quantization)
@@ -112,7 +131,7 @@ def test_a_model_that_was_changed_is_packed_anew(model: Path, cache: Path) -> No
 @pytest.mark.parametrize("place", [10, 1 << 20, -100, -1])
 def test_a_damaged_file_is_packed_anew(model: Path, cache: Path, place: int) -> None:
     expected = bits(Loading(model, cache).model())
-    (file,) = packed_files(cache)
+    (file,) = packed_files_of(cache)
     data = bytearray(file.read_bytes())
     data[place] ^= 1
     file.write_bytes(data)
@@ -121,10 +140,22 @@ def test_a_damaged_file_is_packed_anew(model: Path, cache: Path, place: int) -> 
     assert isinstance(Loading(model, cache).shelf, MappedShelf)
 
 
+def test_a_damaged_file_is_summed_and_warned_of_once(
+    model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Loading(model, cache).model()
+    (file,) = packed_files_of(cache)
+    data = bytearray(file.read_bytes())
+    data[10] ^= 1
+    file.write_bytes(data)
+    Loading(model, cache).model()
+    assert len([line for line in caplog.messages if "packed anew" in line]) == 1
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
 def test_a_file_that_was_cut_off_is_packed_anew(model: Path, cache: Path, share: float) -> None:
     Loading(model, cache).model()
-    (file,) = packed_files(cache)
+    (file,) = packed_files_of(cache)
     os.truncate(file, int(share * file.stat().st_size))
     again = Loading(model, cache)
     assert isinstance(again.shelf, WritingShelf)
@@ -142,7 +173,7 @@ def test_a_process_that_dies_while_it_packs_leaves_nothing_that_is_used(model: P
         )
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert not packed_files(cache) and list((cache / FOLDER).glob("*.partial"))
+    assert not packed_files_of(cache) and list((cache / FOLDER).glob("*.partial"))
     again = Loading(model, cache)
     assert isinstance(again.shelf, WritingShelf)
     again.model()
@@ -160,7 +191,7 @@ def test_who_comes_while_another_packs_waits_for_it(model: Path, cache: Path) ->
 
 
 def test_who_waits_for_long_packs_for_itself(model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_weights, "LOCK_TIMEOUT", 0.1)
+    monkeypatch.setattr(packed_files, "LOCK_TIMEOUT", 0.1)
     first = Loading(model, cache)
     assert isinstance(first.shelf, WritingShelf) and isinstance(Loading(model, cache).shelf, PrivateShelf)
 
@@ -188,7 +219,7 @@ def test_a_full_disk_has_each_process_keep_its_own(
     full_disk[0] = regions
     loading = Loading(model, cache)
     assert bits(loading.model()) == bits(Loading(model, None).model())
-    assert not packed_files(cache) and not list((cache / FOLDER).glob("*.partial"))
+    assert not packed_files_of(cache) and not list((cache / FOLDER).glob("*.partial"))
 
 
 def test_where_no_file_can_be_written_weights_are_private(model: Path, tmp_path: Path) -> None:
@@ -203,6 +234,7 @@ def test_nobody_writes_what_others_read(model: Path, cache: Path) -> None:
         pid = os.fork()
         if not pid:
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            assert isinstance(built.embedding, torch.Tensor)
             built.embedding[0, 0] = 1
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGSEGV
@@ -210,10 +242,10 @@ def test_nobody_writes_what_others_read(model: Path, cache: Path) -> None:
 
 def test_the_index_says_what_the_file_is_of(model: Path, cache: Path) -> None:
     Loading(model, cache).model()
-    index = read_index(packed_files(cache)[0])
+    index = read_index(packed_files_of(cache)[0])
     assert index.about["quantization"] == "none" and index.about["kernels"] == kernels.opened().name
     assert index.about["files"] == [str(path.resolve()) for path in model.glob("*.safetensors")]
-    with (cache / FOLDER / packed_files(cache)[0].with_suffix(".lock").name).open() as lock:
+    with (cache / FOLDER / packed_files_of(cache)[0].with_suffix(".lock").name).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -222,12 +254,12 @@ def test_files_that_nobody_uses_are_removed(model: Path, cache: Path) -> None:
     for quantization in ("none", "int8"):
         Loading(model, cache, quantization).model()
     folder, now = cache / FOLDER, time.time()
-    replaced, int8 = sorted(packed_files(cache), key=lambda path: read_index(path).about["quantization"] == "int8")
+    replaced, int8 = sorted(packed_files_of(cache), key=lambda path: read_index(path).about["quantization"] == "int8")
     replaced = replaced.rename(folder / f"older{SUFFIX}")
     long_unused = folder / "0-0-0-0-0.digest"
     long_unused.write_text("0")
     for path, days in ((replaced, 2), (int8, 2), (long_unused, 31)):
-        os.utime(path, (now, now - days * packed_weights.DAY))
+        os.utime(path, (now, now - days * packed_files.DAY))
     Loading(model, cache).model()
     assert not replaced.exists() and not long_unused.exists() and int8.exists()
-    assert len(packed_files(cache)) == 2
+    assert len(packed_files_of(cache)) == 2

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of the blocks of ggml types (ggml/src/ggml-common.h), for what counts bytes before torch is loaded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from pontil.runtime.loaders.gguf.header import read_header
+from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS
+
+# Numbers and bytes of a block, by the numbers of ggml types.
+BLOCKS = {
+    2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84), 11: (256, 110), 12: (256, 144),
+    13: (256, 176), 14: (256, 210), 20: (32, 18), 23: (256, 136), 39: (32, 17),
+}  # fmt: skip
+EMBEDDING = "token_embd.weight"
+
+
+def stored_embedding(path: Path) -> int | None:
+    """Return the bytes of an embedding whose rows stay in their file's blocks, as those of whole numbers do. Raises
+    ModelError."""
+    tensor = read_header(path).tensors.get(EMBEDDING)
+    if tensor is None or tensor.kind not in GGUF_FORMATS:
+        return None
+    numbers, size = BLOCKS[tensor.kind]
+    return math.prod(tensor.shape) // numbers * size

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table whose rows stay in the blocks of their file, and become numbers when they are looked up."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class BlockType(Protocol):
+    """A type of blocks, of so many `numbers` in `size` bytes each. `read` has uint8 [blocks, size] become float32
+    [blocks, numbers]."""
+
+    @property
+    def numbers(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def read(self) -> Callable[[Tensor], Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """Rows uint8 [rows, bytes]. One that is looked up has the bits of a table that was read into `dtype` whole."""
+
+    blocks: Tensor
+    kind: BlockType
+    dtype: torch.dtype
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        found = self.kind.read(self.blocks[ids].view(-1, self.kind.size))
+        columns = self.blocks.shape[1] // self.kind.size * self.kind.numbers
+        return found.view(*ids.shape, columns).to(self.dtype)
+
+
+Table = Tensor | StoredRows

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The question of whether the workers of a host will have their packed weights once, in a file that all of them map.
+
+torch is not imported: this is asked before the first worker starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from pontil.runtime.models.config import ModelConfig
+
+FOLDER = "weights"
+# Smaller models are packed faster than a file is worth.
+LEAST_BYTES = 64 << 20
+# Bytes that packing may make of a byte of the model's files, and room that a file leaves on its disk.
+PACKED_SHARE, SPARED_BYTES = 2, 1 << 30
+# Quantizations that only kernels compute; no kernel multiplies a checkpoint's own blocks of floats.
+NEED_KERNELS = ("int8", "gguf")
+
+
+def are_shared(path: Path, config: ModelConfig, quantization: str, cache: Path | None, has_kernels: bool) -> bool:
+    """Return whether a worker that computes on a CPU's cores, with kernels if it can, will pack these weights into a
+    file of the cache, or find it there."""
+    if cache is None or not has_kernels or (config.weight_block is not None and quantization not in NEED_KERNELS):
+        return False
+    size = bytes_of(path)
+    return size >= LEAST_BYTES and lack_of_room(cache.expanduser() / FOLDER, size) is None
+
+
+def bytes_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in (path.glob("*.safetensors") if path.is_dir() else [path]))
+
+
+def lack_of_room(folder: Path, size: int) -> str | None:
+    """Return in words why weights of a model of so many bytes cannot be a new file of a folder, if so."""
+    place = next(one for one in (folder, *folder.parents) if one.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} cannot be written"
+    free = shutil.disk_usage(place).free
+    if free < PACKED_SHARE * size + SPARED_BYTES:
+        return f"{place} has {free >> 20} MiB left, which is too little"
+    return None

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of packed weights of a host: its files, who packs and who maps them, and removing them.
+
+torch is not imported: this is also read where no model is loaded.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_index
+from pontil.runtime.probe.host_memory import gibibytes
+from pontil.runtime.probe.packed_share import FOLDER
+
+logger = logging.getLogger("pontil.worker")
+
+SUFFIX, PARTIAL, LOCK = ".packed", ".partial", ".lock"
+DAY = 86400.0
+KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
+LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05
+# The shortest beginning of a file's name that stands for it.
+LEAST_NAME = 6
+SHOWN_NAME = 12
+PROCESSES = Path("/proc")
+# The state of a file, as far as it is seen without reading it whole.
+COMPLETE, DAMAGED, WRITING, UNFINISHED = "complete", "damaged", "being written", "unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """A file of packed weights, `used` last at a time of the system's clock. `about` is empty where nothing says what
+    it is of."""
+
+    path: Path
+    about: dict[str, object]
+    size: int
+    used: float
+    state: str
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def model(self) -> str:
+        """The name of the model's file, or of its folder where that is one of Hugging Face."""
+        files = self.about.get("files")
+        if not isinstance(files, list) or not files:
+            return "-"
+        first = Path(files[0])
+        return first.name if first.suffix == ".gguf" else first.parent.name
+
+    @property
+    def title(self) -> str:
+        """The beginning of its name, and its model's."""
+        return f"{self.name[:SHOWN_NAME]} ({self.model}, {gibibytes(self.size)})"
+
+    def has_name(self, asked: str) -> bool:
+        """Return whether somebody who gives the model, or a beginning of the file's name, means this one."""
+        return asked == self.model or (len(asked) >= LEAST_NAME and self.name.startswith(asked))
+
+
+def files_of(cache: Path) -> list[PackedFile]:
+    """Return what a cache directory has, in order of use; nothing where there is none."""
+    folder = (cache.expanduser() / FOLDER).resolve()
+    paths = [path for path in folder.glob("*") if path.suffix in (SUFFIX, PARTIAL)]
+    return sorted((file for path in paths if (file := file_at(path)) is not None), key=lambda file: file.used)
+
+
+def file_at(path: Path) -> PackedFile | None:
+    """Return a file without reading it whole, or None if it is gone by now."""
+    about: dict[str, object] = {}
+    try:
+        found = path.stat()
+        if path.suffix == PARTIAL:
+            state = WRITING if is_locked(path) else UNFINISHED
+        else:
+            about, state = read_index(path).about, COMPLETE
+    except PackedFileError:
+        state = DAMAGED
+    except FileNotFoundError:
+        return None
+    return PackedFile(path, about, found.st_size, found.st_mtime, state)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process packs the weights of this file."""
+    try:
+        with path.with_suffix(LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def mappers(path: Path) -> list[int]:
+    """Return the processes that map a file, as far as this user may see them."""
+    inode, found = str(path.stat().st_ino), []
+    for process in PROCESSES.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            lines = (line.split(maxsplit=5) for line in (process / "maps").read_text().splitlines())
+            if any(len(line) == 6 and line[4] == inode and line[5] == str(path) for line in lines):
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def remove(file: PackedFile) -> bool:
+    """Remove a file, unless a process packs these weights now. Those that map it keep what they have."""
+    path = file.path
+    with contextlib.suppress(BlockingIOError), path.with_suffix(LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for suffix in (path.suffix, LOCK):
+            path.with_suffix(suffix).unlink(missing_ok=True)
+        return True
+    return False
+
+
+def alone(path: Path, report: Callable[[str], None]) -> IO[bytes]:
+    """Take the lock of those who pack these weights; the kernel releases it if that process dies. Raises OSError where
+    another one has it for long."""
+    deadline, waits = time.monotonic() + LOCK_TIMEOUT, False
+    while True:
+        lock = path.open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Once the file was removed, the next process locks another one.
+            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                return lock
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"another process has held {path} for {LOCK_TIMEOUT:.0f} s") from None
+            if not waits:
+                report("waiting for another process to pack the weights")
+            waits = True
+            time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
+        lock.close()
+
+
+def remove_unused(folder: Path, about: dict[str, object]) -> None:
+    """Remove what nobody has used for long, and sooner what was packed of the same weights by other code. Processes
+    that map it keep it."""
+    now = time.time()
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(OSError, PackedFileError):
+            idle = now - path.stat().st_mtime
+            if idle > KEPT_SECONDS or (
+                idle > REPLACED_SECONDS and path.suffix == SUFFIX and read_index(path).about == about
+            ):
+                path.unlink()
+                logger.info("removed %s, which nobody has used for %.0f days", path, idle / DAY)
