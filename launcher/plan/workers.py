@@ -147,6 +147,7 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
         "quantization": options.quantization,
+        "has_kernels": options.kernels != "torch",
         "max_model_len": options.max_model_len,
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,
