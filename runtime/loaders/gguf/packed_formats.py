@@ -36,7 +36,9 @@ class NumberFormat:
 
 GGUF_FORMATS = {
     2: NumberFormat(4, 32), 3: NumberFormat(4, 32), 6: NumberFormat(8, 32), 7: NumberFormat(8, 32),
-    8: NumberFormat(8, 32), 12: NumberFormat(4, 32), 13: NumberFormat(8, 32), 14: NumberFormat(8, 16),
+    8: NumberFormat(8, 32), 10: NumberFormat(4, 16), 11: NumberFormat(4, 16), 12: NumberFormat(4, 32),
+    13: NumberFormat(8, 32), 14: NumberFormat(8, 16), 20: NumberFormat(8, 32), 23: NumberFormat(8, 32),
+    39: NumberFormat(8, 32),
 }  # fmt: skip
 """By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8."""
 
