@@ -47,7 +47,7 @@ serve() {
     url=http://127.0.0.1:$(free_port)
     "$python" app.py launch --model "$model" --port "${url##*:}" "$@" &
     servers+=($!)
-    "$python" scripts/ask.py "$url" "$!" "What is the capital of France?"
+    "$python" scripts/ask.py "$url" "$!" "What is the capital of Japan?"
 }
 
 echo "1. Kernels, memory and handoffs"

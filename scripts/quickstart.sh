@@ -64,7 +64,7 @@ port=$(free_port)
 "$venv/bin/pontil" launch --port "$port" "$@" &
 launcher=$!
 
-"$venv/bin/python" scripts/ask.py "http://127.0.0.1:$port" "$launcher" "What is the capital of France?"
+"$venv/bin/python" scripts/ask.py "http://127.0.0.1:$port" "$launcher" "What is the capital of Japan?"
 echo "Since the start of this script: $SECONDS s"
 if [ -n "$keep" ]; then
     echo "Serving until Ctrl-C."

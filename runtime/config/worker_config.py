@@ -14,7 +14,7 @@ WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
-QUANTIZATIONS = ("none", "int8", "gguf")
+QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")
 # The most guesses of a draft model, unless --speculative-tokens says otherwise.
 DRAFT_TOKENS = 8
@@ -70,8 +70,8 @@ class WorkerOptions(SharedOptions):
     dtype: str = option(MODEL, "auto", "Type of weights and activations.", choice(*DTYPES), "|".join(DTYPES))
     max_model_len: int | None = option(MODEL, None, "Longest prompt plus answer, in tokens.", whole(1), "TOKENS")
     quantization: str = option(
-        MODEL, "none", "Weights below 16 bits on a CPU: int8, or as the GGUF file has them.", choice(*QUANTIZATIONS),
-        "|".join(QUANTIZATIONS),
+        MODEL, "auto", "Weights below 16 bits on a CPU: int8, or as a GGUF file has them (auto: if it is one).",
+        choice(*QUANTIZATIONS), "|".join(QUANTIZATIONS),
     )  # fmt: skip
     pooling: str = option(
         MODEL, "auto", "How a vector is made of a text's tokens; auto: as the model's files say.", choice(*POOLINGS),

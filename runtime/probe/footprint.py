@@ -14,6 +14,7 @@ from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import find_draft_layer
+from pontil.runtime.loaders.gguf.packed_formats import choose_quantization
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
@@ -239,7 +240,9 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
-    weights = weight_memory(path, config, demand.quantization, DTYPE_BYTES[dtype], ranks, on_host)
+    has_kernels = on_host and demand.has_kernels
+    quantization = choose_quantization(demand.quantization, path.suffix == ".gguf", dtype, has_kernels)
+    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], ranks, on_host)
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)

@@ -32,7 +32,7 @@ def test_the_example_in_the_readme_runs(served: Served, tmp_path: Path) -> None:
     script.write_text(example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}"))
     done = run_program([str(script)])
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout and "completion_tokens=8" in done.stdout
+    assert "Tokyo" in done.stdout and "completion_tokens=8" in done.stdout
 
 
 def test_the_curl_example_in_the_readme_is_answered(served: Served) -> None:
@@ -42,7 +42,7 @@ def test_the_curl_example_in_the_readme_is_answered(served: Served) -> None:
     reply = served.request(
         "POST", words[1].removeprefix("http://127.0.0.1:8000"), json.loads(words[words.index("-d") + 1])
     )
-    assert reply.status == 200 and "Paris" in reply.json()["choices"][0]["message"]["content"]
+    assert reply.status == 200 and "Tokyo" in reply.json()["choices"][0]["message"]["content"]
 
 
 def test_every_route_that_the_readme_names_answers(served: Served) -> None:

@@ -19,6 +19,7 @@ from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
 from pontil.runtime.loaders.gguf.header import GgufTensor, read_header
 from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
+from pontil.runtime.loaders.gguf.packed_formats import ROUTER
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
@@ -56,6 +57,21 @@ class GgufCheckpoint:
     def files(self) -> list[Path]:
         return [self.path]
 
+    @property
+    def unpacked_types(self) -> list[str]:
+        """The types of which `levels` has products as numbers of the model's type, although they are smaller."""
+        kinds = {place.kind for name, place in self.places.items() if len(place.shape) == 2 and ROUTER not in name}
+        return [GGML_TYPES[kind].name for kind in sorted(kinds - set(LEVELS)) if GGML_TYPES[kind].numbers > 1]
+
+    @property
+    def has_levels(self) -> bool:
+        return any(self.has_level(name) for name in self.places)
+
+    def has_level(self, name: str) -> bool:
+        """Return whether the file holds a weight as whole numbers with scales. A router is small, and chooses."""
+        place = self.places[name]
+        return place.kind in LEVELS and len(place.shape) == 2 and ROUTER not in name
+
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
         for name in self.places:
@@ -74,8 +90,7 @@ class GgufCheckpoint:
         with `stored_rows`, in the blocks of `embedding_type`, `name.blocks` uint8 [rows, bytes]."""
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
         for name, place in self.places.items():
-            embedding = name == EMBEDDING
-            counted = place.kind in LEVELS and len(place.shape) == 2 and not name.endswith("mlp.gate.weight")
+            embedding, counted = name == EMBEDDING, self.has_level(name)
             if embedding and stored_rows and self.embedding_type is not None:
                 yield f"{name}.blocks", blocks_of(whole, name, place).reshape(place.shape[0], -1).clone()
             elif embedding or not counted:

@@ -16,6 +16,7 @@ from pontil.runtime.models.config import ModelConfig
 SCALE_BYTES = 4
 """A scale and an offset, of 16 bits each."""
 ROUTER = "mlp.gate."
+AUTO = "auto"
 NO_GGUF = "--quantization gguf needs a GGUF file: use int8, or leave it out"
 
 
@@ -35,9 +36,19 @@ class NumberFormat:
 
 GGUF_FORMATS = {
     2: NumberFormat(4, 32), 3: NumberFormat(4, 32), 6: NumberFormat(8, 32), 7: NumberFormat(8, 32),
-    8: NumberFormat(8, 32), 12: NumberFormat(4, 32), 13: NumberFormat(8, 32), 14: NumberFormat(8, 16),
+    8: NumberFormat(8, 32), 10: NumberFormat(4, 16), 11: NumberFormat(4, 16), 12: NumberFormat(4, 32),
+    13: NumberFormat(8, 32), 14: NumberFormat(8, 16), 20: NumberFormat(8, 32), 23: NumberFormat(8, 32),
+    39: NumberFormat(8, 32),
 }  # fmt: skip
 """By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8."""
+
+
+def choose_quantization(asked: str, has_levels: bool, dtype: str, has_kernels: bool) -> str:
+    """Return the quantization of a model's weights, which its file has as whole numbers or not: with `auto` a file's
+    own numbers where kernels multiply them."""
+    if asked != AUTO:
+        return asked
+    return "gguf" if has_levels and has_kernels and dtype == "bfloat16" else "none"
 
 
 def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:

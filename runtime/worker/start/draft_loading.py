@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
@@ -26,7 +27,7 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.worker.start.draft_pair import count_weights
-from pontil.runtime.worker.start.loading import ModelPart, read_weights
+from pontil.runtime.worker.start.loading import ModelPart, quantization_of, read_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     shape = replace(checkpoint.config, max_model_len=min(checkpoint.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype, 1) else None
-    settings = replace(config, quantization=quantization_of(config, checkpoint, kernels is not None))
+    settings = replace(config, quantization=draft_quantization(config, checkpoint, target.dtype, kernels))
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     model = build_model(shape, weights)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
@@ -96,10 +97,10 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     return LoadedDraft(model, layout, count_weights(shape) * number_bytes, count_weights(shape))
 
 
-def quantization_of(config: WorkerConfig, checkpoint: Checkpoint, has_kernels: bool) -> str:
+def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
     """Return the draft model's quantization: the target's, where it is possible."""
-    possible = has_kernels and (config.quantization != "gguf" or isinstance(checkpoint, GgufCheckpoint))
-    return config.quantization if possible else "none"
+    possible = kernels is not None and (config.quantization != "gguf" or isinstance(checkpoint, GgufCheckpoint))
+    return quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
 
 
 def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:

@@ -18,12 +18,12 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
-from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
-from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF
+from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
@@ -86,6 +86,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
     if kernels is not None and lent_cores is not None:
         kernels.borrow(lent_cores)
+    config = replace(config, quantization=quantization_of(config, checkpoint, dtype, kernels))
     communicator = join(model_config, kernels, device)
     weights = read_weights(config, checkpoint, device, dtype, kernels, report, communicator)
     model = build_model(model_config, weights)
@@ -133,6 +134,12 @@ def name_of_kernels(device: torch.device, kernels: KernelLibrary | None, determi
     return kernels.name if kernels else TORCH
 
 
+def quantization_of(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
+    """Return the quantization that a configuration asks for, or that suits this checkpoint."""
+    has_levels = isinstance(checkpoint, GgufCheckpoint) and checkpoint.has_levels
+    return choose_quantization(config.quantization, has_levels, dtype, kernels is not None)
+
+
 def read_weights(
     config: WorkerConfig,
     checkpoint: Checkpoint,
@@ -144,8 +151,8 @@ def read_weights(
 ) -> Weights:
     """Read the weights, quantized if so configured. Raises ModelError for a quantization that is not possible here."""
     wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
-    if wanted not in ("none", "int8", "gguf"):
-        raise ModelError(f"--quantization {wanted} is not known: choose none, int8 or gguf")
+    if wanted not in QUANTIZATIONS:
+        raise ModelError(f"--quantization {wanted} is not known: choose one of {', '.join(QUANTIZATIONS)}")
     if wanted != "none" and (kernels is None or dtype != "bfloat16"):
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
     tensors = checkpoint.tensors
@@ -153,6 +160,9 @@ def read_weights(
         if not isinstance(checkpoint, GgufCheckpoint):
             raise ModelError(NO_GGUF)
         tensors = partial(checkpoint.levels, stored_rows=True)
+        if checkpoint.unpacked_types:
+            types = " and ".join(checkpoint.unpacked_types)
+            logger.info("weights of %s become bfloat16: the kernels do not have these types", types)
     telling = told(tensors(torch_dtype), total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)

@@ -134,7 +134,7 @@ def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
         machine, prefill="0,1", decode="cpu*2", max_model_len="7", dtype="bfloat16", kv_cache_dtype="int8"
     ).prepare.config["demands"]
     assert MemoryDemand(**told["smollm2-135m-instruct"]) == MemoryDemand(
-        "bfloat16", "int8", "none", 7, None, 16, [["cuda:0"], ["cuda:1"], ["cpu"], ["cpu"]], {"cuda:0": 5 << 30}
+        "bfloat16", "int8", "auto", 7, None, 16, [["cuda:0"], ["cuda:1"], ["cpu"], ["cpu"]], {"cuda:0": 5 << 30}
     )
     assert topology(role="proxy").prepare.config["demands"] == {}
 

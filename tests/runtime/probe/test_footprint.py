@@ -69,6 +69,16 @@ def test_a_gguf_files_products_are_packed_and_its_embedding_stays_as_it_is(tiny:
     assert footprint(path, config, demand, 2).weights == others + products * 9 // 16
 
 
+def test_a_gguf_file_is_counted_with_its_own_types_where_it_is_served_so(tiny: Path, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "x.gguf", tiny, read_config(tiny), kind=gguf.GGMLQuantizationType.Q8_0)
+    config, demand = read_config(path), replace(DEMAND, dtype="bfloat16")
+    own, none, auto = (replace(demand, quantization=name) for name in ("gguf", "none", "auto"))
+    assert footprint(path, config, auto) == footprint(path, config, own) != footprint(path, config, none)
+    assert footprint(path, config, replace(auto, has_kernels=False)) == footprint(path, config, none)
+    assert footprint(path, config, auto, on_host=False) == footprint(path, config, none, on_host=False)
+    assert footprint(tiny, config, auto) == footprint(tiny, config, none)
+
+
 def test_workers_on_the_cpu_share_its_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = footprint(tiny, read_config(tiny), DEMAND).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(2 * one, 9 * one))

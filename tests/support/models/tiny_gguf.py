@@ -17,9 +17,9 @@ GGUF_NAMES = {theirs: ours for ours, theirs in (LAYER_NAMES | TOP_NAMES).items()
 
 def write_tiny_gguf(path: Path, directory: Path, config: ModelConfig, **changes: Any) -> Path:
     """Write the file. `changes`: extra metadata by key with dots as double underscores, `kind` a ggml type, `drop` a
-    tensor, `vocabulary` a writer of another vocabulary than the smallest."""
+    tensor, `vocabulary` a writer of another vocabulary than the smallest, `random_blocks` for the weights' bytes."""
     kind = changes.pop("kind", gguf.GGMLQuantizationType.F32)
-    drop = changes.pop("drop", None)
+    drop, is_random = changes.pop("drop", None), changes.pop("random_blocks", False)
     writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"))
     changes.pop("vocabulary", add_vocabulary)(writer)
     add_sizes(writer, config, kind)
@@ -28,7 +28,7 @@ def write_tiny_gguf(path: Path, directory: Path, config: ModelConfig, **changes:
         kinds.get(type(value), writer.add_uint32)(key.replace("__", "."), value)
     for name, weight in load_file(directory / "model.safetensors").items():
         if gguf_name(name) != drop:
-            add_tensor(writer, gguf_name(name), interleaved(name, weight, config), kind)
+            add_tensor(writer, gguf_name(name), interleaved(name, weight, config), kind, is_random)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -56,9 +56,15 @@ def add_vocabulary(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(2)
 
 
-def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: gguf.GGMLQuantizationType) -> None:
+def add_tensor(
+    writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: gguf.GGMLQuantizationType, is_random: bool
+) -> None:
     if weight.ndim == 1:
         writer.add_tensor(name, weight)
+    elif is_random:
+        numbers, size = gguf.GGML_QUANT_SIZES[kind]
+        shape = (*weight.shape[:-1], weight.shape[-1] // numbers * size)
+        writer.add_tensor(name, np.random.default_rng(1).integers(256, size=shape, dtype=np.uint8), raw_dtype=kind)
     else:
         writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
 

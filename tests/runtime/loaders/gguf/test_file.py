@@ -97,8 +97,8 @@ def test_layers_with_a_window(
 
 
 def test_a_type_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(ModelError, match=r"blk\.0\.x is stored as Q2_K, .* reads F32, F16, Q4_0, .*, BF16"):
-        byte_size("blk.0.x", GgufTensor((4, 256), 10, 0))
+    with pytest.raises(ModelError, match=r"blk\.0\.x is stored as NVFP4, .* reads F32, F16, BF16, Q4_0, .*, TQ2_0"):
+        byte_size("blk.0.x", GgufTensor((4, 256), 40, 0))
     with pytest.raises(ModelError, match="not whole, aligned blocks of 32"):
         byte_size("blk.0.x", GgufTensor((4, 33), 8, 0))
 

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import kernels
+import numpy as np
 import pytest
 import torch
 
+from pontil.gpu_ops.kernels.weights.matrix import pack
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.runtime.loaders.gguf.file import EMBEDDING, GgufCheckpoint
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
@@ -15,21 +19,41 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 BLOCKS = 60
 # Byte offsets of a block's 16-bit floats.
-HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 12: (0, 2), 13: (0, 2), 14: (208,)}
+HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,),
+          20: (0,), 23: (0,), 39: ()}  # fmt: skip
+SIGNED, BY_16, MXFP4 = (8, 20, 23, 39), (10, 11, 14), 39
+
+
+def random_blocks(kind: int, count: int = BLOCKS) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(kind)
+    blocks = torch.randint(0, 256, (count, GGML_TYPES[kind].size), dtype=torch.uint8, generator=generator)
+    for at in HALVES[kind]:
+        blocks[:, at : at + 2] = torch.randn(count, 1, generator=generator).half().view(torch.uint8)
+    if kind == MXFP4:
+        blocks[:, 0] = torch.randint(120, 130, (count,), generator=generator)
+    return blocks
 
 
 @pytest.mark.parametrize("kind", LEVELS)
 def test_blocks(kind: int) -> None:
-    generator = torch.Generator().manual_seed(kind)
-    blocks = torch.randint(0, 256, (BLOCKS, GGML_TYPES[kind].size), dtype=torch.uint8, generator=generator)
-    for at in HALVES[kind]:
-        blocks[:, at : at + 2] = torch.randn(BLOCKS, 1, generator=generator).half().view(torch.uint8)
+    blocks = random_blocks(kind)
     numbers, scales, offsets = LEVELS[kind](blocks)
-    assert numbers.dtype == (torch.int8 if kind == 8 else torch.uint8) and int(numbers.max()) < 128
+    assert numbers.dtype == (torch.int8 if kind in SIGNED else torch.uint8) and int(numbers.max()) < 128
     spread = numbers.shape[1] // scales.shape[1]
-    assert spread == (16 if kind == 14 else 32) and scales.shape == offsets.shape
+    assert spread == (16 if kind in BY_16 else 32) and scales.shape == offsets.shape
     weights = scales.repeat_interleave(spread, 1) * numbers.float() + offsets.repeat_interleave(spread, 1)
     torch.testing.assert_close(weights, GGML_TYPES[kind].read(blocks), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+def test_products_are_those_of_the_numbers_that_a_type_stands_for(kind: int) -> None:
+    outputs, inputs = 37, 768
+    blocks = random_blocks(kind, outputs * inputs // GGML_TYPES[kind].numbers)
+    weight = GGML_TYPES[kind].read(blocks).view(outputs, inputs).double()
+    packed = pack(QuantizedWeights(*(part.reshape(outputs, -1) for part in LEVELS[kind](blocks))))
+    x = torch.randn(9, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found, expected = kernels.opened().linear(packed, x.float()), x.double() @ weight.T
+    assert bool(((found - expected).abs() <= 1e-3 * (x.double().abs() @ weight.abs().T)).all())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -46,3 +70,21 @@ def test_a_whole_file(tmp_path: Path, write_gguf: Any, tied: bool) -> None:
         assert name != EMBEDDING or tied
     kept = {EMBEDDING} if tied else set()
     assert set(levels) - kept == set(tensors) and all(torch.equal(levels[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("kind", GGML_TYPES)
+def test_a_file_of_any_type_is_read_whole(tmp_path: Path, write_gguf: Any, kind: int) -> None:
+    """With numbers for the kernels, or unpacked, as is said then."""
+    config = write_tiny_llama(tmp_path / "hf", hidden_size=256, intermediate_size=256, num_heads=16)
+    number, form = gguf.GGMLQuantizationType(kind), GGML_TYPES[kind]
+    path = write_gguf(tmp_path / "hf", config, kind=number, random_blocks=True)
+    checkpoint = GgufCheckpoint.open(path)
+    tensors, levels = dict(checkpoint.tensors(torch.float32)), dict(checkpoint.levels(torch.float32))
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert (name in levels) == (kind not in LEVELS) and tensors[name].shape == (256, 256)
+    place, whole = checkpoint.places[name], torch.from_numpy(np.fromfile(path, dtype=np.uint8))
+    blocks = whole[place.offset :][: 256 * 256 // form.numbers * form.size].view(-1, form.size)
+    theirs = gguf.quants.dequantize(blocks.numpy(), number)
+    assert np.array_equal(tensors[name].numpy(), theirs.reshape(256, 256), equal_nan=True)
+    assert checkpoint.has_levels == (kind in LEVELS)
+    assert checkpoint.unpacked_types == ([] if kind in LEVELS or form.numbers == 1 else [form.name])

@@ -6,11 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
 import kernels
 import pytest
 import torch
 from seat_world import BLOCK, FormulaRunner, formula
 from tiny import drain, sequence
+from tiny_gguf import write_tiny_gguf
 from workers import DEFAULTS, PromptWorker, Silent, open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
@@ -20,6 +22,7 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
 from pontil.runtime.worker.start import assembly, loading
@@ -87,6 +90,41 @@ def test_another_quantization_rounds_differently(model: Path, tmp_path: Path) ->
     other = opened(model, tmp_path, dtype="bfloat16", quantization="int8").link.links[0].hello
     assert other.kernels == f"{plain.kernels} int8"
     assert "--quantization" in str(objection(other, plain))
+
+
+def gguf_of(model: Path, folder: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """The model as a GGUF file, with a vocabulary that can be read."""
+
+    def letters(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([*"ab", "ab"])
+        writer.add_token_types([1, 1, 1])
+        writer.add_token_merges(["a b"])
+
+    return write_tiny_gguf(folder / "x.gguf", model, read_config(model), kind=kind, vocabulary=letters)
+
+
+@pytest.mark.parametrize(
+    ("settings", "quantization"),
+    [
+        ({}, " gguf"),
+        ({"quantization": "none"}, ""),
+        ({"quantization": "int8"}, " int8"),
+        ({"dtype": "float32"}, ""),
+        ({"kernels": "torch"}, ""),
+    ],
+)
+def test_a_gguf_file_is_served_with_its_own_types_where_kernels_multiply_them(
+    model: Path, tmp_path: Path, settings: dict[str, object], quantization: str
+) -> None:
+    path = gguf_of(model, tmp_path, gguf.GGMLQuantizationType.Q4_0)
+    name = opened(path, tmp_path / "run", **settings).link.links[0].hello.kernels
+    assert name == f"{settings.get('kernels', kernels.opened().name)}{quantization}"
+
+
+def test_a_gguf_file_of_floats_is_as_one_that_is_not_quantized(model: Path, tmp_path: Path) -> None:
+    path = gguf_of(model, tmp_path, gguf.GGMLQuantizationType.F16)
+    assert opened(path, tmp_path / "run").link.links[0].hello.kernels == kernels.opened().name
 
 
 @pytest.mark.parametrize("cells", ["int8", "fp8"])
