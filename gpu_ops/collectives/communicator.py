@@ -24,6 +24,10 @@ class Communicator(Protocol):
     def descriptor(self) -> dict[str, Any]:
         """Plain values by which the other ranks join rank 0."""
 
+    def meet(self) -> None:
+        """Come together with the other ranks, which takes long where libraries have to find each other. Called once,
+        before any other method, when all ranks have the descriptor."""
+
     def barrier(self) -> None:
         """Return once every rank has called it. What a rank wrote before is visible to the others after it."""
 
@@ -46,6 +50,9 @@ class SingleRank:
     @property
     def descriptor(self) -> dict[str, Any]:
         return {}
+
+    def meet(self) -> None:
+        return
 
     def barrier(self) -> None:
         return

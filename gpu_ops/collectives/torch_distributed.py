@@ -19,21 +19,24 @@ MOST_RANKS = 1024
 
 
 class TorchCommunicator:
-    """A Communicator over the default process group of torch, of which a process has one at a time. It connects in its
+    """A Communicator over a process group of torch; a process has one at a time. It connects in `meet`, or else in its
     first call, so that a driver can hand out its descriptor before the others are there."""
 
     def __init__(self, device: torch.device, descriptor: dict[str, Any], rank: int) -> None:
         self.device, self.descriptor = device, descriptor
         self.rank, self.size = rank, int(descriptor["ranks"])
-        self.is_connected = False
+        # The ranks once they have met: not the default group, whose patience is that of a meeting.
+        self.group: dist.ProcessGroup | None = None
         self.failure: str | None = None
 
     @classmethod
-    def create(cls, device: torch.device, ranks: int, store: str, deadline: float) -> "TorchCommunicator":
+    def create(
+        cls, device: torch.device, ranks: int, store: str, deadline: float, meet_within: float
+    ) -> "TorchCommunicator":
         """Be rank 0. `store` is file:///PATH, beside which a new file is made, or tcp://HOST:PORT."""
         if store.startswith("file:"):
             store += f"-{secrets.token_hex(8)}"
-        descriptor = {"kind": KIND, "store": store, "ranks": ranks, "deadline": deadline}
+        descriptor = {"kind": KIND, "store": store, "ranks": ranks, "deadline": deadline, "meet_within": meet_within}
         return cls(device, usable(descriptor), 0)
 
     @classmethod
@@ -44,55 +47,62 @@ class TorchCommunicator:
             raise CollectiveError(f"this worker has {checked['ranks']} ranks, and {rank} is none of the others")
         return cls(device, checked, rank)
 
+    def meet(self) -> None:
+        self.together(lambda group: None)
+
     def barrier(self) -> None:
-        self.together(dist.barrier)
+        self.together(lambda group: dist.barrier(group))
 
     def gather_columns(self, part: Tensor) -> Tensor:
-        if not part.numel():
-            return part.new_empty(part.shape[0], self.size * part.shape[1])
-        return torch.cat(self.all_of(part), dim=1)
+        rows, columns = part.shape
+        parts = part.new_empty(self.size, rows, columns)
+        if part.numel():
+            # As bytes, since the backends do not know all types.
+            target, own = parts.view(torch.uint8), part.contiguous().view(torch.uint8)
+            self.together(lambda group: dist.all_gather_into_tensor(target.view(self.size * rows, -1), own, group))
+        return parts.transpose(0, 1).reshape(rows, self.size * columns)
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
-        if not x.numel():
-            return x
-        rows = torch.arange(len(x), device=x.device)
-        chosen: Tensor = torch.stack(self.all_of(x))[owner.to(x.device), rows]
+        """Sum whole numbers of which all ranks but one have 0: the bits are those of that one, and no rank needs memory
+        for what the others have."""
+        chosen = torch.where(
+            owner.to(x.device)[:, None] == self.rank, x, torch.zeros((), dtype=x.dtype, device=x.device)
+        )
+        if x.numel():
+            whole_numbers = torch.int32 if x.shape[1] * x.element_size() % 4 == 0 else torch.uint8
+            bits = chosen.contiguous().view(whole_numbers)
+            self.together(lambda group: dist.all_reduce(bits, group=group))
+            return bits.view(x.dtype)
         return chosen
 
-    def all_of(self, x: Tensor) -> list[Tensor]:
-        """Return every rank's tensor, moved as bytes, since the backends do not know all types."""
-        own = x.contiguous().view(torch.uint8)
-        parts = [torch.empty_like(own) for _ in range(self.size)]
-        self.together(lambda: dist.all_gather(parts, own))
-        return [part.view(x.dtype) for part in parts]
-
-    def together(self, call: Callable[[], Any]) -> None:
+    def together(self, call: Callable[[dist.ProcessGroup], Any]) -> None:
         """Make a call of torch.distributed. After a failure every later one fails at once."""
         if self.failure is not None:
             raise CollectiveError(self.failure)
+        patience = self.descriptor["deadline" if self.group else "meet_within"]
         try:
-            self.connect()
-            call()
+            call(self.group or self.connect())
         except (RuntimeError, ValueError, OSError) as error:
             first = str(error).strip().partition("\n")[0]
-            self.failure = f"the ranks of this worker did not meet within {self.descriptor['deadline']:g} s ({first})"
+            self.failure = f"the ranks of this worker did not meet within {patience:g} s ({first})"
             raise CollectiveError(self.failure) from None
 
-    def connect(self) -> None:
-        if self.is_connected:
-            return
-        on_gpu = self.device.type == "cuda"
+    def connect(self) -> dist.ProcessGroup:
+        """Meet the other ranks. The first collective on GPUs may come long after the last rank is there: it is made
+        here, with a meeting's patience."""
+        on_gpu, given = self.device.type == "cuda", self.descriptor
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", self.descriptor["store"], rank=self.rank, world_size=self.size,
-            timeout=timedelta(seconds=self.descriptor["deadline"]), device_id=self.device if on_gpu else None,
+            "nccl" if on_gpu else "gloo", given["store"], rank=self.rank, world_size=self.size,
+            timeout=timedelta(seconds=given["meet_within"]), device_id=self.device if on_gpu else None,
         )  # fmt: skip
-        self.is_connected = True
+        dist.barrier()
+        self.group = dist.new_group(timeout=timedelta(seconds=given["deadline"]))
+        return self.group
 
     def close(self) -> None:
-        if self.is_connected:
+        if dist.is_initialized():
             dist.destroy_process_group()
-            self.is_connected = False
-        self.failure = "this rank has left"
+        self.group, self.failure = None, "this rank has left"
 
 
 def usable(descriptor: dict[str, Any]) -> dict[str, Any]:
@@ -102,5 +112,5 @@ def usable(descriptor: dict[str, Any]) -> dict[str, Any]:
         raise CollectiveError(f"ranks cannot meet at {store!r}: it is no file:///PATH and no tcp://HOST:PORT")
     return {
         "kind": KIND, "store": store, "ranks": whole(descriptor, "ranks", MOST_RANKS),
-        "deadline": positive(descriptor, "deadline"),
+        "deadline": positive(descriptor, "deadline"), "meet_within": positive(descriptor, "meet_within"),
     }  # fmt: skip

@@ -80,6 +80,7 @@ class DriverLink:
         self.driver = welcome.sender
         made = open_communicator(kernels, device, welcome.communicator, self.rank)
         self.sockets.closing.callback(made.close)
+        made.meet()
         return made
 
     def wait_for(self, kind: type[M]) -> M:

@@ -62,7 +62,10 @@ class MeetingCommunicator:
         self.process, self.number = process, 0
         meetings.join(rank, process)
 
-    def meet(self, part: Tensor) -> list[Tensor]:
+    def meet(self) -> None:
+        return
+
+    def bring(self, part: Tensor) -> list[Tensor]:
         """Return the parts of all ranks once all have come."""
         self.check()
         self.number += 1
@@ -90,13 +93,13 @@ class MeetingCommunicator:
             raise CollectiveError(self.meetings.fault)
 
     def barrier(self) -> None:
-        self.meet(torch.empty(0))
+        self.bring(torch.empty(0))
 
     def gather_columns(self, part: Tensor) -> Tensor:
-        return torch.cat(self.meet(part), dim=1)
+        return torch.cat(self.bring(part), dim=1)
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
-        return torch.stack(self.meet(x))[owner, torch.arange(len(owner))]
+        return torch.stack(self.bring(x))[owner, torch.arange(len(owner))]
 
     def close(self) -> None:
         return

@@ -86,6 +86,7 @@ class Driver:
                 raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.config.ranks}")
             self.followers[rank] = hello.sender
         self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, made.descriptor))
+        made.meet()
         return made
 
     def agree(

@@ -46,7 +46,7 @@ def library(state: State, threads: int = 1) -> Any:
 def create_over_torch(state: State, ranks: int, store: str, deadline: float) -> dict[str, Any]:
     """Be rank 0 of a group that meets at this store."""
     leave(state)
-    state["communicator"] = create_communicator(None, torch.device("cpu"), ranks, 0, store, deadline)
+    state["communicator"] = create_communicator(None, torch.device("cpu"), ranks, 0, store, deadline, deadline)
     descriptor: dict[str, Any] = state["communicator"].descriptor
     return descriptor
 
@@ -54,6 +54,10 @@ def create_over_torch(state: State, ranks: int, store: str, deadline: float) -> 
 def join_over_torch(state: State, descriptor: dict[str, Any], rank: int) -> None:
     leave(state)
     state["communicator"] = open_communicator(None, torch.device("cpu"), descriptor, rank)
+
+
+def meet(state: State) -> None:
+    state["communicator"].meet()
 
 
 def barrier(state: State, times: int = 1) -> str:
