@@ -47,9 +47,9 @@ def rows_of(scene: Scene, device: torch.device) -> dict[tuple[int, int], torch.T
     return dict(zip(scene.places, scene.on_device(device)[0], strict=False))
 
 
-def company(name: str, shape: Heads, whole: tuple[Span, ...], *tiles: tuple[Span, ...]) -> KernelCase:
+def company(name: str, shape: Heads, together: tuple[Span, ...], *tiles: tuple[Span, ...]) -> KernelCase:
     """Rows have the same bits in one tile and in these, whose padding, tables and programs differ."""
-    scene = Scene(shape, whole, name.startswith("decode"), padding=0)
+    scene = Scene(shape, together, name.startswith("decode"), padding=0)
 
     def call(device: torch.device) -> Results:
         rows: dict[tuple[int, int], torch.Tensor] = {}
@@ -58,12 +58,12 @@ def company(name: str, shape: Heads, whole: tuple[Span, ...], *tiles: tuple[Span
                 rows |= rows_of(replace(scene, spans=spans, padding=number + 1, spare=100 * number), device)
         return tuple(rows[place] for place in scene.places)
 
-    def expected() -> Results:
+    def whole(device: torch.device) -> Results:
         with small_strips():
-            rows = rows_of(scene, CPU)
+            rows = rows_of(scene, device)
         return tuple(rows[place] for place in scene.places)
 
-    return KernelCase(name, call, expected, 0.0, compiled=False)
+    return KernelCase(name, call, tolerance=0.0, compiled=False, whole=whole)
 
 
 NVIDIA, AMD = ("cp.async", "mma"), ("v_mfma",)

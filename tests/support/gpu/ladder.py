@@ -25,7 +25,8 @@ class Budget:
 @dataclass(frozen=True, slots=True)
 class KernelCase:
     """One call of a public function of `gpu_ops/triton`. `call(device)` makes its inputs there, from seeds, and
-    returns results; `expected()` computes them with torch on the CPU. `tolerance` is relative to the largest expected
+    returns results; `expected()` computes them with torch on the CPU, or `whole(device)` by other calls of the kernels
+    there. `tolerance` is relative to the largest expected
     number; 0 demands equal bits. `sizes` may be those of a real model where `interpreted` is false: such a case is
     only compiled, by calling with empty memory."""
 
@@ -36,6 +37,7 @@ class KernelCase:
     budget: Budget = field(default_factory=Budget)
     interpreted: bool = True
     compiled: bool = True
+    whole: Callable[[torch.device], Results] | None = None
 
 
 def largest_error(results: Results, expected: Results) -> float:

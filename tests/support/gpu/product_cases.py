@@ -98,9 +98,10 @@ def alone(kind: str) -> KernelCase:
         parts = (rows[:1], rows[1:20], rows[20:])
         return (torch.cat([products.product(part.to(device), weights(device)) for part in parts]),)
 
-    return KernelCase(
-        f"product-alone-{kind}", call, lambda: (products.product(rows, weights(CPU)),), 0, compiled=False
-    )  # fmt: skip
+    def whole(device: torch.device) -> Results:
+        return (products.product(rows.to(device), weights(device)),)
+
+    return KernelCase(f"product-alone-{kind}", call, tolerance=0, compiled=False, whole=whole)
 
 
 def head(name: str, rows: int, outputs: int, inputs: int) -> KernelCase:
@@ -125,9 +126,10 @@ def head_alone() -> KernelCase:
         parts, made = (rows[:1], rows[1:20], rows[20:]), DeviceWeights(weight.to(device))
         return (torch.cat([products.product(part.to(device), made) for part in parts]),)
 
-    return KernelCase(
-        "product-head-alone", call, lambda: (products.product(rows, DeviceWeights(weight)),), 0, compiled=False
-    )
+    def whole(device: torch.device) -> Results:
+        return (products.product(rows.to(device), DeviceWeights(weight.to(device))),)
+
+    return KernelCase("product-head-alone", call, tolerance=0, compiled=False, whole=whole)
 
 
 def real_head() -> KernelCase:
@@ -257,7 +259,7 @@ def experts_alone() -> KernelCase:
     return KernelCase(
         "experts-alone",
         lambda device: (torch.cat([results(*part, device) for part in zip(bounds, bounds[1:], strict=False)]),),
-        lambda: (results(0, rows, CPU),), 0, compiled=False,
+        tolerance=0, compiled=False, whole=lambda device: (results(0, rows, device),),
     )  # fmt: skip
 
 
