@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare the answers of a server on GPUs with those of one on CPUs, and with its own.
 
-    python scripts/gpu_answers.py GPU_URL CPU_URL
+    python scripts/gpu_answers.py GPU_URL CPU_URL [--long]
 
 Greedy answers must be equal up to the first token for which the CPU's two best were nearly tied: two processors round
-differently. The GPU's answers, asked alone and all at once, must be equal token for token, which holds where it was
-started with --deterministic. Exits with 1 if either fails, and says which question. Standard library only.
+differently. So must the GPU's answers, asked alone and all at once; with --alike, for a server that was started with
+--deterministic, token for token. With --long a prompt of about 7,000 tokens is among them. Exits with 1 if any differs,
+and says which question. Standard library only.
 """
 
+import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -28,6 +30,7 @@ QUESTIONS = (
     "Water boils at a temperature of",
     "To bake bread you need " * 20,
 )
+LONG = "To bake bread you need flour, water and time. " * 600
 
 Answer = dict[str, Any]
 
@@ -53,21 +56,29 @@ def difference(ours: Answer, theirs: Answer) -> str | None:
 
 
 def main() -> None:
-    gpu, cpu = sys.argv[1], sys.argv[2]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("gpu")
+    parser.add_argument("cpu")
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--alike", action="store_true")
+    given = parser.parse_args()
+    gpu, cpu = given.gpu, given.cpu
+    questions = (*QUESTIONS, LONG) if given.long else QUESTIONS
     failed = []
-    alone = [answer(gpu, question) for question in QUESTIONS]
-    for question, mine in zip(QUESTIONS, alone, strict=True):
+    alone = [answer(gpu, question) for question in questions]
+    for question, mine in zip(questions, alone, strict=True):
         found = difference(mine, answer(cpu, question))
         if found is not None:
             failed.append(f"beside the CPU, {question[:40]!r}: {found}")
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        together = list(pool.map(lambda question: answer(gpu, question), QUESTIONS))
-    for question, mine, crowded in zip(QUESTIONS, alone, together, strict=True):
-        if mine["tokens"] != crowded["tokens"]:
+    with ThreadPoolExecutor(len(questions)) as pool:
+        together = list(pool.map(lambda question: answer(gpu, question), questions))
+    for question, mine, crowded in zip(questions, alone, together, strict=True):
+        found = difference(mine, crowded)
+        if found is not None or (given.alike and mine["tokens"] != crowded["tokens"]):
             failed.append(f"beside others, {question[:40]!r}: another answer than alone")
     for line in failed:
         print(line)
-    print(f"{len(QUESTIONS)} questions, {len(failed)} differences")
+    print(f"{len(questions)} questions, {len(failed)} differences")
     sys.exit(bool(failed))
 
 

@@ -32,9 +32,11 @@ import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
+from pontil.runtime.config.worker_config import WorkerConfig  # noqa: E402
+from pontil.runtime.engine.device.runner_choice import make_runner, record_steps  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
 from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
-from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
+from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
 from pontil.runtime.loaders.facts.layout import tensor_shapes  # noqa: E402
@@ -48,6 +50,8 @@ from pontil.runtime.transfer.connector import Pull  # noqa: E402
 MEASUREMENTS = Path(__file__).resolve().parent.parent / "docs" / "measurements.md"
 TABLE = "\n## GPUs\n"
 ROUNDS = 20
+# Steps that are timed together.
+TOGETHER = 5
 # Hidden size, size inside, layers, heads, KV heads, numbers of a head, vocabulary.
 SHAPES = {"8b": (4096, 14336, 32, 32, 8, 128, 128256), "tiny": (64, 128, 2, 4, 2, 16, 512)}
 PULL_LAYOUT = KVLayout(16, 32, 8, 128, "bfloat16")
@@ -97,10 +101,15 @@ def make_engine(config: ModelConfig, device: torch.device, sequences: int, conte
     model = build_model(config, Weights(random_tensors(config, device), device, torch.bfloat16))
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
     blocks = 1 + sequences * (layout.blocks_for(context + 2 * ROUNDS) + 1) + layout.blocks_for(prompt + 16)
-    scheduler = Scheduler(
-        BlockPool(blocks), layout, sequences, StepBudget(max(prompt, sequences)), prefix_caching=False
-    )
-    return Engine(ModelRunner(model, KVStorage(layout, blocks, device)), scheduler)
+    step = max(prompt, sequences)
+    scheduler = Scheduler(BlockPool(blocks), layout, sequences, StepBudget(step), prefix_caching=False)
+    worker = WorkerConfig(
+        "bench", "mixed", str(device), (0,), "bench", "bench", "", "", max_num_seqs=sequences,
+        max_num_batched_tokens=step,
+    )  # fmt: skip
+    runner = make_runner(worker, model, KVStorage(layout, blocks, device), context + 2 * ROUNDS, NONE, None)
+    record_steps(runner)
+    return Engine(runner, scheduler)
 
 
 def device_of(engine: Engine) -> torch.device:
@@ -109,16 +118,22 @@ def device_of(engine: Engine) -> torch.device:
 
 
 def decode_times(engine: Engine, sequences: int, context: int) -> list[float]:
-    """Return the seconds of steps in which so many sequences each make a token."""
+    """Return the seconds of steps in which so many sequences each make a token, a part of them at a time: the host
+    prepares a step while the device computes the one before, as in a worker."""
     params = SamplingParams(max_tokens=2 * ROUNDS, seed=1, temperature=0.0, ignore_eos=True)
     for number in range(sequences):
         engine.add(Sequence(str(number), [5] * context, params, frozenset()))
     while any(one.computed < context for one in engine.unfinished):
         engine.step()
-    found = timed(engine.step, device_of(engine))
+    found = [seconds / TOGETHER for seconds in timed(lambda: several(engine), device_of(engine), ROUNDS // TOGETHER)]
     for name in list(engine.sequences):
         engine.end(name, FinishReason.ABORTED)
     return found
+
+
+def several(engine: Engine) -> None:
+    for _ in range(TOGETHER):
+        engine.step()
 
 
 def prefill_times(engine: Engine, prompt: int) -> list[float]:
@@ -161,7 +176,7 @@ def measure(config: ModelConfig, device: torch.device, large: bool) -> dict[str,
 def idle_share(engine: Engine, sequences: int, context: int) -> float:
     """Return the part of the time of decode steps in which no kernel ran."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        wall = sum(decode_times(engine, sequences, context))
+        wall = TOGETHER * sum(decode_times(engine, sequences, context))
     busy: float = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
     return max(0.0, 1.0 - busy / wall)
 
@@ -221,6 +236,8 @@ def main() -> None:
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no GPU here: install torch for your GPU, or use --device cpu --shape tiny")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     large = arguments.shape != "tiny"
     if arguments.lend:
         lend(device, arguments.lend)

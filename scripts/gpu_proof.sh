@@ -1,33 +1,56 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Prove this checkout on a GPU: kernels, memory and handoffs natively, then answers of a pair of workers beside those of a
-# CPU and beside its own, then figures, which are appended to docs/measurements.md.
-#   scripts/gpu_proof.sh [--venv DIR] [--device cuda:0] [--model NAME|PATH]
-# With --device cpu it goes through the same steps on cores, where a GPU's figures are left out.
+# Prove this checkout on GPUs, step by step, each within 8 minutes: all steps, or those that are named.
+#   scripts/gpu_proof.sh [--venv DIR] [--device cuda:0] [--second cuda:1] [--model NAME|PATH] [STEP]...
+#   kernels   every kernel beside torch, and memory, transfers and handoffs, on the device
+#   second    the kernels once more on the second device
+#   pair      a prefill and a decode worker: long prompts, workers that are killed, answers beside a CPU's
+#   alike     the same pair with --deterministic: answers alone and in company
+#   replay    a pair with little KV memory, whose sequences are preempted: answers alone and in company
+#   ranks     workers of two ranks, one on each device, beside a CPU's answers
+#   figures   steps, prompts and pulls beside what the device can do, appended to docs/measurements.md
+#   sanitizer the kernels under compute-sanitizer
+# Goes on after a step that failed, names those that the machine cannot do, and ends with 1 if any failed. With
+# --device cpu the steps of workers run on cores, and figures are not recorded.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
+steps=(kernels second pair alike replay ranks figures sanitizer)
+limit=480
 venv=.venv
 device=cuda:0
+second=cuda:1
 model=smollm2-135m-instruct
+chosen=()
+alone=
 while [ $# -gt 0 ]; do
     case $1 in
         --venv) venv=${2:?--venv needs a folder}; shift ;;
         --device) device=${2:?--device needs a device}; shift ;;
+        --second) second=${2:?--second needs a device}; shift ;;
         --model) model=${2:?--model needs a name or a path}; shift ;;
-        -h | --help) sed -n '3,6s/^# *//p' "$0"; exit ;;
-        *) fail "There is no option $1: try --help." ;;
+        --alone) alone=yes ;;
+        -h | --help) sed -n '3,14s/^# *//p' "$0"; exit ;;
+        -*) fail "There is no option $1: try --help." ;;
+        *) [[ " ${steps[*]} " == *" $1 "* ]] || fail "There is no step $1: choose from ${steps[*]}."
+            chosen+=("$1") ;;
     esac
     shift
 done
-
-make_venv "$venv" test
+[ ${#chosen[@]} -gt 0 ] || chosen=("${steps[@]}")
 python=$venv/bin/python
-if [ "${device%%:*}" != cpu ]; then
-    "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
-        fail "torch in $venv finds no GPU: install a build of torch for your GPU there (pip install --force-reinstall torch)."
-fi
+
+# Why this machine cannot do a step; nothing if it can.
+lacks() {
+    case $1 in
+        second | ranks) [ "$device" = cpu ] && { [ "$1" = ranks ] || echo "cores have no kernels of Triton"; return; }
+            "$python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)' || echo "there is one GPU" ;;
+        kernels) [ "$device" != cpu ] || echo "cores have no kernels of Triton: the suite interprets them" ;;
+        sanitizer) [ "$device" != cpu ] || { echo "there is nothing to watch on cores"; return; }
+            command -v compute-sanitizer > /dev/null || echo "compute-sanitizer is not installed" ;;
+    esac
+}
 
 servers=()
 stop() {
@@ -45,24 +68,90 @@ free_port() {
 # Start a server and wait until it answers; sets `url`.
 serve() {
     url=http://127.0.0.1:$(free_port)
-    "$python" app.py launch --model "$model" --port "${url##*:}" "$@" &
+    "$python" app.py launch --model "$model" --port "${url##*:}" --log-level warning "$@" &
     servers+=($!)
-    "$python" scripts/ask.py "$url" "$!" "What is the capital of Japan?"
+    "$python" scripts/ask.py "$url" "$!" "What is the capital of France?"
 }
 
-echo "1. Kernels, memory and handoffs"
-"$python" -m pytest -m "not long" tests/gpu_ops/triton tests/runtime/cache tests/runtime/transfer \
-    tests/runtime/disaggregation tests/runtime/worker/test_device_memory.py
-echo "2. Answers, beside a CPU's and beside its own"
-serve --role mixed --mixed cpu --share-devices
-cpu=$url
-serve --prefill "$device" --decode "$device" --share-devices --deterministic --kv-cache-memory 1GiB
-"$python" scripts/gpu_answers.py "$url" "$cpu"
-stop
-echo "3. Figures"
-if [ "${device%%:*}" = cpu ]; then
-    "$python" scripts/gpu_bench.py --device cpu --shape tiny
-else
-    "$python" scripts/gpu_bench.py --device "$device" --record
+# Compare a server's answers; the other arguments are those of gpu_answers.py.
+beside_a_cpu() {
+    local ours=$1
+    shift
+    serve --role mixed --mixed cpu --share-devices
+    "$python" scripts/gpu_answers.py "$ours" "$url" "$@"
+}
+
+# The ladder's child takes the current device, which is the first one that is visible.
+kernels() {
+    "$python" -m pytest -m "not long" tests/gpu_ops/triton "$@"
+}
+
+work() {
+    case $1 in
+        kernels)
+            CUDA_VISIBLE_DEVICES=${device##*:} kernels tests/runtime/cache tests/runtime/transfer \
+                tests/runtime/disaggregation tests/runtime/worker/test_device_memory.py ;;
+        second) CUDA_VISIBLE_DEVICES=${second##*:} kernels ;;
+        pair)
+            serve --prefill "$device" --decode "$device" --share-devices --kv-cache-memory 1GiB --allow-chaos
+            "$python" app.py chaos --port "${url##*:}" --minutes 1 --faults kill --seed 7
+            beside_a_cpu "$url" --long ;;
+        alike)
+            serve --prefill "$device" --decode "$device" --share-devices --deterministic --kv-cache-memory 1GiB
+            beside_a_cpu "$url" --alike ;;
+        replay)
+            serve --role mixed --mixed "$device" --share-devices --deterministic --max-model-len 512 \
+                --kv-cache-memory 32MiB
+            beside_a_cpu "$url" --alike ;;
+        ranks)
+            serve --role mixed --mixed "$([ "$device" = cpu ] && echo cpu:0+cpu:1 || echo "$device+$second")" \
+                --share-devices --kv-cache-memory 1GiB
+            beside_a_cpu "$url" ;;
+        figures)
+            if [ "$device" = cpu ]; then
+                "$python" scripts/gpu_bench.py --device cpu --shape tiny
+            else
+                "$python" scripts/gpu_bench.py --device "$device" --record
+            fi ;;
+        sanitizer)
+            CUDA_VISIBLE_DEVICES=${device##*:} compute-sanitizer --target-processes all --error-exitcode 9 \
+                "$python" -m pytest -m "not long" tests/gpu_ops/triton -k device ;;
+    esac
+}
+
+if [ -n "$alone" ]; then
+    work "${chosen[0]}"
+    exit
 fi
-echo "Proved on $device."
+
+prepared=
+prepare() {
+    [ -z "$prepared" ] || return 0
+    prepared=yes
+    make_venv "$venv" test
+    [ "$device" = cpu ] || "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        fail "torch in $venv finds no GPU: install a build of torch for your GPU there (pip install --force-reinstall torch)."
+}
+
+[ "$device" = cpu ] || prepare
+said=()
+failed=0
+for step in "${chosen[@]}"; do
+    reason=$(lacks "$step")
+    if [ -n "$reason" ]; then
+        said+=("$step: left out, $reason")
+        continue
+    fi
+    prepare
+    echo "== $step"
+    begun=$SECONDS
+    if timeout --kill-after 30 "$limit" bash "$0" --alone --venv "$venv" --device "$device" --second "$second" \
+        --model "$model" "$step"; then
+        said+=("$step: proved in $((SECONDS - begun)) s")
+    else
+        said+=("$step: FAILED after $((SECONDS - begun)) s")
+        failed=1
+    fi
+done
+printf '%s\n' "" "On $device:" "${said[@]}"
+exit "$failed"

@@ -2,6 +2,7 @@
 """The scripts that prove a checkout on a GPU, as far as they run without one."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from forked_program import run_program
 
 BENCH = str(Path(__file__).resolve().parents[2] / "scripts" / "gpu_bench.py")
+PROOF = str(Path(BENCH).with_name("gpu_proof.sh"))
 
 
 def test_the_bench_runs_without_a_gpu_and_reads_another_process() -> None:
@@ -56,3 +58,21 @@ def test_only_a_near_tie_explains_another_token(ours: dict[str, Any], theirs: di
 def test_without_a_gpu_the_proof_says_so() -> None:
     done = run_program([BENCH, "--device", "cuda:9"], {"CUDA_VISIBLE_DEVICES": ""}, computing=True)
     assert done.returncode == 1 and "torch finds no GPU here" in done.stderr and "Traceback" not in done.stderr
+
+
+def proof(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(["bash", PROOF, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_proof_names_the_steps_that_a_machine_cannot_do() -> None:
+    """Cores have no kernels of Triton and nothing for the sanitizer; all that is left out does not fail."""
+    steps = ["kernels", "second", "sanitizer"]
+    done = proof("--device", "cpu", *steps)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines() if "left out" in line] == steps
+
+
+@pytest.mark.parametrize("word", ["nothing", "--nothing"])
+def test_the_proof_refuses_what_it_does_not_know(word: str) -> None:
+    done = proof(word)
+    assert done.returncode == 1 and word in done.stderr
