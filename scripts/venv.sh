@@ -17,6 +17,8 @@ make_venv() {
             fail "Python cannot make virtual environments here: install that part (Debian: apt install python3-venv)."
         echo "Making the virtual environment $venv"
         "$python" -m venv "$venv" || fail "The virtual environment $venv could not be made: see the message above."
+        # The pip that comes with an older Python takes twice as long to choose among the files of an index.
+        "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-compile --upgrade pip || true
     fi
     # The stamp records the files that decided the installation, so that an unchanged checkout installs nothing again.
     local stamp="$venv/.pontil${extra:+-$extra}" wanted

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from file_scheduling import LONGEST, WITH_PROCESSES, WaitingFiles
+from served import ROOT
+
 CHECKS = Path(__file__).resolve().parents[1] / "support" / "checks"
 CONFTEST = """
 import os
@@ -51,6 +54,19 @@ def test_each_outcome_is_told_with_its_output(tmp_path: Path) -> None:
     assert "1 failed, 1 passed, 1 skipped, 1 warning" in said
     assert said.count("not today") == said.count("assert 1 == 2\n") - 1 == 1
     assert "careful" in said and "seen" in said.partition("Captured stdout call")[2]
+
+
+def test_what_takes_longest_is_begun_first() -> None:
+    """Of the files that its kind of process takes, and then of those that are left."""
+    files = [name for name in LONGEST if "/" in name]
+    assert all((ROOT / name).is_file() for name in files)
+    tests = [f"{name}::test_a" for name in ("tests/runtime/test_a.py", "tests/system/test_b.py", *reversed(files))]
+    waiting = WaitingFiles(tests, {"tests/system/test_b.py": "pair"})
+    taken = [[tests[place] for place in waiting.take(with_processes)] for with_processes in (True, True, False)]
+    assert taken == [[tests[1]], ["tests/system/test_page.py::test_a"], [f"{files[0]}::test_a"]]
+    others = [one for one in files[1:] if not one.startswith(WITH_PROCESSES)]
+    rest = [tests[place] for _ in range(len(others) + 1) for place in waiting.take(True)]
+    assert rest == [*(f"{name}::test_a" for name in others), tests[0]] and not waiting.take(True)
 
 
 def test_a_process_that_ends_fails_its_test_alone(tmp_path: Path) -> None:
