@@ -120,7 +120,7 @@ class DraftHead(DraftModel):
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         follower = super().start(sequence, window)
         if follower is not None and sequence.drafting.target_states is not None:
-            self.feeds[follower.twin] = StateFeed(sequence.drafting.target_states, follower.twin.skipped - 1)
+            self.feeds[follower.twin] = StateFeed(sequence.drafting.target_states, follower.twin.drafting.skipped - 1)
         return follower
 
     def forget(self, sequence: Sequence) -> None:

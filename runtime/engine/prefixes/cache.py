@@ -46,9 +46,7 @@ class PrefixCache:
         self.queried = self.hit = 0
 
     def keys_of(self, sequence: Sequence) -> PromptKeys:
-        if sequence.keys is None:
-            sequence.keys = PromptKeys(sequence.prompt, sequence.salt, self.block_size)
-        return sequence.keys
+        return sequence.prefix.keys_of(sequence.prompt, self.block_size)
 
     def prepare(self, sequence: Sequence) -> bool:
         """Return whether it can be known at once what is cached of a sequence that begins to wait; else `released` has
@@ -90,16 +88,17 @@ class PrefixCache:
 
     def missing(self, sequence: Sequence, hit: PrefixHit) -> Key | None:
         """Return the key of the first block that was not found of a prompt, if any."""
-        keys = [] if sequence.keys is None else sequence.keys.made
+        keys = [] if sequence.prefix.keys is None else sequence.prefix.keys.made
         place = len(hit.blocks) + (hit.source is not None)
         return keys[place] if place < len(keys) else None
 
     def expected(self, sequence: Sequence) -> int:
         """Return how many positions of a waiting sequence are in whole blocks that the index knows now, as far as keys
         are made. Confirms and promises nothing."""
-        if not self.may_use(sequence) or sequence.keys is None:
+        keys = sequence.prefix.keys
+        if not self.may_use(sequence) or keys is None:
             return 0
-        return self.block_size * min(self.claims.first_missing(sequence.keys.made), sequence.keys.full)
+        return self.block_size * min(self.claims.first_missing(keys.made), keys.full)
 
     def claim(self, sequence: Sequence) -> None:
         """Claim the missing blocks of the prompt. For each block the oldest sequence that computes it keeps the
@@ -127,7 +126,7 @@ class PrefixCache:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
         size, keys = self.block_size, self.keys_of(sequence)
         tokens, full = sequence.prompt + sequence.output, keys.full
-        key = keys.all[full - 1] if full else root_key(sequence.salt)
+        key = keys.all[full - 1] if full else root_key(sequence.prefix.salt)
         for index in range(full, sequence.computed // size):
             key = chain(key, tokens[index * size : (index + 1) * size])
             self.add(key, sequence.blocks[index])

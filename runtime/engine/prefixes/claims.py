@@ -54,8 +54,8 @@ class PrefixClaims:
             self.waiters[key].remove(sequence)
             if not self.waiters[key]:
                 del self.waiters[key]
-        if sequence in self.counts and sequence.keys is not None:
-            for key in sequence.keys.all:
+        if sequence in self.counts and sequence.prefix.keys is not None:
+            for key in sequence.prefix.keys.all:
                 if self.owners.get(key) is sequence:
                     self.end(key)
 
@@ -88,9 +88,9 @@ class PrefixClaims:
         made = keys.all
         first = self.first_missing(made)
         owner = self.owners.get(made[first]) if first < len(made) else None
-        if owner is None or owner.keys is None or not owner.order < sequence.order:
+        if owner is None or owner.prefix.keys is None or not owner.order < sequence.order:
             return None
-        for place in range(keys.common(owner.keys) - 1, first, -1):
+        for place in range(keys.common(owner.prefix.keys) - 1, first, -1):
             other = self.owners.get(made[place])
             if other is not None and other.order < sequence.order:
                 return made[place]

@@ -54,9 +54,9 @@ class KeyQueue:
         ended = list[Sequence]()
         while len(self) and (budget > 0 or not (in_step or ended)):
             sequence = self.next()
-            assert sequence.keys is not None
-            budget -= sequence.keys.make(PORTION if in_step else sequence.keys.left)
-            if sequence.keys.left:
+            assert sequence.prefix.keys is not None
+            budget -= sequence.prefix.keys.make(PORTION if in_step else sequence.prefix.keys.left)
+            if sequence.prefix.keys.left:
                 self.begun.append(sequence)
             else:
                 ended.append(sequence)

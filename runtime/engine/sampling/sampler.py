@@ -105,7 +105,7 @@ class Draw:
 
     @property
     def position(self) -> int:
-        return self.sequence.skipped + self.sequence.length + self.ahead
+        return self.sequence.drafting.skipped + self.sequence.length + self.ahead
 
     @property
     def number(self) -> float:

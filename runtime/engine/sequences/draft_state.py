@@ -73,11 +73,13 @@ class PromptLookup:
 @dataclass(slots=True)
 class DraftState:
     """The draft that came with a handoff, `handed`, which is used once; an index of what stood before, built when first
-    needed; and the target's states of the newest positions, where a draft layer reads them."""
+    needed; and the target's states of the newest positions, where a draft layer reads them. Before the prompt
+    stand `skipped` tokens that are not computed in this engine; only a draft model leaves out any."""
 
     handed: tuple[int, ...] = ()
     lookup: PromptLookup | None = None
     target_states: TargetStates | None = None
+    skipped: int = 0
 
     def guess(self, prompt: list[int], output: list[int], count: int, is_new: bool) -> tuple[int, ...]:
         """Return tokens that a handoff brought, if none was generated here yet (`is_new`), or that followed an earlier

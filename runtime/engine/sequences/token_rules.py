@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules by which one sequence's tokens are drawn and end it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pontil.runtime.engine.sequences.guide import Guide
@@ -15,23 +15,6 @@ class StopCheck(Protocol):
 
     def feed(self, token_id: int) -> str | None:
         """Return the stop string that this token completed, if any."""
-
-
-@dataclass(slots=True)
-class DrawRules:
-    """State made of a sequence's parameters and tokens when first needed: the guide that enforces its grammar, if
-    it has one, what its parameters take from the guide's masks, and its edits of logits."""
-
-    make_guide: Callable[[], Guide] | None = None
-    own_guide: Guide | None = None
-    narrowing: Narrowing | None = None
-    state: SamplingState | None = None
-
-    @property
-    def guide(self) -> Guide | None:
-        if self.own_guide is None and self.make_guide is not None:
-            self.own_guide = self.make_guide()
-        return self.own_guide
 
 
 class SequenceStops:
@@ -49,6 +32,34 @@ class SequenceStops:
             self.match = self.check.feed(token_id)
         return self.match is not None
 
+    def pass_by(self, tokens: Iterable[int]) -> None:
+        """Take tokens that were checked elsewhere."""
+        if self.check is not None:
+            for token in tokens:
+                self.check.feed(token)
+
     def fork(self) -> "SequenceStops":
         """Return those of another choice, whose tokens are its own."""
         return SequenceStops(self.make_check)
+
+
+@dataclass(slots=True)
+class DrawRules:
+    """State made of a sequence's parameters and tokens when first needed: the guide that enforces its grammar, if
+    it has one, what its parameters take from the guide's masks, and its edits of logits; and its stop strings."""
+
+    make_guide: Callable[[], Guide] | None = None
+    own_guide: Guide | None = None
+    narrowing: Narrowing | None = None
+    state: SamplingState | None = None
+    stops: SequenceStops = field(default_factory=SequenceStops)
+
+    @property
+    def guide(self) -> Guide | None:
+        if self.own_guide is None and self.make_guide is not None:
+            self.own_guide = self.make_guide()
+        return self.own_guide
+
+    def fork(self) -> "DrawRules":
+        """Return those of another choice, whose tokens, guide and stop strings are its own."""
+        return DrawRules(self.make_guide, stops=self.stops.fork())

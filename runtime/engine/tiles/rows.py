@@ -73,7 +73,7 @@ def unrecorded(span: Span) -> range:
     Each is recorded once, however often it is computed, in order from the first, which has none. A sequence whose first
     positions were not computed here records nothing.
     """
-    recorded = span.sequence.prompt_logprobs
+    recorded = span.sequence.record.prompt_logprobs
     if span.sequence.params.prompt_logprobs is None:
         return range(0)
     if span.start == 0 and not recorded:

@@ -128,7 +128,7 @@ def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     one.scheduler.drafts.most = 3
     one.engine.step()
     again = head_in(one).followers[made].twin
-    assert again is not first and first.skipped == 1 < again.skipped
+    assert again is not first and first.drafting.skipped == 1 < again.drafting.skipped
     while one.engine.has_work:
         one.engine.step()
     assert made.output == plain.ids
@@ -145,7 +145,7 @@ def test_a_layer_may_begin_with_the_newest_states_only(pair: Drafting) -> None:
         one.engine.step()
     head.narrow(made, 6)
     twin = head.followers[made].twin
-    assert head.missing(made) == 6 and head.feeds[twin].base == twin.skipped - 1 == made.length - 7
+    assert head.missing(made) == 6 and head.feeds[twin].base == twin.drafting.skipped - 1 == made.length - 7
     assert head.read(made, 5) == 5
     one.scheduler.drafts.most = 3
     while one.engine.has_work:
