@@ -22,8 +22,8 @@ from pontil.runtime.engine.drafts.policy import WINDOW
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.draft_state import TargetStates
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.draft_layer import DraftLayer

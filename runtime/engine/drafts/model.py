@@ -21,11 +21,10 @@ from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.runner.memory_errors import left_out_of
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.batch import Batch, Span
-from pontil.runtime.engine.sequences.branch import Branch
 from pontil.runtime.engine.sequences.draft_state import DraftState
-from pontil.runtime.engine.sequences.guide import Guide
 from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.token_rules import Guide
 
 
 @dataclass(slots=True)

@@ -4,23 +4,64 @@
 from __future__ import annotations
 
 from collections import abc
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pontil.runtime.engine.sequences.branch import Branch
 from pontil.runtime.engine.sequences.compute_history import ComputeHistory
-from pontil.runtime.engine.sequences.draft_state import DraftState
-from pontil.runtime.engine.sequences.guide import Guide
+from pontil.runtime.engine.sequences.draft_state import DraftState, TargetStates
 from pontil.runtime.engine.sequences.output_record import DrawnAhead, Known, OutputRecord
 from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
-from pontil.runtime.engine.sequences.sampling_state import penalized
-from pontil.runtime.engine.sequences.standing import Standing
 from pontil.runtime.engine.sequences.streamed import NO_STREAMS, StageStreams
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
-from pontil.runtime.engine.sequences.token_rules import DrawRules
+from pontil.runtime.engine.sequences.token_rules import DrawRules, Guide, penalized
+from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Standing:
+    """A sequence's claim to seats and blocks beside others: the lowest `priority` comes first, then callers by what
+    they hold for their `share`, then the earliest `arrival`, which is numbered from 1."""
+
+    priority: int = 0
+    share: FairShare = EVERYBODY
+    arrival: int = 0
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.arrival > 0
+
+
+@dataclass(slots=True)
+class Branch:
+    """The choices whose tokens are those of one sequence.
+
+    A request with n > 1 choices is one sequence until its first tokens are sampled, all from the same logits; then it
+    is `forked` into one for each `choice`. If only some choices continue, they are `wanted`; `given` has the first
+    tokens, by choice, that must not be sampled because the client has them.
+    """
+
+    choice: int = 0
+    wanted: tuple[int, ...] = ()
+    given: Mapping[int, int] = field(default_factory=dict)
+    forked: bool = False
+
+    @classmethod
+    def of(cls, wanted: tuple[int, ...]) -> Branch:
+        """Return the stem of these choices, of all without any."""
+        return cls(wanted[0] if wanted else 0, wanted)
+
+    @property
+    def leads(self) -> bool:
+        """Return whether it is the first of the choices that continue, which reports what they share."""
+        return self.choice == (self.wanted or (0,))[0]
+
+    def fork(self, choice: int) -> Branch:
+        """Return that of another choice; from now on this one stands for its own alone, too."""
+        self.forked = True
+        return Branch(choice, self.wanted, forked=True)
 
 
 class SequenceState(Enum):

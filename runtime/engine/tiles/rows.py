@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.sequences.batch import Span, Tile
+from pontil.runtime.engine.sequences.draft_state import KEPT_STATES
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.target_states import KEPT_STATES
 from pontil.runtime.engine.tiles.plan import TilePlan
 
 

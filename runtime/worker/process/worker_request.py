@@ -6,11 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequences.branch import Branch
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
-from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence
-from pontil.runtime.engine.sequences.standing import Standing
+from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Purpose, Sequence, Standing
 from pontil.runtime.engine.sequences.token_rules import DrawRules, SequenceStops
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare

@@ -13,7 +13,7 @@ from rule_guide import END, Allowed, Rule, every_third
 from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sampling.bitmask import CONTRADICTION
+from pontil.runtime.engine.sampling.logit_entries import CONTRADICTION
 from pontil.runtime.engine.sampling.sampler import sample_rows
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence

@@ -10,9 +10,7 @@ from seat_world import SeatWorld, formula
 from submitting import submit
 from virtual_site import BEAT, Clock, VirtualProxy
 
-from pontil.runtime.engine.sequences.branch import Branch
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
-from pontil.runtime.engine.sequences.standing import Standing
+from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Sequence, Standing
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream

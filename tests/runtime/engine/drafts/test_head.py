@@ -19,8 +19,8 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import WINDOW
+from pontil.runtime.engine.sequences.draft_state import TargetStates
 from pontil.runtime.engine.sequences.sequence import FinishReason
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_layer

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pontil.runtime.engine.sampling.logit_entries import edit
 from pontil.runtime.engine.sampling.sampler import sample_rows
-from pontil.runtime.engine.sequences.sampling_state import TokenCounts, penalized
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.token_rules import TokenCounts, penalized
 from pontil.runtime.sampling_params import SamplingParams
 
 # Kinds of requests, to be mixed in a batch.
