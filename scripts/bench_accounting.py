@@ -22,6 +22,7 @@ from pontil.runtime.accounting.ledger import REPEATED, Ledger  # noqa: E402
 from pontil.runtime.accounting.usage_file import UsageFile  # noqa: E402
 from pontil.runtime.accounting.usage_log import UsageLog  # noqa: E402
 from pontil.runtime.accounting.usage_tables import CLOSED, RequestRow, ShareRow  # noqa: E402
+from pontil.runtime.engine.sequences.output_record import OutputRecord  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
@@ -79,7 +80,8 @@ def per_step(steps: int) -> float:
     """Return the seconds that a worker spends on counting in a step of ROWS sequences, one of which ends."""
     params = SamplingParams(max_tokens=100, seed=1)
     batch = [
-        Sequence(str(row), [1] * 9, params, frozenset(), output=list(range(50)), received=1) for row in range(ROWS)
+        Sequence(str(row), [1] * 9, params, frozenset(), output=list(range(50)), record=OutputRecord(received=1))
+        for row in range(ROWS)
     ]
     generated = stated = 0
     begun = time.perf_counter()
@@ -87,7 +89,7 @@ def per_step(steps: int) -> float:
         generated += len(batch)
         for sequence in batch:
             if sequence is batch[0]:
-                stated += sequence.generated
+                stated += sequence.record.generated
     return (time.perf_counter() - begun) / steps
 
 

@@ -141,7 +141,7 @@ def run(
     """Continue a text; return the tokens. The time begins with the first of them. Prefixes are not shared."""
     params = SamplingParams(**({"max_tokens": budget, "seed": 1, "temperature": 0.0} | how))
     one = Sequence("bench", machine.tokenizer.encode(text, True), params, frozenset(machine.config.eos_token_ids))
-    one.salt = str(time.monotonic_ns())
+    one.prefix.salt = str(time.monotonic_ns())
     machine.engine.add(one)
     machine.engine.step()
     start = now()

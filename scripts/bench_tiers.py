@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import app  # noqa: E402, F401
 from pontil.runtime.config.worker_config import WorkerConfig  # noqa: E402
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.config import read_config  # noqa: E402
@@ -76,7 +77,7 @@ def block_bytes_of(arguments: argparse.Namespace, path: Path) -> int:
 def ask(machine: WorkerResources, woken: threading.Event, salt: str, length: int) -> dict[str, float]:
     """Compute a prompt up to its first token; return CPU time and elapsed time, and the cached tokens."""
     tokens = [5 + place % 200 for place in range(length)]
-    sequence = Sequence("asked", tokens, PARAMS, frozenset(), salt=salt)
+    sequence = Sequence("asked", tokens, PARAMS, frozenset(), prefix=SaltedPrefix(salt))
     begun, used = time.perf_counter(), time.process_time()
     machine.engine.add(sequence)
     while machine.engine.has_work:

@@ -22,13 +22,13 @@ from pontil.http.openai.responses import schema as shown
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.request import RESPONSES
 from pontil.http.openai.responses.route import ResponsesRoutes
+from pontil.http.routes import request_times as traced
 from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.page import RoutedRoom
 from pontil.http.routes.request_times import RequestTimes
 from pontil.http.routes.status import METRICS_TYPE, StatusRoutes
 from pontil.http.stream import reply_schema as reply
-from pontil.http.stream import timeline_schema as traced
 from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.http.vllm.chat_batch import ChatBatchRoutes
 from pontil.http.vllm.chat_batch_request import CHAT_BATCH

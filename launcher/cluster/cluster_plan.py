@@ -4,14 +4,14 @@ Nothing here has side effects."""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pontil.launcher.cluster.spelling import words_for
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.device_list import JOIN, DeviceItem
 from pontil.launcher.host.devices import even_runs
-from pontil.launcher.options.options import OPTIONS, LaunchOptions
+from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name
 from pontil.launcher.options.worker_roles import LISTED_ROLES
 from pontil.launcher.plan.addresses import controls_of
 from pontil.launcher.plan.checks import check_deadlines, check_lists, check_own_endpoint, check_proxies
@@ -29,6 +29,30 @@ PROXYS = {
     "otlp_traces_endpoint", "otlp_headers", "otlp_traces_sample_rate",
 }  # fmt: skip
 EVERY = {each.name for each in OPTIONS}
+
+
+def words_for(options: LaunchOptions, names: Collection[str]) -> list[str]:
+    """Return the flags, among fields of these names, that give a launch the same values. Defaults need none."""
+    return [
+        word
+        for each in OPTIONS
+        if each.name in names and (value := getattr(options, each.name)) != each.default
+        for word in spelled(flag_name(each), value)
+    ]
+
+
+def spelled(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}={text_of(value)}"]
+
+
+def text_of(value: Any) -> str:
+    """Return the text from which an option's reader makes this value."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    # Readers take no exponents.
+    return f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

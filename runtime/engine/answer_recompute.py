@@ -15,7 +15,8 @@ from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.sequences.compute_history import ComputeHistory
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence, SequenceState
 from pontil.runtime.sampling_params import SamplingParams
 
 MOST_KEPT = 64
@@ -55,7 +56,15 @@ class AnswerRecompute:
             tokens = (finished.prompt + finished.output)[: full * size]
             history = ComputeHistory(admissions=1, reached=len(tokens))
             self.waiting.append(
-                Sequence("", tokens, NOTHING_DRAWN, frozenset(), salt=finished.salt, draws=False, history=history)
+                Sequence(
+                    "",
+                    tokens,
+                    NOTHING_DRAWN,
+                    frozenset(),
+                    Purpose.KV,
+                    SaltedPrefix(finished.prefix.salt),
+                    history=history,
+                )
             )
 
     def next_batch(self) -> Batch | None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, left_out_of
 from pontil.runtime.engine.runner.runner import Launched, Runner
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sampling.unknown_tokens import drawn, forget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.remote_prefill import NoHandshake, RemotePrefill
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.foundation.value import value
 
@@ -148,7 +148,7 @@ class Engine:
     def end(self, request: str, finish: FinishReason) -> None:
         """End all unfinished sequences of a request, in any state. An unknown request is no error."""
         for sequence in self.sequences.pop(request, ()):
-            forget(sequence)
+            sequence.forget_drawn()
             self.scheduler.finish(sequence, finish)
 
     def step(self) -> list[Output]:
@@ -185,7 +185,7 @@ class Engine:
         if launched.places:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
         for sequence, place in launched.places.items():
-            drawn(sequence, place)
+            sequence.drawn(place)
         return StepInFlight(batch, launched, began, self.scheduler.drafts.asked)
 
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
@@ -229,7 +229,7 @@ class Engine:
         """Return the sequence that a sampled token belongs to. All forks are made before any token is accepted: a
         choice that ends at once must not release the blocks of the others."""
         stem = sampled.sequence
-        if sampled.choice == stem.choice:
+        if sampled.choice == stem.branch.choice:
             return stem
         fork = self.scheduler.fork(stem, sampled.choice)
         self.sequences[stem.id].append(fork)
@@ -238,12 +238,13 @@ class Engine:
     def accept(self, sequence: Sequence, sampled: Sampled) -> Output:
         """Turn sampled tokens into a result; the only place that does (rules B)."""
         assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
-        first = sequence.received and sequence.generated == 0
+        record = sequence.record
+        first = record.is_handed
         # Without memory the prompt was not computed to its end: nothing is stated of it.
         is_computed = sampled.failure != MEMORY_RAN_OUT
-        opens = is_computed and sequence.history.scheduled_at is not None and sequence.leads and sequence.generated == 0
+        opens = is_computed and sequence.history.scheduled_at is not None and sequence.branch.leads and record.is_new
         self.prompt_computed += sequence.history.prompt_computed if opens else 0
-        sequence.unknown = max(0, sequence.unknown - 1)
+        sequence.ahead.arrive()
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
         if sequence.streams.inputs is not None:
@@ -253,12 +254,12 @@ class Engine:
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
         accepted = max(0, min(count, len(sampled.tokens) - 1))
-        sequence.generated += count
+        record.generated += count
         self.generated += count
         self.drafts.add(sampled.drafted, accepted)
         self.scheduler.drafts.drafter.verified(sequence, sampled.drafted, accepted)
         if sampled.count == 0 and sampled.failure is None:
-            sequence.delivered = len(sequence.output)
+            record.delivered = len(sequence.output)
         if sampled.failure is not None:
             finish = FinishReason.ERROR
         elif finish is None and sequence.hands_over:
@@ -266,15 +267,15 @@ class Engine:
         if finish is not None:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
-        index = sequence.delivered if first or sequence.delivered == len(sequence.output) else before
-        ids, logprobs = sequence.output[index:], sequence.logprobs[index - sequence.delivered :]
+        index = record.delivered if first or record.delivered == len(sequence.output) else before
+        ids, logprobs = sequence.output[index:], record.logprobs_from(index)
         frames = [] if sequence.streams.inputs is None else sequence.streams.inputs.frames[index:]
         return Output(
             sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
         )
 
     def close(self, sequence: Sequence, finish: FinishReason) -> None:
-        forget(sequence)
+        sequence.forget_drawn()
         self.scheduler.finish(sequence, finish)
         others = self.sequences[sequence.id]
         others.remove(sequence)
@@ -291,7 +292,7 @@ def as_given(sampled: Sampled) -> Sampled:
     sampled in its place. Of a request without a budget only the prompt is computed."""
     if sampled.sequence.params.max_tokens == 0:
         return replace(sampled, tokens=[], count=0, logprobs=[], failure=None)
-    token = sampled.sequence.given.get(sampled.choice)
+    token = sampled.sequence.branch.given.get(sampled.choice)
     if token is None or sampled.sequence.output:
         return sampled
     return replace(sampled, tokens=[token], count=0, logprobs=[], failure=None)

@@ -40,7 +40,7 @@ class PromptTurns:
         one."""
         levels: dict[int, list[Sequence]] = {}
         for sequence in prompts:
-            levels.setdefault(sequence.priority, []).append(sequence)
+            levels.setdefault(sequence.standing.priority, []).append(sequence)
         self.levels = {priority: self.levels.get(priority) or TurnLevel() for priority in levels}
         counts: dict[Sequence, int] = {}
         for priority, some in levels.items():
@@ -117,17 +117,17 @@ class TurnLevel:
         self.taken = {one: self.taken[one] for one in prompts if one in self.taken}
         before, self.callers = self.callers, {}
         for sequence in prompts:
-            name = sequence.share.caller
+            name = sequence.standing.share.caller
             caller = self.callers.get(name)
             if caller is None:
                 known = before.get(name)
                 start, new_is_next = (self.time, True) if known is None else (known.start, known.new_is_next)
                 caller = self.callers[name] = CallerPrompts(start, len(self.callers), new_is_next=new_is_next)
-            caller.weight = max(caller.weight, sequence.share.weight)
+            caller.weight = max(caller.weight, sequence.standing.share.weight)
             if sequence not in self.taken:
                 caller.new.append(sequence)
         for sequence in sorted(self.taken, key=self.taken.__getitem__):
-            self.callers[sequence.share.caller].begun.append(sequence)
+            self.callers[sequence.standing.share.caller].begun.append(sequence)
 
 
 def turn(start: int, remaining: int, budget: int, is_first: bool) -> int:

@@ -70,9 +70,9 @@ class SequenceQueues:
 
     def arrive(self, sequence: Sequence) -> None:
         """Give a sequence its place in the order, which it keeps."""
-        if sequence.arrival == 0:
+        if not sequence.standing.has_arrived:
             self.arrivals += 1
-            sequence.arrival = self.arrivals
+            sequence.standing.arrival = self.arrivals
 
     def wait(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=by_turn)
@@ -93,15 +93,15 @@ class SequenceQueues:
 
     def run(self, sequence: Sequence) -> None:
         insort(self.running, sequence, key=by_order)
-        self.seats.add(sequence.share)
+        self.seats.add(sequence.standing.share)
 
     def park(self, sequence: Sequence) -> None:
         self.parked.append(sequence)
-        self.seats.add(sequence.share)
+        self.seats.add(sequence.standing.share)
 
     def line_up(self, sequence: Sequence) -> None:
         """Have a sequence get a seat when it is its turn."""
-        insort(self.lines.setdefault(sequence.share.caller, []), sequence, key=by_turn)
+        insort(self.lines.setdefault(sequence.standing.share.caller, []), sequence, key=by_turn)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence from the queue of its state, and its seat or its place in the line."""
@@ -113,16 +113,16 @@ class SequenceQueues:
         }
         places[sequence.state].remove(sequence)
         if sequence.state in SEATED:
-            self.seats.add(sequence.share, -1)
+            self.seats.add(sequence.standing.share, -1)
         else:
             self.leave_line(sequence)
 
     def leave_line(self, sequence: Sequence) -> None:
-        line = self.lines.get(sequence.share.caller, [])
+        line = self.lines.get(sequence.standing.share.caller, [])
         if sequence in line:
             line.remove(sequence)
             if not line:
-                del self.lines[sequence.share.caller]
+                del self.lines[sequence.standing.share.caller]
 
     def next_in_turn(self) -> Iterator[Sequence]:
         """Yield sequences without a seat in the order in which they get one: by priority, then those of the caller that
@@ -144,7 +144,7 @@ class SequenceQueues:
 
     def turn_of(self, sequence: Sequence) -> tuple[int, float, bool, int, int]:
         priority, is_new, arrival, choice = sequence.turn
-        return priority, self.seats.level(sequence.share, 1), is_new, arrival, choice
+        return priority, self.seats.level(sequence.standing.share, 1), is_new, arrival, choice
 
     def running_in_turn(self) -> list[Sequence]:
         """Return the running sequences in the order in which they get blocks: by priority, then the first of each
@@ -154,8 +154,10 @@ class SequenceQueues:
         places: dict[str, int] = {}
         turns: list[tuple[int, float, int, int, Sequence]] = []
         for one in self.running:
-            place = places[one.share.caller] = places.get(one.share.caller, 0) + 1
-            turns.append((one.priority, place / one.share.weight, one.arrival, one.choice, one))
+            place = places[one.standing.share.caller] = places.get(one.standing.share.caller, 0) + 1
+            turns.append(
+                (one.standing.priority, place / one.standing.share.weight, one.standing.arrival, one.branch.choice, one)
+            )
         return [one for *_, one in sorted(turns, key=by_place)]
 
     def newest_above(self, sequence: Sequence) -> Sequence | None:
@@ -163,16 +165,16 @@ class SequenceQueues:
         the most seats for its weight, if its own part is left to that. What is more urgent does not give way, nor what
         is promised to a peer or drives another stage."""
         found: Sequence | None = None
-        if sequence.is_streamed or not self.seats.has_claim(sequence.share):
+        if sequence.is_streamed or not self.seats.has_claim(sequence.standing.share):
             return None
         for one in reversed(self.running):
-            if one.priority < sequence.priority:
+            if one.standing.priority < sequence.standing.priority:
                 break
-            above = self.seats.yields(one.share.caller, sequence.share)
+            above = self.seats.yields(one.standing.share.caller, sequence.standing.share)
             if (
                 may_yield(one)
                 and above
-                and (found is None or self.seats.level(one.share) > self.seats.level(found.share))
+                and (found is None or self.seats.level(one.standing.share) > self.seats.level(found.standing.share))
             ):
                 found = one
         return found

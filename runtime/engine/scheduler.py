@@ -13,10 +13,10 @@ from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
 from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.prompt_turns import PromptTurns, StepBudget
 from pontil.runtime.engine.queues import SequenceQueues
-from pontil.runtime.engine.sampling.unknown_tokens import is_ready
 from pontil.runtime.engine.sequences.batch import Batch, Span
+from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.engine.tier_loads import TierLoads
 
 
@@ -108,13 +108,13 @@ class Scheduler:
         promised or handed over."""
         in_turn = self.queues.running_in_turn()
         for sequence in in_turn:
-            ready = sequence.state is SequenceState.RUNNING and decodes(sequence) and is_ready(sequence)
+            ready = sequence.state is SequenceState.RUNNING and decodes(sequence) and sequence.is_ready
             if ready and self.make_room(sequence, in_turn):
                 yield Span(sequence, sequence.computed, 1)
 
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
-        open_prompts = [one for one in self.running if not decodes(one) and is_ready(one)]
+        open_prompts = [one for one in self.running if not decodes(one) and one.is_ready]
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
@@ -132,7 +132,7 @@ class Scheduler:
                 break
         else:
             return True
-        assert sequence.received and not sequence.hands_over, "what is known of a running sequence is reserved"
+        assert sequence.record.received and not sequence.hands_over, "what is known of a running sequence is reserved"
         self.preempt(sequence)
         return False
 
@@ -266,9 +266,9 @@ class Scheduler:
 
     def receive(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
         """Return one sequence for each choice whose first tokens were sampled elsewhere."""
-        sequence.choice = known[0].choice
+        sequence.branch.choice = known[0].choice
         made = [sequence, *(self.fork(sequence, one.choice) for one in known[1:])]
-        sequence.forked = True
+        sequence.branch.forked = True
         for one, tokens in zip(made, known, strict=True):
             one.receive(tokens)
         return made

@@ -8,8 +8,8 @@ from typing import Any
 
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, RequestError, Unavailable
+from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight
-from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.all_series import BROKEN, FAILED, MOVED, Metrics

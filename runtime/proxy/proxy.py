@@ -15,8 +15,8 @@ from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
+from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight
-from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.admission.slow_readers import SlowReaders
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
@@ -27,7 +27,6 @@ from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
-from pontil.runtime.proxy.readiness import Readiness
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.bookkeeper import CHECKPOINT, Bookkeeper
@@ -38,7 +37,7 @@ from pontil.runtime.proxy.requests.stream import Stream, joined
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.routing.policy import Route, every_route
-from pontil.runtime.proxy.self_test import SelfTest, TrialRoute
+from pontil.runtime.proxy.self_test import Readiness, SelfTest, TrialRoute
 from pontil.runtime.proxy.siblings.proxies import Fleet
 from pontil.runtime.proxy.stage_runs import NoRuns, StageRuns, graph_of
 from pontil.runtime.sampling_params import SamplingParams

@@ -137,9 +137,11 @@ class StarvedPrompts:
 
     def divided(self, prompts: list[Sequence], counts: dict[Sequence, int]) -> None:
         """Look at the division of one step."""
-        first = min((one.priority for one in prompts), default=0)
+        first = min((one.standing.priority for one in prompts), default=0)
         waiting = [
-            one for one in prompts if one.priority == first and one not in counts and one.remaining <= QUERY_TILE
+            one
+            for one in prompts
+            if one.standing.priority == first and one not in counts and one.remaining <= QUERY_TILE
         ]
         self.steps = {one: self.steps.get(one, 0) + 1 for one in waiting}
         self.beside = {one: max(self.beside.get(one, 0), len(prompts) - 1) for one in waiting}

@@ -36,4 +36,4 @@ def record_prompt(span: Span, vocab: int) -> None:
     one, count = span.sequence, span.sequence.params.prompt_logprobs
     for position in unrecorded(span):
         token, row = torch.tensor([one.prompt[position]]), torch.zeros(1, dtype=torch.int64)
-        one.prompt_logprobs += logprobs_of(logits_after(position, vocab), row, token, [count or 0])
+        one.record.prompt_logprobs += logprobs_of(logits_after(position, vocab), row, token, [count or 0])

@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tier on a local disk, which outlives the process."""
+"""A tier on a local disk, which outlives the process.
+
+Its index file has a header, then one record for each slot of the file of blocks. Both have 64 bytes, so that none lies
+in two sectors. The header names the model, the layout and the sizes. A record has the key, the digest, and a number
+that is higher in later records; then a hash of these, of the slot and of the header. So a record that was written in
+part, for another slot or for another model is none. Zeros are none either.
+"""
 
 import errno
+import hashlib
 import logging
 import os
+import struct
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.runtime.cache.prefix import Key
+from pontil.runtime.cache.prefix import KEY_BYTES, Key
 from pontil.runtime.cache.tier import private_folder
-from pontil.runtime.cache.tier.disk_records import (
-    NOTHING,
-    RECORD_BYTES,
-    DiskRecord,
-    make_header,
-    read_records,
-    write_record,
-)
 from pontil.runtime.cache.tier.slot_entries import SlotEntries
 from pontil.runtime.cache.tier.tier import Block
 
@@ -27,6 +29,48 @@ logger = logging.getLogger("pontil.worker")
 PAGE = 4096
 # The index is read at start and kept in memory, so it is bounded: a second of reading.
 MOST_SLOTS = 1 << 20
+RECORD_BYTES = 64
+HEADER = struct.Struct("<8sIIQQ32s")
+RECORD = struct.Struct(f"<{KEY_BYTES}sQQ")
+HASH_BYTES = RECORD_BYTES - RECORD.size
+SLOT = struct.Struct("<Q")
+MAGIC, VERSION = b"pontilkv", 1
+NOTHING = bytes(RECORD_BYTES)
+# A digest is below this (gpu_ops/kv/digest.py).
+DIGESTS = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRecord:
+    slot: int
+    key: Key
+    digest: int
+    number: int
+
+
+def make_header(identity: str, block_bytes: int, slots: int) -> bytes:
+    """Return the header of an index. `identity` names everything on which the bytes of a block depend."""
+    named = hashlib.sha256(identity.encode()).digest()
+    return HEADER.pack(MAGIC, VERSION, 0, block_bytes, slots, named)
+
+
+def write_record(header: bytes, record: DiskRecord) -> bytes:
+    said = RECORD.pack(record.key, record.digest, record.number)
+    return said + seal(header, record.slot, said)
+
+
+def read_records(header: bytes, data: bytes) -> Iterator[DiskRecord]:
+    """Yield the records in the bytes behind the header; what is none is left out."""
+    for slot in range(len(data) // RECORD_BYTES):
+        record = data[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
+        if record != NOTHING and record[RECORD.size :] == seal(header, slot, record[: RECORD.size]):
+            key, digest, number = RECORD.unpack_from(record)
+            if digest < DIGESTS:
+                yield DiskRecord(slot, key, digest, number)
+
+
+def seal(header: bytes, slot: int, said: bytes) -> bytes:
+    return hashlib.blake2b(SLOT.pack(slot) + said, digest_size=HASH_BYTES, key=header).digest()
 
 
 class DiskTier(SlotEntries):

@@ -105,7 +105,7 @@ class TileStep:
         for placed in self.recorded_places:
             for made in placed.read([], words):
                 sequence, _ = next(recorded)
-                sequence.prompt_logprobs.append(made)
+                sequence.record.prompt_logprobs.append(made)
         if self.drawn is None:
             return []
         draws = self.draws.draws

@@ -22,8 +22,8 @@ from pontil.runtime.engine.drafts.policy import WINDOW
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.batch import Tile
+from pontil.runtime.engine.sequences.draft_state import TargetStates
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.draft_layer import DraftLayer
@@ -120,7 +120,7 @@ class DraftHead(DraftModel):
     def start(self, sequence: Sequence, window: int = WINDOW) -> Followed | None:
         follower = super().start(sequence, window)
         if follower is not None and sequence.drafting.target_states is not None:
-            self.feeds[follower.twin] = StateFeed(sequence.drafting.target_states, follower.twin.skipped - 1)
+            self.feeds[follower.twin] = StateFeed(sequence.drafting.target_states, follower.twin.drafting.skipped - 1)
         return follower
 
     def forget(self, sequence: Sequence) -> None:

@@ -21,8 +21,10 @@ from pontil.runtime.engine.prefixes.kv_cache_manager import KVCacheManager
 from pontil.runtime.engine.runner.memory_errors import left_out_of
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.batch import Batch, Span
-from pontil.runtime.engine.sequences.guide import Guide
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.draft_state import DraftState
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
+from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.token_rules import Guide
 
 
 @dataclass(slots=True)
@@ -230,7 +232,7 @@ class DraftModel:
             return
         self.agree(sequence, follower)
         twin = follower.twin
-        if self.prefix.enabled and not twin.skipped:
+        if self.prefix.enabled and not twin.drafting.skipped:
             self.prefix.register_answer(twin)
         twin.end(FinishReason.STOP)
         self.memory.give_back(twin)
@@ -249,6 +251,12 @@ def twin_of(sequence: Sequence, skipped: int) -> Sequence:
         max_tokens=sequence.params.max_tokens - spent, min_tokens=max(0, sequence.params.min_tokens - spent),
     )  # fmt: skip
     return Sequence(
-        sequence.id, prompt, params, sequence.stop_token_ids, salt=sequence.salt, choice=sequence.choice, forked=True,
-        output=output, skipped=skipped,
-    )  # fmt: skip
+        sequence.id,
+        prompt,
+        params,
+        sequence.stop_token_ids,
+        prefix=SaltedPrefix(sequence.prefix.salt),
+        branch=Branch(sequence.branch.choice, forked=True),
+        output=output,
+        drafting=DraftState(skipped=skipped),
+    )

@@ -18,7 +18,7 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from pontil.runtime.engine.drafts.costs import LinearCost, Rate, StepCost, depth, gain
-from pontil.runtime.engine.sequences.target_states import KEPT_STATES
+from pontil.runtime.engine.sequences.draft_state import KEPT_STATES
 
 # In units of a plain step.
 SHARE, CAP = 0.02, 4.0

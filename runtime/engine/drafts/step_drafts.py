@@ -23,7 +23,7 @@ class StepDrafts:
         known."""
         room = GENERATED_ROWS - len(spans)
         self.has_room = self.most > 0 and room > 0
-        self.asked = self.has_room and not any(span.sequence.unknown for span in spans)
+        self.asked = self.has_room and not any(span.sequence.ahead.count for span in spans)
         if not self.asked:
             return spans
         drafts = self.drafter.propose([span.sequence for span in spans], self.most, room)

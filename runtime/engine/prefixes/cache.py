@@ -2,15 +2,168 @@
 """Find the part of a prompt that need not be computed: its KV is cached, or another sequence is computing it now."""
 
 import time
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pontil.runtime.cache.pool import BlockPool
-from pontil.runtime.cache.prefix import Key, chain, root_key
-from pontil.runtime.engine.prefixes.claims import PrefixClaims
-from pontil.runtime.engine.prefixes.key_queue import KeyQueue
+from pontil.runtime.cache.prefix import Key, PrefixIndex, chain, root_key
 from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
 from pontil.runtime.engine.sequences.sequence import Sequence
+
+# Keys of a prompt that are made as soon as it comes, and those that are made before another's turn.
+AT_ONCE, PORTION = 32, 128
+# Keys for each second of a step: making them takes a few percent of it, and a few milliseconds at most.
+KEYS_PER_SECOND, MOST = 30_000, 2048
+
+
+class PrefixClaims:
+    """The claims on keys that the `index` does not know. Of each key the oldest sequence that computes it has the
+    claim. A sequence waits for the last block that it has in common with an older one's claims: it is in `woken` when
+    that block is known, or nobody computes it any more. So one that waits costs a step nothing."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self.index = index
+        self.owners: dict[Key, Sequence] = {}
+        self.waiters: dict[Key, list[Sequence]] = {}
+        self.awaited: dict[Sequence, Key] = {}
+        self.woken: list[Sequence] = []
+        # The number of keys that each sequence has claimed.
+        self.counts: dict[Sequence, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def claim(self, sequence: Sequence, keys: PromptKeys) -> None:
+        """Claim the missing blocks of the prompt."""
+        known = self.index.blocks
+        for key in keys.all:
+            owner = self.owners.get(key)
+            if key not in known and (owner is None or sequence.order < owner.order):
+                self.release(key)
+                self.owners[key] = sequence
+                self.counts[sequence] = self.counts.get(sequence, 0) + 1
+
+    def release(self, key: Key) -> Sequence | None:
+        """Remove the claim on a key; return whose it was."""
+        owner = self.owners.pop(key, None)
+        if owner is not None:
+            self.counts[owner] -= 1
+            if not self.counts[owner]:
+                del self.counts[owner]
+        return owner
+
+    def drop(self, sequence: Sequence) -> None:
+        """Drop the claims of a sequence that computes no more, and its own waiting: those that wait for it compute the
+        blocks themselves."""
+        key = self.awaited.pop(sequence, None)
+        if sequence in self.woken:
+            self.woken.remove(sequence)
+        if key is not None:
+            self.waiters[key].remove(sequence)
+            if not self.waiters[key]:
+                del self.waiters[key]
+        if sequence in self.counts and sequence.prefix.keys is not None:
+            for key in sequence.prefix.keys.all:
+                if self.owners.get(key) is sequence:
+                    self.end(key)
+
+    def end(self, key: Key) -> None:
+        """End the claim on a key, which is known now or computed by nobody."""
+        self.release(key)
+        for sequence in self.waiters.pop(key, ()):
+            del self.awaited[sequence]
+            self.woken.append(sequence)
+
+    def hold(self, sequence: Sequence, keys: PromptKeys) -> bool:
+        """Have a sequence wait if the first missing block is being computed for an older one. A sequence never waits
+        for a newer one, which may have to let all others go first."""
+        key = self.last_claimed(sequence, keys)
+        if key is None:
+            return False
+        self.waiters.setdefault(key, []).append(sequence)
+        self.awaited[sequence] = key
+        return True
+
+    def first_missing(self, keys: list[Key]) -> int:
+        """Return the place of the first key that the index does not know. It is searched as if it had the beginning of
+        whatever it has: where a block was evicted before others that follow it, the place may be behind these."""
+        known = self.index.blocks
+        return bisect_left(keys, True, key=lambda key: key not in known)
+
+    def last_claimed(self, sequence: Sequence, keys: PromptKeys) -> Key | None:
+        """Return the last key that the owner of the first missing block, an older sequence, computes for both; None if
+        there is no such owner."""
+        made = keys.all
+        first = self.first_missing(made)
+        owner = self.owners.get(made[first]) if first < len(made) else None
+        if owner is None or owner.prefix.keys is None or not owner.order < sequence.order:
+            return None
+        for place in range(keys.common(owner.prefix.keys) - 1, first, -1):
+            other = self.owners.get(made[place])
+            if other is not None and other.order < sequence.order:
+                return made[place]
+        return made[first]
+
+    def wake(self) -> list[Sequence]:
+        """Return the sequences that need not wait any more."""
+        woken, self.woken = self.woken, []
+        return woken
+
+
+class KeyQueue:
+    """Sequences whose prompts' keys are being made, a few in each step: it is not held up by any of them. Long ones
+    take turns. Every other turn is for those that have had none, in scheduling order: a long prompt holds up no short
+    one, nor any number of short ones a long one."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.made_at = clock, clock()
+        self.new: list[Sequence] = []
+        self.begun: deque[Sequence] = deque()
+        self.new_is_next = True
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.begun)
+
+    def take(self, sequence: Sequence, keys: PromptKeys) -> bool:
+        """Make the keys of a sequence at once if they are few, else queue it. Return whether they are made."""
+        if keys.left:
+            keys.make(AT_ONCE)
+        if keys.left:
+            self.add(sequence)
+        return not keys.left
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.new, sequence, key=attrgetter("order"))
+
+    def remove(self, sequence: Sequence) -> None:
+        if sequence in self.new:
+            self.new.remove(sequence)
+        elif sequence in self.begun:
+            self.begun.remove(sequence)
+
+    def make(self, in_step: bool) -> list[Sequence]:
+        """Make some keys, as many as the time since the last call allows; unless they hold up a step, those of one
+        sequence at least. Return the sequences that have them all now."""
+        before, self.made_at = self.made_at, self.clock()
+        budget = max(PORTION, min(MOST, int((self.made_at - before) * KEYS_PER_SECOND)))
+        ended = list[Sequence]()
+        while len(self) and (budget > 0 or not (in_step or ended)):
+            sequence = self.next()
+            assert sequence.prefix.keys is not None
+            budget -= sequence.prefix.keys.make(PORTION if in_step else sequence.prefix.keys.left)
+            if sequence.prefix.keys.left:
+                self.begun.append(sequence)
+            else:
+                ended.append(sequence)
+        return ended
+
+    def next(self) -> Sequence:
+        is_new = bool(self.new) and (self.new_is_next or not self.begun)
+        self.new_is_next = not is_new
+        return self.new.pop(0) if is_new else self.begun.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +199,7 @@ class PrefixCache:
         self.queried = self.hit = 0
 
     def keys_of(self, sequence: Sequence) -> PromptKeys:
-        if sequence.keys is None:
-            sequence.keys = PromptKeys(sequence.prompt, sequence.salt, self.block_size)
-        return sequence.keys
+        return sequence.prefix.keys_of(sequence.prompt, self.block_size)
 
     def prepare(self, sequence: Sequence) -> bool:
         """Return whether it can be known at once what is cached of a sequence that begins to wait; else `released` has
@@ -90,16 +241,17 @@ class PrefixCache:
 
     def missing(self, sequence: Sequence, hit: PrefixHit) -> Key | None:
         """Return the key of the first block that was not found of a prompt, if any."""
-        keys = [] if sequence.keys is None else sequence.keys.made
+        keys = [] if sequence.prefix.keys is None else sequence.prefix.keys.made
         place = len(hit.blocks) + (hit.source is not None)
         return keys[place] if place < len(keys) else None
 
     def expected(self, sequence: Sequence) -> int:
         """Return how many positions of a waiting sequence are in whole blocks that the index knows now, as far as keys
         are made. Confirms and promises nothing."""
-        if not self.may_use(sequence) or sequence.keys is None:
+        keys = sequence.prefix.keys
+        if not self.may_use(sequence) or keys is None:
             return 0
-        return self.block_size * min(self.claims.first_missing(sequence.keys.made), sequence.keys.full)
+        return self.block_size * min(self.claims.first_missing(keys.made), keys.full)
 
     def claim(self, sequence: Sequence) -> None:
         """Claim the missing blocks of the prompt. For each block the oldest sequence that computes it keeps the
@@ -127,7 +279,7 @@ class PrefixCache:
         """Register the blocks that the answer filled. The sequence has ended, and its blocks are still its own."""
         size, keys = self.block_size, self.keys_of(sequence)
         tokens, full = sequence.prompt + sequence.output, keys.full
-        key = keys.all[full - 1] if full else root_key(sequence.salt)
+        key = keys.all[full - 1] if full else root_key(sequence.prefix.salt)
         for index in range(full, sequence.computed // size):
             key = chain(key, tokens[index * size : (index + 1) * size])
             self.add(key, sequence.blocks[index])

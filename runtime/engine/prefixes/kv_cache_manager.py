@@ -28,6 +28,8 @@ class KVCacheManager:
         self.pool, self.layout = pool, layout
         self.give_way: Callable[[], bool] = lambda: False
         self.copies: list[Copy] = []
+        # Blocks reserved for each sequence and not bound yet.
+        self.credits: dict[Sequence, int] = {}
         self.written: frozenset[Sequence] = frozenset()
         # Blocks of sequences that ended, in the last step in flight and in the one before.
         self.later: list[int] = []
@@ -54,7 +56,7 @@ class KVCacheManager:
         count = self.wanted(sequence, hit)
         if not self.find_room(count, hit.blocks, spare):
             return False
-        sequence.blocks, sequence.credits = list(hit.blocks), count
+        sequence.blocks, self.credits[sequence] = list(hit.blocks), count
         return True
 
     def wanted(self, sequence: Sequence, hit: PrefixHit) -> int:
@@ -75,11 +77,13 @@ class KVCacheManager:
     def grow(self, sequence: Sequence, positions: int) -> bool:
         """Bind credits, then available blocks, until the blocks hold so many positions; or change nothing."""
         count = max(0, self.layout.blocks_for(positions) - len(sequence.blocks))
-        promised = min(count, sequence.credits)
+        credits = self.credits.get(sequence, 0)
+        promised = min(count, credits)
         if not self.find_room(count - promised):
             return False
         sequence.blocks += self.pool.bind(count)
-        sequence.credits -= promised
+        if promised:
+            self.credits[sequence] = credits - promised
         return True
 
     def own_next(self, sequence: Sequence) -> bool:
@@ -107,12 +111,13 @@ class KVCacheManager:
         if self.copies:
             lost = set(sequence.blocks)
             self.copies = [(source, target) for source, target in self.copies if target not in lost]
+        credits = self.credits.pop(sequence, 0)
         if sequence in self.written:
             self.later += sequence.blocks
-            self.pool.release([], sequence.credits)
+            self.pool.release([], credits)
         else:
-            self.pool.release(sequence.blocks, sequence.credits)
-        sequence.blocks, sequence.credits = [], 0
+            self.pool.release(sequence.blocks, credits)
+        sequence.blocks = []
 
     def take_copies(self) -> tuple[Copy, ...]:
         copies, self.copies = tuple(self.copies), []

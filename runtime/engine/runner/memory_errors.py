@@ -49,7 +49,7 @@ def compute_what_fits(
         recorded.restore()
         largest = largest_of(batch)
         batch = batch.without({largest})
-        dropped.append(Sampled(largest, largest.choice, [], 0, [], failure=MEMORY_RAN_OUT))
+        dropped.append(Sampled(largest, largest.branch.choice, [], 0, [], failure=MEMORY_RAN_OUT))
     return compute(batch), dropped
 
 
@@ -67,8 +67,8 @@ class RecordedLogprobs:
     """The prompt logprobs that sequences of a batch had before a step, so that a second attempt records none twice."""
 
     def __init__(self, batch: Batch) -> None:
-        self.known = [(span.sequence, len(span.sequence.prompt_logprobs)) for span in batch.spans]
+        self.known = [(span.sequence, len(span.sequence.record.prompt_logprobs)) for span in batch.spans]
 
     def restore(self) -> None:
         for sequence, count in self.known:
-            del sequence.prompt_logprobs[count:]
+            del sequence.record.prompt_logprobs[count:]

@@ -146,7 +146,7 @@ class ModelRunner:
             for sequence, logprobs in zip(
                 sequences, logprobs_of(logits, rows, self.tiles.tensor(tokens), counts), strict=True
             ):
-                sequence.prompt_logprobs.append(logprobs)
+                sequence.record.prompt_logprobs.append(logprobs)
 
 
 def states_wanted(tile: Tile) -> HiddenStates | None:

@@ -23,8 +23,7 @@ from torch import Tensor
 from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.engine.sampling.bitmask import Bitmask, bitmask_of
-from pontil.runtime.engine.sampling.logit_entries import LogitEdits, edits_of
+from pontil.runtime.engine.sampling.logit_entries import Bitmask, LogitEdits, bitmask_of, edits_of
 from pontil.runtime.engine.sampling.logprobs import logprobs_of, logprobs_of_named
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
@@ -105,7 +104,7 @@ class Draw:
 
     @property
     def position(self) -> int:
-        return self.sequence.skipped + self.sequence.length + self.ahead
+        return self.sequence.drafting.skipped + self.sequence.length + self.ahead
 
     @property
     def number(self) -> float:

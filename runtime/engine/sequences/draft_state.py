@@ -12,13 +12,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pontil.runtime.engine.sequences.target_states import TargetStates
-
 if TYPE_CHECKING:
     from torch import Tensor
 
 # The number of last tokens that are compared at most, and of places that are compared, the latest first.
 LONGEST, MOST_PLACES = 3, 64
+# The most states that are kept of a sequence: a draft model reads no more of a long text.
+KEPT_STATES = 128
+
+
+class TargetStates:
+    """The final hidden states, float32 [hidden_size] each, of neighbouring positions from `start` to before `end`."""
+
+    def __init__(self, start: int, rows: list[Tensor]) -> None:
+        self.start, self.rows = start, rows
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
+    def at(self, position: int) -> Tensor:
+        return self.rows[position - self.start]
+
+    def record(self, start: int, rows: list[Tensor]) -> None:
+        """Take the states of the positions from `start` on. What was known of these and of later ones is replaced; so
+        are earlier ones where a gap would be left."""
+        if not self.start <= start <= self.end:
+            self.start, self.rows = start, []
+        self.cut(start)
+        self.rows += rows
+        excess = max(0, len(self.rows) - KEPT_STATES)
+        del self.rows[:excess]
+        self.start += excess
+
+    def cut(self, end: int) -> None:
+        """Drop the states of positions from `end` on: those of rejected drafts."""
+        del self.rows[max(0, end - self.start) :]
+
+    def copy(self) -> TargetStates:
+        return TargetStates(self.start, list(self.rows))
 
 
 class PromptLookup:
@@ -73,11 +105,13 @@ class PromptLookup:
 @dataclass(slots=True)
 class DraftState:
     """The draft that came with a handoff, `handed`, which is used once; an index of what stood before, built when first
-    needed; and the target's states of the newest positions, where a draft layer reads them."""
+    needed; and the target's states of the newest positions, where a draft layer reads them. Before the prompt
+    stand `skipped` tokens that are not computed in this engine; only a draft model leaves out any."""
 
     handed: tuple[int, ...] = ()
     lookup: PromptLookup | None = None
     target_states: TargetStates | None = None
+    skipped: int = 0
 
     def guess(self, prompt: list[int], output: list[int], count: int, is_new: bool) -> tuple[int, ...]:
         """Return tokens that a handoff brought, if none was generated here yet (`is_new`), or that followed an earlier

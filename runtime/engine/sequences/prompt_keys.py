@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pontil.runtime.cache.prefix import Key, root_key, some_keys
 
 
@@ -54,3 +56,16 @@ class PromptKeys:
             else:
                 high = middle
         return low
+
+
+@dataclass(slots=True)
+class SaltedPrefix:
+    """A prompt as the beginning of others with the same `salt`: its `keys`, made when first asked for."""
+
+    salt: str = ""
+    keys: PromptKeys | None = None
+
+    def keys_of(self, prompt: list[int], block_size: int) -> PromptKeys:
+        if self.keys is None:
+            self.keys = PromptKeys(prompt, self.salt, block_size)
+        return self.keys

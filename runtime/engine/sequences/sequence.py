@@ -7,23 +7,61 @@ from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from pontil.runtime.engine.sequences.compute_history import ComputeHistory
-from pontil.runtime.engine.sequences.draft_state import DraftState
-from pontil.runtime.engine.sequences.guide import Guide
-from pontil.runtime.engine.sequences.prompt_keys import PromptKeys
+from pontil.runtime.engine.sequences.draft_state import DraftState, TargetStates
+from pontil.runtime.engine.sequences.output_record import DrawnAhead, Known, OutputRecord
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
-from pontil.runtime.engine.sequences.sampling_state import penalized
 from pontil.runtime.engine.sequences.streamed import NO_STREAMS, StageStreams
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
-from pontil.runtime.engine.sequences.token_rules import DrawRules, SequenceStops
+from pontil.runtime.engine.sequences.token_rules import DrawRules, Guide, penalized
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+@dataclass(slots=True)
+class Standing:
+    """A sequence's claim to seats and blocks beside others: the lowest `priority` comes first, then callers by what
+    they hold for their `share`, then the earliest `arrival`, which is numbered from 1."""
+
+    priority: int = 0
+    share: FairShare = EVERYBODY
+    arrival: int = 0
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.arrival > 0
+
+
+@dataclass(slots=True)
+class Branch:
+    """The choices whose tokens are those of one sequence.
+
+    A request with n > 1 choices is one sequence until its first tokens are sampled, all from the same logits; then it
+    is `forked` into one for each `choice`. If only some choices continue, they are `wanted`; `given` has the first
+    tokens, by choice, that must not be sampled because the client has them.
+    """
+
+    choice: int = 0
+    wanted: tuple[int, ...] = ()
+    given: Mapping[int, int] = field(default_factory=dict)
+    forked: bool = False
+
+    @classmethod
+    def of(cls, wanted: tuple[int, ...]) -> Branch:
+        """Return the stem of these choices, of all without any."""
+        return cls(wanted[0] if wanted else 0, wanted)
+
+    @property
+    def leads(self) -> bool:
+        """Return whether it is the first of the choices that continue, which reports what they share."""
+        return self.choice == (self.wanted or (0,))[0]
+
+    def fork(self, choice: int) -> Branch:
+        """Return that of another choice; from now on this one stands for its own alone, too."""
+        self.forked = True
+        return Branch(choice, self.wanted, forked=True)
 
 
 class SequenceState(Enum):
@@ -60,18 +98,13 @@ class FinishReason(Enum):
     HANDED_OVER = "handed_over"
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The first tokens of one choice, sampled elsewhere. The client has the first `delivered` of them; `logprobs` are
-    those of the others, if requested. `draft` guesses the tokens that follow. `hidden` is the target's state of the
-    prompt's last position, float32 [hidden_size]."""
+class Purpose(Enum):
+    """The use of what is computed of a sequence: the `ANSWER`; its first tokens and its KV for another engine, which
+    decodes on (`HANDOVER`: it stops after its first token and keeps its blocks); or its `KV` alone."""
 
-    choice: int
-    tokens: list[int]
-    delivered: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    draft: tuple[int, ...] = ()
-    hidden: Tensor | None = None
+    ANSWER = "answer"
+    HANDOVER = "handover"
+    KV = "kv"
 
 
 @dataclass(slots=True, eq=False)
@@ -80,21 +113,12 @@ class Sequence:
     `blocks`.
 
     Every step computes part of `length - computed`: prompt chunks, decode, replay, prefix hits and KV from another
-    worker differ only in these two numbers. Of the output, `received` tokens were sampled elsewhere, the first
-    `delivered` of which the client has already, and `generated` here, counted from the shapes of their tensors.
-    `logprobs` are those of the tokens that were not delivered. A sequence with `hands_over` stops after its first token
-    and keeps its blocks.
+    worker differ only in these two numbers. Of the output, `record` says where it came from; the tokens `ahead` of it
+    have been drawn, and are not known yet.
 
-    A request with n > 1 choices is one sequence until its first tokens are sampled, all from the same logits; then it
-    is `forked` into one for each choice. They share blocks, and each copies the one it is about to write into. Each
-    needs a seat of its own: one without is paused, keeps its blocks, and goes on when it gets one. If only
-    some choices continue, they are `wanted`; `given` has the first tokens, by choice, that must not be sampled because
-    the client has them. A sequence with `draws` false exists for its KV alone. A waiting sequence with a
-    `remote_prefill` waits for seats and blocks only: it will be parked. Before the prompt stand `skipped` tokens that
-    are not computed in this engine; only a draft model leaves out any.
-
-    Of the tokens after its output, `unknown` have been drawn in steps whose results are not here yet. The newest of
-    them is at `place` among the results of the last such step; without a place the next row waits for it.
+    The sequences of one request's choices (`branch`) share blocks, and each copies the one it is about to write into.
+    Each needs a seat of its own: one without is paused, keeps its blocks, and goes on when it gets one. A waiting
+    sequence with a `remote_prefill` waits for seats and blocks only: it will be parked.
 
     In a model of several stages it may have `streams` from and to others. It rests while an input is missing or a
     consumer is behind.
@@ -104,45 +128,31 @@ class Sequence:
     prompt: list[int]
     params: SamplingParams
     stop_token_ids: frozenset[int]
-    hands_over: bool = False
-    stops: SequenceStops = field(default_factory=SequenceStops)
-    salt: str = ""
+    purpose: Purpose = Purpose.ANSWER
+    prefix: SaltedPrefix = field(default_factory=SaltedPrefix)
     rules: DrawRules = field(default_factory=DrawRules)
-    choice: int = 0
-    wanted: tuple[int, ...] = ()
-    given: Mapping[int, int] = field(default_factory=dict)
-    forked: bool = False
-    draws: bool = True
-    priority: int = 0
-    share: FairShare = EVERYBODY
-    arrival: int = 0
+    branch: Branch = field(default_factory=Branch)
+    standing: Standing = field(default_factory=Standing)
     output: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    received: int = 0
-    delivered: int = 0
-    generated: int = 0
+    record: OutputRecord = field(default_factory=OutputRecord)
+    ahead: DrawnAhead = field(default_factory=DrawnAhead)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    credits: int = 0
-    keys: PromptKeys | None = None
     history: ComputeHistory = field(default_factory=ComputeHistory)
     remote_prefill: RemotePrefill | None = None
-    skipped: int = 0
     state: SequenceState = SequenceState.WAITING
     finish: FinishReason | None = None
     drafting: DraftState = field(default_factory=DraftState)
     streams: StageStreams = NO_STREAMS
-    unknown: int = 0
-    place: int | None = None
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + len(self.output) + self.unknown
+        return len(self.prompt) + len(self.output) + self.ahead.count
 
     @property
     def remaining(self) -> int:
-        return self.length - self.computed
+        # Read for every sequence in every step, and therefore not by `length`.
+        return len(self.prompt) + len(self.output) + self.ahead.count - self.computed
 
     @property
     def max_length(self) -> int:
@@ -172,33 +182,63 @@ class Sequence:
         return self.rules.guide
 
     @property
+    def hands_over(self) -> bool:
+        return self.purpose is Purpose.HANDOVER
+
+    @property
+    def draws(self) -> bool:
+        """Return whether tokens are sampled after its last position."""
+        return self.purpose is not Purpose.KV
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Return the key of the scheduling order: the lowest priority first, then the earliest arrival."""
-        return self.priority, self.arrival, self.choice
+        return self.standing.priority, self.standing.arrival, self.branch.choice
 
     @property
     def turn(self) -> tuple[int, bool, int, int]:
         """Return the key of the admission order: of equal priority, sequences that were admitted before and lost their
         blocks go first."""
-        return self.priority, self.history.admissions == 0, self.arrival, self.choice
+        return self.standing.priority, self.history.admissions == 0, self.standing.arrival, self.branch.choice
 
     @property
     def choices(self) -> abc.Sequence[int]:
         """Return the choices whose next token is sampled from the next logits."""
-        if self.forked:
-            return (self.choice,)
-        return self.wanted or range(self.params.n)
+        branch = self.branch
+        return (branch.choice,) if branch.forked else branch.wanted or range(self.params.n)
 
     @property
-    def leads(self) -> bool:
-        """Return whether it is the first of the choices that continue, which reports what they share."""
-        return self.choice == (self.wanted or (0,))[0]
+    def is_ready(self) -> bool:
+        """Return whether its next row may be computed as soon as there is room."""
+        ahead = self.ahead
+        return (ahead.count == 0 or ahead.place is not None) and not self.rests
+
+    def drawn(self, place: int) -> None:
+        """Note a token that was drawn, and its place among the results of its step."""
+        self.ahead.draw(place)
+        if not self.may_go_on:
+            self.ahead.place = None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Return whether the row after the token that was just drawn may be computed before that is known. It may turn
+        out that the sequence ended with it: the row is then dropped. What needs the token itself waits for it: a budget
+        that ends, a handoff, a token that the client has, choices to be forked, penalties, grammars."""
+        count, params = self.length - len(self.prompt), self.params
+        alone = len(self.choices) == 1 and not self.hands_over and not (self.branch.given and count == 1)
+        free = self.rules.make_guide is None and not penalized(params) and params.min_tokens <= count
+        return alone and free and count < params.max_tokens
+
+    def forget_drawn(self) -> None:
+        """Leave out tokens that are not known yet, since the sequence ends before them."""
+        self.ahead.clear()
+        self.roll_back()
 
     def token(self, position: int) -> int:
         """The token at a position; if it is unknown, -1 - its place among the last results."""
         inside = position - len(self.prompt)
-        if inside >= len(self.output) and self.place is not None:
-            return -1 - self.place
+        if inside >= len(self.output) and self.ahead.place is not None:
+            return -1 - self.ahead.place
         return self.prompt[position] if inside < 0 else self.output[inside]
 
     def move(self, state: SequenceState) -> None:
@@ -213,26 +253,19 @@ class Sequence:
     def fork(self, choice: int) -> Sequence:
         """Return a sequence for another choice of the same request, with the prompt's state. The caller counts the
         owners of the blocks."""
-        self.forked = True
         return Sequence(
             self.id,
             self.prompt,
             self.params,
             self.stop_token_ids,
-            hands_over=self.hands_over,
-            stops=self.stops.fork(),
-            rules=DrawRules(self.rules.make_guide),
-            salt=self.salt,
-            choice=choice,
-            wanted=self.wanted,
-            forked=True,
-            priority=self.priority,
-            share=self.share,
-            arrival=self.arrival,
+            self.purpose,
+            self.prefix,
+            self.rules.fork(),
+            self.branch.fork(choice),
+            self.standing,
             computed=self.computed,
             history=self.history.fork(),
             blocks=list(self.blocks),
-            keys=self.keys,
             state=self.state,
             drafting=self.drafting.fork(),
         )
@@ -241,11 +274,11 @@ class Sequence:
         """Mark the positions up to `end` as computed; return how many of them had been computed before, here or in an
         earlier attempt."""
         prompt, history = len(self.prompt), self.history
-        if history.reached == self.computed >= prompt + self.delivered:
+        if history.reached == self.computed >= prompt + self.record.delivered:
             # New tokens alone, one after the other: the general case, made short.
             self.computed = history.reached = end
             return 0
-        again = history.advance(self.computed, end, prompt, self.delivered)
+        again = history.advance(self.computed, end, prompt, self.record.delivered)
         self.computed = end
         return again
 
@@ -278,18 +311,15 @@ class Sequence:
 
     def guess(self, count: int) -> tuple[int, ...]:
         """Return tokens that a handoff brought, or that followed an earlier occurrence of the last ones."""
-        return self.drafting.guess(self.prompt, self.output, count, is_new=self.generated == 0)
+        return self.drafting.guess(self.prompt, self.output, count, is_new=self.record.is_new)
 
     def receive(self, known: Known) -> None:
         """Add tokens that were sampled, and checked, elsewhere."""
         self.output += known.tokens
-        self.logprobs += known.logprobs
-        self.received, self.delivered = len(known.tokens), known.delivered
+        self.record.receive(known)
         states = None if known.hidden is None else TargetStates(len(self.prompt) - 1, [known.hidden])
         self.drafting.handed, self.drafting.target_states = known.draft, states
-        if self.stops.check is not None:
-            for token in known.tokens:
-                self.stops.check.feed(token)
+        self.rules.stops.pass_by(known.tokens)
 
     def append_all(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> FinishReason | None:
         """Accept tokens up to the one that ends the sequence, if one does."""
@@ -304,10 +334,10 @@ class Sequence:
         stop, unless the grammar made it for the budget's sake."""
         self.output.append(token_id)
         if logprobs is not None:
-            self.logprobs.append(logprobs)
+            self.record.logprobs.append(logprobs)
         if token_id in self.stop_token_ids:
             is_cut = self.guide is not None and token_id in self.guide.ends and self.guide.is_cut(len(self.output))
             return FinishReason.LENGTH if is_cut else FinishReason.STOP
-        if self.stops.feed(token_id):
+        if self.rules.stops.feed(token_id):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.output) >= self.params.max_tokens else None

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.sequences.batch import Span, Tile
+from pontil.runtime.engine.sequences.draft_state import KEPT_STATES
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.target_states import KEPT_STATES
 from pontil.runtime.engine.tiles.plan import TilePlan
 
 
@@ -73,7 +73,7 @@ def unrecorded(span: Span) -> range:
     Each is recorded once, however often it is computed, in order from the first, which has none. A sequence whose first
     positions were not computed here records nothing.
     """
-    recorded = span.sequence.prompt_logprobs
+    recorded = span.sequence.record.prompt_logprobs
     if span.sequence.params.prompt_logprobs is None:
         return range(0)
     if span.start == 0 and not recorded:

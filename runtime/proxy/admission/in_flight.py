@@ -9,7 +9,7 @@ from functools import partial
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
-from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.answer import Finished

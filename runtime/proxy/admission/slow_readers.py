@@ -4,7 +4,7 @@
 from collections.abc import Callable, Mapping
 
 from pontil.runtime.accounting.counts import PREFILL
-from pontil.runtime.proxy.admission.model_admissions import ModelAdmissions
+from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.requests.request import Request
 

@@ -135,7 +135,7 @@ class StageSide:
         stage = self.open[request.key] = StageRequest(request, part)
         if make_rows is not None or any(is_of_states(edge) for edge in part.outputs):
             # A prefix that another request left has no states, and rows of embeddings have no ids to be found by.
-            request.sequence.salt = request.key
+            request.sequence.prefix.salt = request.key
         for edge in part.outputs:
             self.open_output(stage, edge)
         if make_rows is not None:

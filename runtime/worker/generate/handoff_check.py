@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pontil.runtime.cache.head_groups import can_divide
 from pontil.runtime.cache.layout import KVLayout
-from pontil.runtime.engine.sequences.sequence import Known
+from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.streamed import RowInputs
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.wire.messages import Begin, Handoff

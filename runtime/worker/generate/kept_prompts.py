@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult
 from pontil.runtime.disaggregation.states import SendState
+from pontil.runtime.engine.sequences.sequence import Purpose
 from pontil.runtime.wire.messages import Begin
 from pontil.runtime.worker.generate.handoff_check import objection_to, prompt_digest
 from pontil.runtime.worker.generate.prefill_jobs import PrefillJob, PrefillJobs
@@ -30,7 +31,7 @@ class KeptPrompts:
         submit = request.submit
         sent = self.kv_sender.begin(str(submit.transfer_id), None, now, secret=submit.transfer_secret)
         if sent is None:
-            request.sequence.hands_over = False
+            request.sequence.purpose = Purpose.ANSWER
             self.jobs.machine.engine.add(request.sequence, request.known)
         else:
             self.jobs.begin(request, sent, now, request.known)

@@ -264,17 +264,17 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
     """Return the result of a computed prompt, for the Handoff."""
     sequence, n = going_on[0], going_on[0].params.n
     made = scheduler.drafts.drafter.hand_over(going_on, scheduler.drafts.most)
-    drafts = {one.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
+    drafts = {one.branch.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
     hidden = last_state(sequence)
-    tokens = {first.sequence.choice: first.sequence.output[0] for first in job.firsts}
-    known = {first.sequence.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
+    tokens = {first.sequence.branch.choice: first.sequence.output[0] for first in job.firsts}
+    known = {first.sequence.branch.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
     return PrefillResult(
         sequence.computed,
         [tokens[choice] if choice in tokens else job.request.submit.delivered[choice][0] for choice in range(n)],
         len(sequence.prompt),
         job.request.cached,
         now - job.begun,
-        [one.choice for one in going_on],
+        [one.branch.choice for one in going_on],
         [known.get(choice, []) for choice in range(n)] if known else None,
         [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
         None if sequence.streams.inputs is None else [sequence.streams.inputs.frames[0]],

@@ -8,7 +8,8 @@ from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.sender import SendTransfer
 from pontil.runtime.disaggregation.states import SendState
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 from pontil.runtime.worker.start.assembly import WorkerResources
 

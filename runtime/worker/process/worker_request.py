@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
-from pontil.runtime.engine.sequences.token_rules import SequenceStops
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
+from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Purpose, Sequence, Standing
+from pontil.runtime.engine.sequences.token_rules import DrawRules, SequenceStops
 from pontil.runtime.errors import MalformedFrame, RequestError
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.value import value
@@ -161,13 +163,19 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
     check_delivered(submit, params, config.vocab_size)
     hands_over, delivered = submit.phase in ("prefill", HOLD) and submit.transfer_id is not None, submit.delivered
     sequence = Sequence(
-        key_of(submit.request_id, submit.attempt), prompt, params, stops, hands_over, strings, submit.cache_salt,
-        wanted=tuple(submit.choices), priority=submit.priority, share=FairShare.stated(submit.caller, submit.weight),
-    )  # fmt: skip
-    sequence.choice = sequence.choices[0]
+        key_of(submit.request_id, submit.attempt),
+        prompt,
+        params,
+        stops,
+        Purpose.HANDOVER if hands_over else Purpose.ANSWER,
+        SaltedPrefix(submit.cache_salt),
+        DrawRules(stops=strings),
+        Branch.of(tuple(submit.choices)),
+        Standing(submit.priority, FairShare.stated(submit.caller, submit.weight)),
+    )
     machine.scheduler.queues.arrive(sequence)
     if hands_over:
-        sequence.given = {
+        sequence.branch.given = {
             choice: delivered[choice][0] for choice in sequence.choices if delivered and delivered[choice]
         }
     return WorkerRequest(submit.sender, submit.request_id, submit.attempt, sequence, submit, ends=ends)
@@ -205,7 +213,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
     """Return the message to the proxy about accepted tokens. A choice's count is stated where its part here ends
     (A3)."""
     sequence, counted = output.sequence, output.finish is not None
-    opens = output.index == sequence.delivered and sequence.choice == (request.submit.choices or [0])[0]
+    opens = output.index == sequence.record.delivered and sequence.branch.choice == (request.submit.choices or [0])[0]
     pulled = request.pulled if opens else NOTHING_PULLED
     return Tokens(
         incarnation,
@@ -214,15 +222,15 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         request.attempt,
         output.index,
         output.ids,
-        choice=sequence.choice,
+        choice=sequence.branch.choice,
         finish_reason=FINISH_REASONS.get(output.finish),
-        stop_match=sequence.stops.match,
-        generated_tokens=sequence.generated if counted else None,
+        stop_match=sequence.rules.stops.match,
+        generated_tokens=sequence.record.generated if counted else None,
         prompt_tokens=len(sequence.prompt),
         cached_tokens=sequence.history.cached + sequence.history.cached_later,
         logprobs=[entry.to_wire() for entry in output.logprobs] or None,
         prompt_logprobs=(
-            [entry.to_wire() if entry else [] for entry in sequence.prompt_logprobs] or None if opens else None
+            [entry.to_wire() if entry else [] for entry in sequence.record.prompt_logprobs] or None if opens else None
         ),
         first_cached_tokens=request.cached if sequence.history.cached_later else request.first_cached,
         queue_seconds=request.queue_seconds if output.opens else None,

@@ -14,7 +14,7 @@ from jsonschema import validate
 from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import EMBEDDING_SIZE, ScriptedWorker, eventually, silent
 
-from pontil.http.stream.timeline_schema import REQUESTS, TIMELINE, TIMELINES
+from pontil.http.routes.request_times import REQUESTS, TIMELINE, TIMELINES
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import AttemptTimes, Failed, Message, Submit
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.launcher.cluster import entry
-from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, neighbours, plan_cluster
-from pontil.launcher.cluster.spelling import words_for
+from pontil.launcher.cluster.cluster_plan import ClusterNode, PlacedWorker, neighbours, plan_cluster, words_for
 from pontil.launcher.commands.launch import launch
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.device_list import parse_list

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_options
-from pontil.launcher.options.service_links import service_links
-from pontil.launcher.options.sources import variable_name
+from pontil.launcher.options.sources import service_links, variable_name
 
 VARIABLES = [variable_name(flag_name(each)) for each in OPTIONS]
 # The name of a Service is a DNS label (RFC 1035), and so are those of its ports.

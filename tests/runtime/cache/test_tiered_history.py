@@ -16,8 +16,7 @@ from tiers import always
 from pontil.runtime.cache.prefix import Key
 from pontil.runtime.cache.prefix_journal import SHORT_BYTES
 from pontil.runtime.cache.tier.chain import TierChain
-from pontil.runtime.cache.tier.disk_records import RECORD_BYTES
-from pontil.runtime.cache.tier.disk_tier import PAGE, DiskTier
+from pontil.runtime.cache.tier.disk_tier import PAGE, RECORD_BYTES, DiskTier
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier_store import TierStore
 

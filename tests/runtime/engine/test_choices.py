@@ -4,7 +4,8 @@
 import pytest
 from tiny import Rig, build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95, "seed": 11}
@@ -26,7 +27,7 @@ def each_alone(model: Model, length: int, n: int, tokens: int) -> dict[str, list
     made: dict[str, list[int]] = {}
     for choice in range(n):
         one = sequence("a", prompt(length), tokens, n=n, **SAMPLED)
-        one.forked, one.choice = True, choice
+        one.branch.forked, one.branch.choice = True, choice
         single = rig(model)
         single.engine.add(one)
         made |= drain(single.engine)
@@ -88,14 +89,14 @@ def hand_over(model: Model, length: int, n: int) -> tuple[Rig, list[Known], list
     """A prefill engine that has finished a request: its first tokens, and the blocks it holds."""
     kv_sender = rig(model)
     given = sequence("a", prompt(length), 12, n=n, **SAMPLED)
-    given.hands_over = True
+    given.purpose = Purpose.HANDOVER
     kv_sender.engine.add(given)
     outputs = kv_sender.engine.step()
     assert [output.finish for output in outputs] == [FinishReason.HANDED_OVER] * n
     for output in outputs[1:]:
         assert output.sequence.blocks == given.blocks
         kv_sender.scheduler.memory.give_back(output.sequence)
-    return kv_sender, [Known(output.sequence.choice, output.ids[:1]) for output in outputs], given.blocks
+    return kv_sender, [Known(output.sequence.branch.choice, output.ids[:1]) for output in outputs], given.blocks
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -14,7 +14,8 @@ from tiny import build, check_free, drain, reference, rig, sequence
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.draft_state import LONGEST, PromptLookup
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence
 from pontil.runtime.engine.sequences.token_rules import SequenceStops
 from pontil.runtime.models.model import Model
 
@@ -73,7 +74,7 @@ def test_an_end_inside_an_accepted_draft_is_the_end(model: Model) -> None:
             by_id = sequence("id", REPEATING, 40)
             by_id.stop_token_ids = frozenset({stop})
             by_text = sequence("text", REPEATING, 40)
-            by_text.stops = SequenceStops(partial(Stops, text))
+            by_text.rules.stops = SequenceStops(partial(Stops, text))
             found = run(one, [by_id, by_text])
             assert found["id"].ids == full.ids[: full.ids.index(stop) + 1] and found["id"].finish is FinishReason.STOP
             assert found["text"].finish is FinishReason.STOP and tuple(found["text"].ids[-2:]) == text
@@ -123,7 +124,7 @@ def test_a_handed_draft_is_verified_like_any_other(model: Model) -> None:  # B7
     (full,) = run(rig(model), [sequence("a", REPEATING, 30)]).values()
     kv_sender = rig(model)
     given = sequence("a", REPEATING, 30)
-    given.hands_over = True
+    given.purpose = Purpose.HANDOVER
     kv_sender.engine.add(given)
     kv_sender.engine.step()
     for draft, right in ((full.ids[1:5], 4), (full.ids[1:20], 4), ((full.ids[1], 90, 90), 1), ((96,) * 40, 0)):

@@ -10,7 +10,8 @@ from tiny import VOCAB, Rig, build, drain, reference, rig, sequence
 
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Tile
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -96,7 +97,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     expected = drain(alone.engine)["a"]
     kv_sender, kv_receiver = rig(model), rig(model, block_size=16)
     given = sequence("a", words, 30, **settings)
-    given.hands_over = True
+    given.purpose = Purpose.HANDOVER
     kv_sender.engine.add(given)
     (output,) = kv_sender.engine.step()
     assert output.finish is FinishReason.HANDED_OVER and output.ids == expected[:1]
@@ -109,7 +110,7 @@ def test_handed_over_sequence_goes_on_with_equal_tokens(alone: Rig, model: Model
     (first,) = kv_receiver.engine.step()
     assert (first.index, first.ids) == (0, expected[:2])
     assert drain(kv_receiver.engine)["a"] == expected
-    assert taken.generated == 29
+    assert taken.record.generated == 29
     kv_sender.pool.release(given.blocks)
     assert (
         kv_sender.pool.available == kv_sender.pool.capacity and kv_receiver.pool.available == kv_receiver.pool.capacity
@@ -196,7 +197,7 @@ def test_memory_that_runs_out_ends_the_largest_request_and_changes_no_other(
     assert sizes[:2] == [80, 20]
     assert (failed.sequence.id, failed.finish, failed.count, failed.ids) == ("large", FinishReason.ERROR, 0, [])
     assert failed.failure is not None and "memory" in failed.failure
-    assert first.sequence.id == "small" and len(first.sequence.prompt_logprobs) == 20
+    assert first.sequence.id == "small" and len(first.sequence.record.prompt_logprobs) == 20
     assert drain(crowded.engine)["small"] == expected
     # Nothing of the one that failed is found: it was not computed to its end.
     for one in (alone, crowded):

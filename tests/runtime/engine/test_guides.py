@@ -13,9 +13,10 @@ from rule_guide import END, Allowed, Rule, every_third
 from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
 
 from pontil.runtime.engine.engine import Output
-from pontil.runtime.engine.sampling.bitmask import CONTRADICTION
+from pontil.runtime.engine.sampling.logit_entries import CONTRADICTION
 from pontil.runtime.engine.sampling.sampler import sample_rows
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence
 from pontil.runtime.models.model import Model
 
 REPEATING = [5, 6, 7, 8, 9] * 6
@@ -145,14 +146,14 @@ def test_nothing_may_come_at_all(model: Model) -> None:
 def test_a_sequence_that_would_hand_over_gives_its_blocks_back(model: Model) -> None:
     one = rig(model)
     stuck = guided("a", lambda output: set())
-    stuck.hands_over = True
+    stuck.purpose = Purpose.HANDOVER
     assert [finish for _, finish, _ in run(one, [stuck]).values()] == [FinishReason.ERROR]
 
 
 def test_a_given_first_token_is_taken_whatever_the_guide_says(model: Model) -> None:
     one = rig(model)
     known = guided("a", lambda output: set())
-    known.hands_over, known.given = True, {0: 33}
+    known.purpose, known.branch.given = Purpose.HANDOVER, {0: 33}
     one.engine.add(known)
     (output,) = one.engine.step()
     assert output.finish is FinishReason.HANDED_OVER and known.output == [33] and output.failure is None

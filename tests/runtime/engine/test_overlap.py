@@ -150,7 +150,7 @@ class CountingDrafter(LookupDrafter):
 
     def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
         self.rooms.append(room)
-        assert not any(one.unknown for one in sequences)
+        assert not any(one.ahead.count for one in sequences)
         return super().propose(sequences, most, room)
 
     def computed(self, batch: Batch, seconds: float) -> None:

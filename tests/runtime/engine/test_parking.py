@@ -4,7 +4,8 @@
 import pytest
 from tiny import Rig, build, check_free, drain, reference, rig, sequence
 
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, SequenceState
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, SequenceState
 from pontil.runtime.models.model import Model
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, booleans, composite, integers
 from tiny import build, check_free, computed_by, drain, name_of, reference, rig, sequence
 
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
@@ -115,7 +115,7 @@ def test_prompts_that_are_handed_over_are_never_preempted(model: Model) -> None:
     """A decoding sequence that finds no block waits for those that were handed over."""
     tight = rig(model, blocks=8)
     given, own = sequence("given", prompt(60), 10), sequence("own", prompt(16, 9), 40)
-    given.hands_over = True
+    given.purpose = Purpose.HANDOVER
     tight.engine.add(own)
     tight.engine.add(given)
     outputs = tight.engine.step()
@@ -180,7 +180,7 @@ def test_what_was_cached_is_not_counted_as_computed_after_a_preemption_before_th
     tight.scheduler.admit()
     cached = twin.history.cached
     assert tight.scheduler.preempt(twin)
-    other.priority = -1
+    other.standing.priority = -1
     tight.engine.add(other)
     drain(tight.engine)
     assert 0 < cached == twin.history.cached and twin.history.prompt_computed == 20 - cached
@@ -193,7 +193,7 @@ def test_what_others_computed_of_a_prompt_while_it_was_preempted_is_cached(model
     tight.engine.add(late)
     tight.engine.step()
     assert 0 < late.history.prompt_computed < 50 and tight.scheduler.preempt(late)
-    other.priority = -1
+    other.standing.priority = -1
     tight.engine.add(other)
     drain(tight.engine)
     found, shared = late.history, other.history

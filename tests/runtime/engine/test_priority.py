@@ -19,7 +19,7 @@ def model() -> Model:
 
 def ranked(name: str, priority: int, length: int = 20, tokens: int = 6, **params: object) -> Sequence:
     made = sequence(name, [5 + (length * len(name) + position) % 90 for position in range(length)], tokens, **params)
-    made.priority = priority
+    made.standing.priority = priority
     return made
 
 

@@ -19,7 +19,7 @@ from pontil.runtime.foundation.fair_share import FairShare
 
 def prompt(name: str, length: int, caller: str = "", weight: float = 1.0, priority: int = 0) -> Sequence:
     made = sequence(name, [1] * length, 2)
-    made.share, made.priority = FairShare(caller, weight), priority
+    made.standing.share, made.standing.priority = FairShare(caller, weight), priority
     return made
 
 
@@ -131,7 +131,7 @@ def test_whoever_comes_the_budget_is_used_and_chunks_end_with_tiles(seed: int) -
             caller = random.choice("abc")
             weight = {"a": 1.0, "b": 0.2, "c": 7.0}[caller]
             made = prompt(f"{number}", random.choice([2, 30, 64, 500, 3000]), caller, weight, random.randrange(2))
-            made.arrival, made.computed = number, random.choice([0, 0, 16, 64]) % (len(made.prompt) - 1)
+            made.standing.arrival, made.computed = number, random.choice([0, 0, 16, 64]) % (len(made.prompt) - 1)
             prompts.append(made)
         prompts.sort(key=lambda one: one.order)
         budget, wanted = random.choice([8, 64, 100, 256, 1000]), sum(one.remaining for one in prompts)

@@ -8,7 +8,7 @@ import pytest
 from effort import examples
 from seat_world import SeatWorld
 
-from pontil.runtime.engine.sequences.sequence import SequenceState
+from pontil.runtime.engine.sequences.sequence import Purpose, SequenceState
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.seat_counts import SeatCounts
 
@@ -24,7 +24,7 @@ def test_a_request_of_many_choices_needs_one_free_seat() -> None:
     for _ in range(3):
         world.step()
     assert set(world.first) == {"long", "many"} and len(world.queues.running) == 4
-    assert [one.choice for one in world.queues.paused] == [3]
+    assert [one.branch.choice for one in world.queues.paused] == [3]
     world.drain(100)
     assert world.scheduler.preemptions == 0
 
@@ -81,7 +81,7 @@ def test_what_is_promised_or_parked_keeps_its_seat() -> None:
     parked = world.add("parked", "a", remote=True)
     world.step()
     hands_over = world.add("handed", "a", tokens=5)
-    hands_over.hands_over = True
+    hands_over.purpose = Purpose.HANDOVER
     world.scheduler.schedule()
     world.add("other", "b", tokens=1)
     world.scheduler.schedule()

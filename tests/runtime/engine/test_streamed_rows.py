@@ -80,7 +80,7 @@ def expected(model: Model) -> list[int]:
 def driven(made: Rig, model: Model, arrived: int) -> tuple[Sequence, EmbeddedIds]:
     one = sequence("driven", PROMPT, TOKENS)
     # Its ids are placeholders, by which no other sequence may find its blocks or wait for them.
-    one.salt = "driven"
+    one.prefix.salt = "driven"
     rows = EmbeddedIds(model, one, arrived)
     one.streams = StageStreams(inputs=rows)
     made.engine.add(one)

@@ -4,7 +4,8 @@
 from effort import examples
 from tiny import drain, rig, sequence
 
-from pontil.runtime.engine.sequences.sequence import Known
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import Purpose
 from pontil.runtime.models.model import Model
 
 # The first cross the end of a block.
@@ -37,7 +38,7 @@ def handed_over(model: Model, prompt: list[int], tokens: int, cells: str = "auto
     """Compute the prompt in one engine, copy its blocks into another's pool, and decode there."""
     kv_sender, kv_receiver = rig(model, cells=cells), rig(model, cells=cells)
     given, taken = sequence("a", prompt, tokens), sequence("a", prompt, tokens)
-    given.hands_over = True
+    given.purpose = Purpose.HANDOVER
     kv_sender.engine.add(given)
     (output,) = kv_sender.engine.step()
     assert kv_receiver.engine.park(taken)

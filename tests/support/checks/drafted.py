@@ -55,8 +55,8 @@ def run(one: Rig, sequences: Iterable[Sequence]) -> dict[str, Made]:
             assert output.accepted >= output.count - 1
             ids = [*(() if known is None else known.ids), *output.ids]
             logprobs = [*(() if known is None else known.logprobs), *output.logprobs]
-            made[name_of(own)] = Made(ids, logprobs, output.finish, own.generated)
-            assert own.computed == own.length - 1 and ids == own.output and logprobs == own.logprobs
+            made[name_of(own)] = Made(ids, logprobs, output.finish, own.record.generated)
+            assert own.computed == own.length - 1 and ids == own.output and logprobs == own.record.logprobs
     assert one.engine.generated - before == sum(len(each.ids) for each in made.values())
     assert all(each.generated == len(each.ids) for each in made.values())
     check_free(one)

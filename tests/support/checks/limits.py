@@ -27,7 +27,6 @@ FIELDS = {
     "Architecture": 30,
     "ModelConfig": 28,
     "RegisteredWorker": 21,
-    "Sequence": 35,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,

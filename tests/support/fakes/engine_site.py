@@ -10,7 +10,7 @@ from seat_world import SeatWorld, formula
 from submitting import submit
 from virtual_site import BEAT, Clock, VirtualProxy
 
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import Branch, FinishReason, Sequence, Standing
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
@@ -67,10 +67,13 @@ class EngineWorker:
     def submit(self, message: Submit) -> None:
         share = FairShare.stated(message.caller, message.weight)
         sequence = Sequence(
-            key_of(message.request_id, message.attempt), message.prompt, SamplingParams.from_wire(message.sampling),
-            frozenset(), wanted=tuple(message.choices), priority=message.priority, share=share,
-        )  # fmt: skip
-        sequence.choice = sequence.choices[0]
+            key_of(message.request_id, message.attempt),
+            message.prompt,
+            SamplingParams.from_wire(message.sampling),
+            frozenset(),
+            branch=Branch.of(tuple(message.choices)),
+            standing=Standing(message.priority, share),
+        )
         request = WorkerRequest(message.sender, message.request_id, message.attempt, sequence, message)
         self.requests[request.key] = request
         self.world.engine.add(sequence, request.known)

@@ -11,7 +11,8 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
 
 BLOCK = 16
 
@@ -57,7 +58,7 @@ class QueueWorld:
 
     def arrive(self, name: str, prompt: list[int], tokens: int = 2, priority: int = 0) -> Sequence:
         made = sequence(name, prompt, tokens)
-        made.priority = priority
+        made.standing.priority = priority
         self.arrived.append(made)
         self.unfinished.add(made)
         return made
@@ -78,7 +79,7 @@ class QueueWorld:
             passed = [one for one in self.scheduler.waiting if one.order < sequence.order]
             assert all(map(self.is_excused, passed)), (sequence.id, [one.id for one in passed])
             admitted = (one for one in self.scheduler.waiting if one.history.admissions)
-            again = [one for one in admitted if one.priority <= sequence.priority]
+            again = [one for one in admitted if one.standing.priority <= sequence.standing.priority]
             assert not again, "those that lost their blocks go first"
             self.admitted.append(sequence.id)
         if found is None:
@@ -89,7 +90,7 @@ class QueueWorld:
     def is_excused(self, passed: Sequence) -> bool:
         """Return whether its peer or the keys of its prompt are not ready yet, or an earlier sequence is computing the
         same prefix."""
-        if passed.keys is None or passed.keys.left:
+        if passed.prefix.keys is None or passed.prefix.keys.left:
             return True
         if passed.remote_prefill is not None:
             return not passed.remote_prefill.is_ready

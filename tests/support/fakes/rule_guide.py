@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from tiny import VOCAB
 
-from pontil.runtime.engine.sequences.guide import Guide
+from pontil.runtime.engine.sequences.token_rules import Guide
 
 Allowed = Callable[[list[int]], set[int]]
 END = 1

@@ -17,7 +17,8 @@ from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.batch import Batch
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence, SequenceState
 from pontil.runtime.foundation.fair_share import FairShare
 
 BLOCK = 8
@@ -57,7 +58,7 @@ class FormulaRunner:
                 cell = one.blocks[position // BLOCK], position % BLOCK
                 if position >= span.start:
                     self.cells[cell] = token
-                assert self.cells[cell] == token, (one.id, one.choice, position)
+                assert self.cells[cell] == token, (one.id, one.branch.choice, position)
             if span.samples:
                 tokens = [formula(one.prompt, choice, end) for choice in one.choices]
                 sampled += [Sampled(one, c, [t], 1, []) for c, t in zip(one.choices, tokens, strict=True)]
@@ -122,7 +123,7 @@ class SeatWorld:
     ) -> Sequence:  # fmt: skip
         prompt = prompt or [len(self.wanted) % 251, *name.encode()]
         made = sequence(name, prompt, tokens, n=n, temperature=1.0)
-        made.share, made.priority = FairShare(caller, weight), priority
+        made.standing.share, made.standing.priority = FairShare(caller, weight), priority
         for choice in range(n):
             named = name if n == 1 else f"{name}/{choice}"
             self.wanted[named] = [formula(prompt, choice, len(prompt) + place) for place in range(tokens)]
@@ -148,11 +149,15 @@ class SeatWorld:
         queues = self.queues
         able = [one for line in queues.lines.values() for one in line if one in queues.paused or not self.awaits(one)]
         assert self.is_tight or queues.is_full or not able
-        most_urgent = min((one.priority for one in able), default=0)
-        wanting = {one.share.caller: one for one in able if one.priority == most_urgent}
-        holding = {one.share.caller for one in queues.running if may_yield(one) and one.priority >= most_urgent}
+        most_urgent = min((one.standing.priority for one in able), default=0)
+        wanting = {one.standing.share.caller: one for one in able if one.standing.priority == most_urgent}
+        holding = {
+            one.standing.share.caller
+            for one in queues.running
+            if may_yield(one) and one.standing.priority >= most_urgent
+        }
         for one in [] if self.is_tight else wanting.values():
-            assert not any(queues.seats.yields(caller, one.share) for caller in holding)
+            assert not any(queues.seats.yields(caller, one.standing.share) for caller in holding)
         assert all(span.sequence in queues.running for span in batch.spans)
         return batch
 

@@ -119,7 +119,7 @@ def sequence(name: str, prompt: list[int], max_tokens: int = 8, **params: object
 
 def name_of(sequence: Sequence) -> str:
     """Return the sequence's id, with the choice's number if there are several."""
-    return sequence.id if sequence.params.n == 1 else f"{sequence.id}/{sequence.choice}"
+    return sequence.id if sequence.params.n == 1 else f"{sequence.id}/{sequence.branch.choice}"
 
 
 def drain(engine: Engine) -> dict[str, list[int]]:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from known_server import FAILS, HOSTILE, REFUSED, KnownServer, known_server
 
 from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.tools.bench.bench import CLOSE, MOST_TRIALS, highest_rate
 from pontil.launcher.tools.bench.bench_run import Outcomes
 from pontil.launcher.tools.bench.command import bench
 from pontil.launcher.tools.bench.figures import Limits, figures_of, spread
-from pontil.launcher.tools.bench.rate_search import CLOSE, MOST_TRIALS, highest_rate
 from pontil.launcher.tools.bench.stream_client import Timing
 
 

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from pontil.gpu_ops.kv.digest import block_digests, digest_weights
 from pontil.runtime.cache.tier import disk_tier, private_folder
 from pontil.runtime.cache.tier.chain import TierChain
-from pontil.runtime.cache.tier.disk_records import NOTHING, RECORD_BYTES
-from pontil.runtime.cache.tier.disk_tier import DiskTier
+from pontil.runtime.cache.tier.disk_tier import NOTHING, RECORD_BYTES, DiskTier
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
 from pontil.runtime.cache.tier.tier import Block, KVTier
 

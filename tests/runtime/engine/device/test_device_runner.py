@@ -69,9 +69,11 @@ def test_tokens_and_logprobs_are_those_of_the_plain_runner(model: Model) -> None
     found, ours = run(engine)
     assert found == expected
     for one, other in zip(ours, theirs, strict=True):
-        assert nearly(one.logprobs, other.logprobs)
-        assert [made is None for made in one.prompt_logprobs] == [made is None for made in other.prompt_logprobs]
-        assert nearly(one.prompt_logprobs[1:], other.prompt_logprobs[1:])  # type: ignore[arg-type]
+        assert nearly(one.record.logprobs, other.record.logprobs)
+        assert [made is None for made in one.record.prompt_logprobs] == [
+            made is None for made in other.record.prompt_logprobs
+        ]
+        assert nearly(one.record.prompt_logprobs[1:], other.record.prompt_logprobs[1:])  # type: ignore[arg-type]
 
 
 def test_recorded_steps_drafts_and_few_blocks_change_nothing(model: Model) -> None:

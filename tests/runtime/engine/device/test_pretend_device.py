@@ -112,7 +112,7 @@ def test_edits_and_logprobs_wait_for_nothing(site: Site, settings: dict[str, obj
         tape = site.step()
         launched = len(tape.kernels) > 0
         assert (tape.to_device, tape.to_host) == (launched, launched)
-    assert len(one.output) == 4 and len(one.logprobs) == (4 if "logprobs" in settings else 0)
+    assert len(one.output) == 4 and len(one.record.logprobs) == (4 if "logprobs" in settings else 0)
 
 
 def test_recorded_decode_steps_are_started_again_and_their_memory_is_known(site: Site) -> None:

@@ -19,8 +19,8 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import WINDOW
+from pontil.runtime.engine.sequences.draft_state import TargetStates
 from pontil.runtime.engine.sequences.sequence import FinishReason
-from pontil.runtime.engine.sequences.target_states import TargetStates
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_layer
@@ -128,7 +128,7 @@ def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     one.scheduler.drafts.most = 3
     one.engine.step()
     again = head_in(one).followers[made].twin
-    assert again is not first and first.skipped == 1 < again.skipped
+    assert again is not first and first.drafting.skipped == 1 < again.drafting.skipped
     while one.engine.has_work:
         one.engine.step()
     assert made.output == plain.ids
@@ -145,7 +145,7 @@ def test_a_layer_may_begin_with_the_newest_states_only(pair: Drafting) -> None:
         one.engine.step()
     head.narrow(made, 6)
     twin = head.followers[made].twin
-    assert head.missing(made) == 6 and head.feeds[twin].base == twin.skipped - 1 == made.length - 7
+    assert head.missing(made) == 6 and head.feeds[twin].base == twin.drafting.skipped - 1 == made.length - 7
     assert head.read(made, 5) == 5
     one.scheduler.drafts.most = 3
     while one.engine.has_work:

@@ -150,7 +150,7 @@ def test_an_end_inside_a_models_draft_is_the_end(model: Model) -> None:
         text = tuple(full.ids[at - 1 : at + 1])
         by_id, by_text = sequence("id", REPEATING, 40), sequence("text", REPEATING, 40)
         by_id.stop_token_ids = frozenset({full.ids[at]})
-        by_text.stops = SequenceStops(partial(Stops, text))
+        by_text.rules.stops = SequenceStops(partial(Stops, text))
         found = run(drafting(model, model, 8), [by_id, by_text])
         assert found["id"].ids == full.ids[: full.ids.index(full.ids[at]) + 1]
         assert found["text"].finish is FinishReason.STOP and tuple(found["text"].ids[-2:]) == text

@@ -7,7 +7,8 @@ from tiny import Rig, build, check_free, computed_by, drain, reference, rig, seq
 
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Tile
-from pontil.runtime.engine.sequences.sequence import FinishReason, Known, Sequence, SequenceState
+from pontil.runtime.engine.sequences.output_record import Known
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence, SequenceState
 from pontil.runtime.models.model import Model
 
 SAMPLED = {"temperature": 1.3, "top_p": 0.95}
@@ -108,7 +109,7 @@ def test_another_salt_finds_nothing(model: Model) -> None:
     ours = rig(model)
     for salt, cached in (("", 0), ("tenant", 0), ("tenant", 31), ("", 31)):
         one = sequence("a", prompt(32), 3)
-        one.salt = salt
+        one.prefix.salt = salt
         ours.engine.add(one)
         drain(ours.engine)
         assert one.history.cached == cached
@@ -250,7 +251,7 @@ def hand_over(kv_sender: Rig, kv_receiver: Rig, tokens: list[int]) -> int:
     """Hand over one request, with the missing blocks copied by hand; return how many leading blocks needed no copy."""
     model = kv_sender.runner.model
     given, taken = (sequence("a", tokens, 12, **SAMPLED) for _ in range(2))
-    given.hands_over = True
+    given.purpose = Purpose.HANDOVER
     kv_sender.engine.add(given)
     (output,) = kv_sender.engine.step()
     assert kv_receiver.engine.park(taken)

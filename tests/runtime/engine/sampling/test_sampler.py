@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pontil.runtime.engine.sampling.logit_entries import edit
 from pontil.runtime.engine.sampling.sampler import sample_rows
-from pontil.runtime.engine.sequences.sampling_state import TokenCounts, penalized
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.token_rules import TokenCounts, penalized
 from pontil.runtime.sampling_params import SamplingParams
 
 # Kinds of requests, to be mixed in a batch.
@@ -41,7 +41,7 @@ def made(number: int, seed: int, output: int = 0, vocabulary: int = VOCAB) -> Se
     words = torch.randint(0, vocabulary, (30 + output,), generator=torch.Generator().manual_seed(seed)).tolist()
     one = sequence(str(number), words[:30], 30, seed=seed, **KINDS[number % len(KINDS)])
     one.output += words[30:]
-    one.choice = 1 if output else 0
+    one.branch.choice = 1 if output else 0
     one.stop_token_ids = frozenset({2, 11})
     return one
 
@@ -69,11 +69,11 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
     assert len({one.tokens[0] for one in together}) > 1
     for one in together[1:]:
         fork = made(6, 3)
-        fork.choice, fork.forked = one.choice, True
+        fork.branch.choice, fork.branch.forked = one.choice, True
         (alone,) = sample_rows(logits, [fork])
         assert (alone.choice, alone.tokens) == (one.choice, one.tokens)
     first.output += together[0].tokens
-    first.forked = True
+    first.branch.forked = True
     assert [one.choice for one in sample_rows(logits, [first])] == [0]
 
 
@@ -88,7 +88,7 @@ def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, outpu
         logits = random(7, VOCAB, seed=seed)
         logits[:, 2] += 8 * (seed % 2)
         one = made(number, seed, output)
-        one.forked = True
+        one.branch.forked = True
         steps = []
         for row in range(7):
             steps += sample_rows(logits[row : row + 1], [one])
@@ -96,7 +96,7 @@ def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, outpu
         tokens = [token for step in steps for token in step.tokens]
         for right in range(7):
             fresh = made(number, seed, output)
-            fresh.forked = True
+            fresh.branch.forked = True
             draft = (*tokens[:right], *((token + 1) % VOCAB for token in tokens[right:6]))
             (together,) = sample_rows(logits, [fresh], [draft])
             assert together.tokens == tokens[: right + 1] and together.count == right + 1 and together.drafted == 6
@@ -295,14 +295,18 @@ def test_prompt_logprobs_are_those_of_transformers(model: Any, budget: int) -> N
     drain(engine)
     with torch.no_grad():
         expected = reference()(torch.tensor([words])).logits[0].log_softmax(-1)
-    assert asks.prompt_logprobs[0] is None and len(asks.prompt_logprobs) == 300 and len(other.prompt_logprobs) == 9
-    for position, found in enumerate(asks.prompt_logprobs[1:], 1):
+    assert (
+        asks.record.prompt_logprobs[0] is None
+        and len(asks.record.prompt_logprobs) == 300
+        and len(other.record.prompt_logprobs) == 9
+    )
+    for position, found in enumerate(asks.record.prompt_logprobs[1:], 1):
         assert found is not None
         (token, logprob, rank), first, second = found.entries
         assert token == words[position] and logprob == pytest.approx(expected[position - 1, token].item(), abs=1e-3)
         assert (first[2], second[2]) == (1, 2) and first[1] >= second[1]
         assert (rank == 1) == (first[0] == token)
-    assert [len(found.entries) for found in other.prompt_logprobs if found] == [1] * 8
+    assert [len(found.entries) for found in other.record.prompt_logprobs if found] == [1] * 8
 
 
 def test_prompt_logprobs_are_recorded_once_however_often_the_prompt_is_computed(model: Any) -> None:
@@ -311,13 +315,13 @@ def test_prompt_logprobs_are_recorded_once_however_often_the_prompt_is_computed(
     drain_one = rig(model)
     drain_one.engine.add(one)
     drain(drain_one.engine)
-    first = list(one.prompt_logprobs)
+    first = list(one.record.prompt_logprobs)
     again = sequence("a", words, 3, prompt_logprobs=1)
-    again.prompt_logprobs, again.output = list(first[:20]), one.output[:1]
+    again.record.prompt_logprobs, again.output = list(first[:20]), one.output[:1]
     replay = rig(model, budget=16)
     replay.engine.add(again)
     drain(replay.engine)
-    assert again.prompt_logprobs == first and again.output == one.output
+    assert again.record.prompt_logprobs == first and again.output == one.output
 
 
 @pytest.mark.parametrize("number", [number for number, kind in enumerate(KINDS) if "n" not in kind])

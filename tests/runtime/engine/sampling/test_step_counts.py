@@ -150,7 +150,7 @@ def test_a_steps_report_carries_counts_beside_ids(ours: Rig) -> None:  # A2
     while ours.engine.has_work:
         outputs += ours.engine.step()
     assert len(outputs) == 27 and all(output.count == len(output.ids) == 1 for output in outputs)
-    assert {output.sequence.generated for output in outputs} == {9}
+    assert {output.sequence.record.generated for output in outputs} == {9}
 
 
 def test_counts_reach_the_worker_from_shapes_and_not_from_ids(ours: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_counts_reach_the_worker_from_shapes_and_not_from_ids(ours: Rig, monkeyp
     one = sequence("a", [7] * 20, 5)
     ours.engine.add(one)
     drain(ours.engine)
-    assert (one.generated, len(one.output)) == (10, 5)
+    assert (one.record.generated, len(one.output)) == (10, 5)
 
 
 def test_rejected_drafts_are_not_counted_without_an_index(monkeypatch: pytest.MonkeyPatch) -> None:  # A1
