@@ -99,7 +99,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         named = f"{named} {config.quantization}"
     kept = open_kept(config, bits_identity(config, model_config, checkpoint.fingerprint, layout, dtype, named))
     left = None if kept is None else kept.num_blocks
-    num_blocks = count_blocks(config, model, layout, weights.shelf.size) if left is None else left
+    num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept
     )  # fmt: skip
@@ -176,7 +176,7 @@ def open_packing(
     model = PackedModel(
         checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization, config.rank, config.ranks
     )
-    shelf = shelf_for(config.cache_path, model, report.progress)
+    shelf = shelf_for(config.cache_path, model, report.progress, next(iter(config.weights_memory), None))
     stored = None
     if isinstance(checkpoint, GgufCheckpoint) and config.quantization == "gguf":
         stored = checkpoint.embedding_type

@@ -56,13 +56,15 @@ def cache(tmp_path: Path) -> Path:
 class Loading:
     """A process that loads a model with kernels, and may have its weights from another one."""
 
-    def __init__(self, path: Path, cache: Path | None, quantization: str = "none", rank: int = 0) -> None:
+    def __init__(
+        self, path: Path, cache: Path | None, quantization: str = "none", rank: int = 0, memory: int | None = None
+    ) -> None:
         checkpoint = self.checkpoint = open_checkpoint(path)
         library = kernels.opened()
         packed = PackedModel(
             checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
         )
-        self.shelf: Shelf = shelf_for(cache, packed, lambda text: None)
+        self.shelf: Shelf = shelf_for(cache, packed, lambda text: None, memory)
         tensors, stored = checkpoint.tensors(torch.bfloat16), None
         if isinstance(checkpoint, GgufCheckpoint) and quantization == "gguf":
             tensors, stored = checkpoint.levels(torch.bfloat16, stored_rows=True), checkpoint.embedding_type
@@ -225,6 +227,92 @@ def test_a_full_disk_has_each_process_keep_its_own(
 def test_where_no_file_can_be_written_weights_are_private(model: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     assert isinstance(Loading(model, tmp_path / "cache").shelf, PrivateShelf)
+
+
+@pytest.fixture
+def no_folder(tmp_path: Path) -> Path:
+    """A cache directory in which nothing can be written."""
+    (tmp_path / "file").write_text("not a folder")
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The file that a launcher holds."""
+    file = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    yield file
+    os.close(file)
+
+
+def test_where_no_file_can_be_written_memory_of_the_launch_is_shared(
+    model: Path, no_folder: Path, memory: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, built = bits(Loading(model, None).model()), []
+    for kind in (WritingShelf, MappedShelf, MappedShelf):
+        loading = Loading(model, no_folder, memory=memory)
+        built.append(loading.model())
+        assert isinstance(loading.shelf, kind) and bits(built[-1]) == expected
+        # The system does not count it as free.
+        assert loading.shelf.reclaimable == 0
+    assert len([line for line in caplog.messages if "in memory that the workers of this launch share" in line]) == 3
+    for change in (lambda: os.truncate(memory, 0), lambda: os.pwrite(memory, b"x", 0)):
+        with pytest.raises(PermissionError):
+            change()
+    assert all(bits(one) == expected for one in built)
+
+
+def test_a_full_disk_has_the_launch_share_memory(
+    model: Path, cache: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "lack_of_room", lambda folder, size: "full")
+    first = Loading(model, cache, memory=memory)
+    first.model()
+    assert isinstance(first.shelf, WritingShelf) and not packed_files_of(cache)
+    assert isinstance(Loading(model, cache, memory=memory).shelf, MappedShelf)
+
+
+def test_memory_is_not_used_where_a_file_can_be(model: Path, cache: Path, memory: int) -> None:
+    Loading(model, cache, memory=memory).model()
+    assert packed_files_of(cache) and os.fstat(memory).st_size == 0
+
+
+def test_who_dies_while_it_packs_into_memory_leaves_it_to_the_next(model: Path, no_folder: Path, memory: int) -> None:
+    pid = os.fork()
+    if not pid:
+        dying = Loading(model, no_folder, memory=memory)
+        dying.weights.take(
+            "model.embed_tokens.weight", dying.checkpoint.config.vocab_size, dying.checkpoint.config.hidden_size
+        )
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert os.fstat(memory).st_size > 0
+    again = Loading(model, no_folder, memory=memory)
+    assert isinstance(again.shelf, WritingShelf)
+    again.model()
+    assert isinstance(Loading(model, no_folder, memory=memory).shelf, MappedShelf)
+
+
+def test_who_comes_while_another_packs_into_memory_waits_for_it(model: Path, no_folder: Path, memory: int) -> None:
+    first, second = Loading(model, no_folder, memory=memory), list[Loading]()
+    waiting = threading.Thread(target=lambda: second.append(Loading(model, no_folder, memory=memory)))
+    waiting.start()
+    first.model()
+    waiting.join(timeout=60)
+    assert isinstance(first.shelf, WritingShelf) and isinstance(second[0].shelf, MappedShelf)
+
+
+def test_weights_of_a_file_that_was_changed_are_not_taken_from_memory(
+    model: Path, no_folder: Path, memory: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The memory is sealed, and others compute with what is in it."""
+    Loading(model, no_folder, memory=memory).model()
+    (file,) = model.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    changed = Loading(model, no_folder, memory=memory)
+    assert isinstance(changed.shelf, PrivateShelf) and "files that were changed since" in caplog.messages[-1]
+    assert bits(changed.model()) == bits(Loading(model, None).model())
 
 
 def test_nobody_writes_what_others_read(model: Path, cache: Path) -> None:
