@@ -246,7 +246,7 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
-    shared = demand.shares_weights and are_shared(path, config, demand.quantization, demand.has_kernels)
+    shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
     return Footprint(
         weights.held, kv, 0, IMPORTED_BYTES + max(SERVING_BYTES, weights.freed), IMPORTED_BYTES + weights.packing,
         ahead, weights.held if shared else 0,

@@ -3,6 +3,7 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -28,7 +29,8 @@ class SharedPlace(Protocol):
 
 
 class NamedFile:
-    """A file that gets its name once it is whole and on the disk. Nobody has it open to write from then on."""
+    """A file that gets its name once it is whole and on the disk. Somebody who cut it off would end all processes that
+    map it, so from then on even its owner cannot open it to write."""
 
     reclaimable = True
 
@@ -40,6 +42,7 @@ class NamedFile:
 
     def publish(self, file: IO[bytes]) -> None:
         os.fsync(file.fileno())
+        os.fchmod(file.fileno(), stat.S_IRUSR)
         self.partial.rename(self.path)
 
     def give_up(self) -> None:

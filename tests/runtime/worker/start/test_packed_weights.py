@@ -14,24 +14,17 @@ import kernels
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from packed_loading import Loading, bits, change, packed_files_of
 from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 
-from pontil.gpu_ops.kernels.linear import matrix_of
 from pontil.gpu_ops.kernels.weights import arena
 from pontil.gpu_ops.kernels.weights.packed_file import read_index
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf
-from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.models.layers.decoder import Decoder
-from pontil.runtime.models.stored_rows import StoredRows
-from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files, packed_weights
 from pontil.runtime.worker.start.packed_files import SUFFIX
-from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
 
 PROMPT = torch.arange(3, 40)
 Q8_0 = GGMLQuantizationType.Q8_0
@@ -51,42 +44,6 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-class Loading:
-    """A process that loads a model with kernels, and may have its weights from another one."""
-
-    def __init__(
-        self, path: Path, cache: Path | None, quantization: str = "none", rank: int = 0, memory: int | None = None
-    ) -> None:
-        checkpoint = self.checkpoint = open_checkpoint(path)
-        library = kernels.opened()
-        packed = PackedModel(
-            checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
-        )
-        self.shelf: Shelf = shelf_for(cache, packed, lambda text: None, memory)
-        tensors, stored = checkpoint.tensors(torch.bfloat16), None
-        if isinstance(checkpoint, GgufCheckpoint) and quantization == "gguf":
-            tensors, stored = checkpoint.levels(torch.bfloat16, stored_rows=True), checkpoint.embedding_type
-        packing = Packing(library, quantization == "int8", self.shelf, stored)
-        self.weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, packing)
-
-    def model(self) -> Decoder:
-        built = build_model(self.checkpoint.config, self.weights)
-        assert isinstance(built, Decoder)
-        return built
-
-
-def bits(model: Decoder) -> list[bytes]:
-    """Return every packed word and every embedding."""
-    matrices = [part for product in model.linears for part in matrix_of(product).parts if part is not None]
-    rows = model.embedding
-    table = rows.blocks if isinstance(rows, StoredRows) else rows
-    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, table]]
-
-
-def packed_files_of(cache: Path) -> list[Path]:
-    return sorted((cache / FOLDER).glob(f"*{SUFFIX}"))
 
 
 @pytest.mark.parametrize(
@@ -134,9 +91,7 @@ def test_a_model_that_was_changed_is_packed_anew(model: Path, cache: Path) -> No
 def test_a_damaged_file_is_packed_anew(model: Path, cache: Path, place: int) -> None:
     expected = bits(Loading(model, cache).model())
     (file,) = packed_files_of(cache)
-    data = bytearray(file.read_bytes())
-    data[place] ^= 1
-    file.write_bytes(data)
+    change(file, place)
     again = Loading(model, cache)
     assert isinstance(again.shelf, WritingShelf) and bits(again.model()) == expected
     assert isinstance(Loading(model, cache).shelf, MappedShelf)
@@ -147,9 +102,7 @@ def test_a_damaged_file_is_summed_and_warned_of_once(
 ) -> None:
     Loading(model, cache).model()
     (file,) = packed_files_of(cache)
-    data = bytearray(file.read_bytes())
-    data[10] ^= 1
-    file.write_bytes(data)
+    change(file, 10)
     Loading(model, cache).model()
     assert len([line for line in caplog.messages if "packed anew" in line]) == 1
 
@@ -158,6 +111,7 @@ def test_a_damaged_file_is_summed_and_warned_of_once(
 def test_a_file_that_was_cut_off_is_packed_anew(model: Path, cache: Path, share: float) -> None:
     Loading(model, cache).model()
     (file,) = packed_files_of(cache)
+    file.chmod(0o600)
     os.truncate(file, int(share * file.stat().st_size))
     again = Loading(model, cache)
     assert isinstance(again.shelf, WritingShelf)
@@ -227,92 +181,6 @@ def test_a_full_disk_has_each_process_keep_its_own(
 def test_where_no_file_can_be_written_weights_are_private(model: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     assert isinstance(Loading(model, tmp_path / "cache").shelf, PrivateShelf)
-
-
-@pytest.fixture
-def no_folder(tmp_path: Path) -> Path:
-    """A cache directory in which nothing can be written."""
-    (tmp_path / "file").write_text("not a folder")
-    return tmp_path / "file"
-
-
-@pytest.fixture
-def memory() -> Iterator[int]:
-    """The file that a launcher holds."""
-    file = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    yield file
-    os.close(file)
-
-
-def test_where_no_file_can_be_written_memory_of_the_launch_is_shared(
-    model: Path, no_folder: Path, memory: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    expected, built = bits(Loading(model, None).model()), []
-    for kind in (WritingShelf, MappedShelf, MappedShelf):
-        loading = Loading(model, no_folder, memory=memory)
-        built.append(loading.model())
-        assert isinstance(loading.shelf, kind) and bits(built[-1]) == expected
-        # The system does not count it as free.
-        assert loading.shelf.reclaimable == 0
-    assert len([line for line in caplog.messages if "in memory that the workers of this launch share" in line]) == 3
-    for change in (lambda: os.truncate(memory, 0), lambda: os.pwrite(memory, b"x", 0)):
-        with pytest.raises(PermissionError):
-            change()
-    assert all(bits(one) == expected for one in built)
-
-
-def test_a_full_disk_has_the_launch_share_memory(
-    model: Path, cache: Path, memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packed_weights, "lack_of_room", lambda folder, size: "full")
-    first = Loading(model, cache, memory=memory)
-    first.model()
-    assert isinstance(first.shelf, WritingShelf) and not packed_files_of(cache)
-    assert isinstance(Loading(model, cache, memory=memory).shelf, MappedShelf)
-
-
-def test_memory_is_not_used_where_a_file_can_be(model: Path, cache: Path, memory: int) -> None:
-    Loading(model, cache, memory=memory).model()
-    assert packed_files_of(cache) and os.fstat(memory).st_size == 0
-
-
-def test_who_dies_while_it_packs_into_memory_leaves_it_to_the_next(model: Path, no_folder: Path, memory: int) -> None:
-    pid = os.fork()
-    if not pid:
-        dying = Loading(model, no_folder, memory=memory)
-        dying.weights.take(
-            "model.embed_tokens.weight", dying.checkpoint.config.vocab_size, dying.checkpoint.config.hidden_size
-        )
-        os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert os.fstat(memory).st_size > 0
-    again = Loading(model, no_folder, memory=memory)
-    assert isinstance(again.shelf, WritingShelf)
-    again.model()
-    assert isinstance(Loading(model, no_folder, memory=memory).shelf, MappedShelf)
-
-
-def test_who_comes_while_another_packs_into_memory_waits_for_it(model: Path, no_folder: Path, memory: int) -> None:
-    first, second = Loading(model, no_folder, memory=memory), list[Loading]()
-    waiting = threading.Thread(target=lambda: second.append(Loading(model, no_folder, memory=memory)))
-    waiting.start()
-    first.model()
-    waiting.join(timeout=60)
-    assert isinstance(first.shelf, WritingShelf) and isinstance(second[0].shelf, MappedShelf)
-
-
-def test_weights_of_a_file_that_was_changed_are_not_taken_from_memory(
-    model: Path, no_folder: Path, memory: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The memory is sealed, and others compute with what is in it."""
-    Loading(model, no_folder, memory=memory).model()
-    (file,) = model.glob("*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    changed = Loading(model, no_folder, memory=memory)
-    assert isinstance(changed.shelf, PrivateShelf) and "files that were changed since" in caplog.messages[-1]
-    assert bits(changed.model()) == bits(Loading(model, None).model())
 
 
 def test_nobody_writes_what_others_read(model: Path, cache: Path) -> None:
