@@ -25,6 +25,7 @@ from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
+from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
@@ -170,7 +171,11 @@ def read_weights(
 
 
 def open_packing(
-    config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary, report: Reporter
+    config: WorkerConfig,
+    checkpoint: Checkpoint | EncoderCheckpoint,
+    dtype: str,
+    kernels: KernelLibrary,
+    report: Reporter,
 ) -> Packing:
     """Find what other processes of this host have packed of the same weights for the same kernels."""
     model = PackedModel(
