@@ -160,7 +160,7 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     from pontil.runtime.probe.footprint import MemoryDemand, check_memory
 
     cache = Path(config["cache_dir"])
-    demands = {name: MemoryDemand(**demand, cache_dir=str(cache)) for name, demand in config["demands"].items()}
+    demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     found = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     for name, demand in demands.items():
@@ -227,9 +227,7 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
 
     found = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
     try:
-        demands = {
-            name: MemoryDemand(**each, cache_dir=config["cache_dir"]) for name, each in config["demands"].items()
-        }
+        demands = {name: MemoryDemand(**each, shares_weights=True) for name, each in config["demands"].items()}
         lines = [memory_lines(path, demands[name]) for name, path in found.items() if path]
         return [line for some in lines for line in some] if lines else None
     except PontilError as error:

@@ -15,6 +15,7 @@ from pontil.launcher.child.kept_memory import KeptMemory
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
+from pontil.launcher.child.shared_weights import SharedWeights
 from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING
@@ -28,10 +29,14 @@ class Child:
     """One child, started and ended as a whole: a process, or the ranks of a worker. `group` is set exactly while a
     process exists, that is, while `state.alive`."""
 
-    def __init__(self, plan: ChildPlan, starter: ProcessStarter, handed: Mapping[str, Sequence[int]] = NOTHING) -> None:
-        """Name the child. `handed` are the launcher's descriptors that each process of a proxy gets."""
+    def __init__(
+        self, plan: ChildPlan, starter: ProcessStarter, handed: Mapping[str, Sequence[int]] = NOTHING,
+        weights: SharedWeights | None = None,
+    ) -> None:  # fmt: skip
+        """Name the child. `handed` are the launcher's descriptors that each process of a proxy gets, and `weights` has
+        those that workers share."""
         self.plan = plan
-        self.handed = handed
+        self.handed, self.weights = handed, weights
         self.starter = starter
         # The initial state is that of a child that exited long ago and whose restart is due.
         self.state = ChildState.BACKOFF
@@ -108,9 +113,7 @@ class Child:
     def start(self, now: float) -> None:
         """Start its processes. Raises OSError if the system cannot create one; the child's state is then unchanged."""
         assert self.group is None
-        kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
-        handed = kept or [self.handed] * self.plan.ranks
-        self.group = RankGroup(self.plan, self.starter, now, handed)
+        self.group = RankGroup(self.plan, self.starter, now, self.descriptors())
         self.starts += 1
         self.settled = self.ready_at = None
         self.move(ChildState.STARTING)
@@ -118,6 +121,15 @@ class Child:
             self.send_order()
         if self.group.complaint:
             self.kill()
+
+    def descriptors(self) -> list[Mapping[str, Sequence[int]]]:
+        """Return the launcher's descriptors for each of its processes."""
+        kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
+        weights = [NOTHING if self.weights is None else self.weights.handed(one) for one in self.plan.members]
+        return [
+            {**self.handed, **own, **shared}
+            for own, shared in zip(kept or [NOTHING] * len(weights), weights, strict=True)
+        ]
 
     def assign(self, role: str, drain: float | None) -> None:
         """Give a worker, never a proxy, its role and drain order, for this process and its restarts."""

@@ -6,11 +6,12 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
+from pontil.launcher.child.shared_weights import SharedWeights
 from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.control.control_socket import NAME, ControlSocket
 from pontil.launcher.control.run_directory import RunDirectory
@@ -52,7 +53,8 @@ KILL_GRACE = 5.0
 class Orders:
     """A supervisor's orders. `starter` starts children; `gpu_tool` queries GPU memory, if there are GPUs. More workers
     can be added on `machine`; `shares_devices` says whether several may use one device; `chaos` has the terms under
-    which workers may be disturbed, if they may. Proxies take connections at the `address`."""
+    which workers may be disturbed, if they may. Proxies take connections at the `address`. Workers may share `weights`
+    in memory."""
 
     topology: Topology
     starter: ProcessStarter
@@ -66,6 +68,7 @@ class Orders:
     reloader: Reloader | None = None
     chaos: ChaosTerms | None = None
     address: tuple[str, int] | None = None
+    weights: SharedWeights = field(default_factory=SharedWeights)
 
 
 class Supervisor:
@@ -222,6 +225,7 @@ class Supervisor:
             child.memory.close()
         self.port.close()
         self.orders.starter.close()
+        self.orders.weights.close()
         self.table.close()
         self.control.close()
         self.selector.close()
@@ -232,7 +236,7 @@ class Supervisor:
 
     def child(self, plan: ChildPlan) -> Child:
         handed = self.port.handed if plan.is_proxy else NOTHING
-        return Child(plan, self.orders.starter, handed)
+        return Child(plan, self.orders.starter, handed, self.orders.weights)
 
     def spawn(self, child: Child) -> None:
         now = self.clock()

@@ -156,8 +156,10 @@ class WorkerConfig(WorkerOptions):
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
     process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
-    it does for a worker on a CPU. With `allow_chaos` the supervisor may cut the link over which KV blocks come, and
-    stall all others."""
+    it does for a worker on a CPU. `weights_memory` are those of a file for the packed weights of its model, and of one
+    for what guesses for it, in which all workers of a launch have them once where the cache cannot
+    (launcher/child/shared_weights.py). With `allow_chaos` the supervisor may cut the link over which KV blocks come,
+    and stall all others."""
 
     name: str
     role: WorkerRole
@@ -183,6 +185,7 @@ class WorkerConfig(WorkerOptions):
     version: str | None = None
     kept_memory: tuple[int, int] | None = None
     more_controls: tuple[str, ...] = ()
+    weights_memory: tuple[int, ...] = ()
 
     @property
     def step_size(self) -> StepSize:
@@ -223,5 +226,6 @@ def worker_config(values: dict[str, Any]) -> WorkerConfig:
         "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines,
         "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
         "more_controls": tuple(values.get("more_controls", ())),
+        "weights_memory": tuple(values.get("weights_memory", ())),
     }  # fmt: skip
     return WorkerConfig(**{**values, **made})

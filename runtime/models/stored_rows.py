@@ -32,8 +32,11 @@ class StoredRows:
     dtype: torch.dtype
 
     def __getitem__(self, ids: Tensor) -> Tensor:
-        found = self.kind.read(self.blocks[ids].view(-1, self.kind.size))
         columns = self.blocks.shape[1] // self.kind.size * self.kind.numbers
+        if not ids.numel():
+            # Readers divide blocks into groups, for which there must be some.
+            return torch.empty(*ids.shape, columns, dtype=self.dtype)
+        found = self.kind.read(self.blocks[ids].view(-1, self.kind.size))
         return found.view(*ids.shape, columns).to(self.dtype)
 
 

@@ -31,7 +31,7 @@ IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 64 << 20
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
     the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
-    `kv_tier_memory` bytes of host memory besides. Without a `cache_dir` each has its weights alone."""
+    `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`."""
 
     dtype: str
     kv_cache_dtype: str
@@ -45,7 +45,7 @@ class MemoryDemand:
     drafting: Sequence[bool] = ()
     kv_tier_memory: int = 0
     has_kernels: bool = True
-    cache_dir: str | None = None
+    shares_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +246,7 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
-    cache = None if demand.cache_dir is None else Path(demand.cache_dir)
-    shared = are_shared(path, config, demand.quantization, cache, demand.has_kernels)
+    shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
     return Footprint(
         weights.held, kv, 0, IMPORTED_BYTES + max(SERVING_BYTES, weights.freed), IMPORTED_BYTES + weights.packing,
         ahead, weights.held if shared else 0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The question of whether the workers of a host will have their packed weights once, in a file that all of them map.
+"""The question of whether the workers of a launch will have their packed weights once, and where a file of them fits.
 
 torch is not imported: this is asked before the first worker starts.
 """
@@ -21,13 +21,12 @@ PACKED_SHARE, SPARED_BYTES = 2, 1 << 30
 NEED_KERNELS = ("int8", "gguf")
 
 
-def are_shared(path: Path, config: ModelConfig, quantization: str, cache: Path | None, has_kernels: bool) -> bool:
-    """Return whether a worker that computes on a CPU's cores, with kernels if it can, will pack these weights into a
-    file of the cache, or find it there."""
-    if cache is None or not has_kernels or (config.weight_block is not None and quantization not in NEED_KERNELS):
+def are_shared(path: Path, config: ModelConfig, quantization: str, has_kernels: bool) -> bool:
+    """Return whether workers that compute on a CPU's cores, with kernels if they can, have these weights once: in a
+    file of the cache, or else in memory that the launcher holds."""
+    if not has_kernels or (config.weight_block is not None and quantization not in NEED_KERNELS):
         return False
-    size = bytes_of(path)
-    return size >= LEAST_BYTES and lack_of_room(cache.expanduser() / FOLDER, size) is None
+    return bytes_of(path) >= LEAST_BYTES
 
 
 def bytes_of(path: Path) -> int:

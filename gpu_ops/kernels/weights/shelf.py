@@ -19,6 +19,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE, Arena, fresh
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack
 from pontil.gpu_ops.kernels.weights.packed_file import PIECE, PackedFileError, PackedIndex, read_index, write_index
+from pontil.gpu_ops.kernels.weights.places import SharedPlace
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 
 # The protection of memory by the system (sys/mman.h).
@@ -36,13 +37,13 @@ Packable = tuple[Tensor | QuantizedWeights, Tensor | None]
 
 class Shelf(Protocol):
     """The weights of a model as it takes them, under the same names in the same order in each process that loads it.
-    Whether the shelf `reads` the checkpoint: else it calls no `make`. `size` is that of a file whose pages hold them,
-    in bytes: the system counts these as memory that is free."""
+    Whether the shelf `reads` the checkpoint: else it calls no `make`. So many bytes of them are `reclaimable`: the
+    system counts these as memory that is free."""
 
     reads: bool
 
     @property
-    def size(self) -> int: ...
+    def reclaimable(self) -> int: ...
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor: ...
 
@@ -55,7 +56,7 @@ class Shelf(Protocol):
 class PrivateShelf:
     """Weights in the memory of this process."""
 
-    reads, size = True, 0
+    reads, reclaimable = True, 0
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         return make()
@@ -68,23 +69,26 @@ class PrivateShelf:
 
 
 class WritingShelf:
-    """Weights in the memory of a file that is written as they are made, and gets its name once they are `finish`ed.
-    This process uses them too, and from then on can write them no more. A disk that fills has the rest be private, and
-    the file be given up. The `lock` is held until then."""
+    """Weights in the memory of a file that is written as they are made, and published once they are `finish`ed. This
+    process uses them too, and from then on can write them no more. A disk that fills has the rest be private, and the
+    file be given up. The `lock` is held until then."""
 
     reads = True
 
-    def __init__(self, path: Path, about: dict[str, object], lock: IO[bytes]) -> None:
+    def __init__(self, place: SharedPlace, about: dict[str, object], lock: IO[bytes]) -> None:
         """Raises OSError."""
-        self.path, self.about, self.lock = path, about, lock
-        self.partial = path.with_suffix(".partial")
-        self.file = self.partial.open("w+b")
+        self.place, self.about, self.lock = place, about, lock
+        self.file = place.begin()
         # Address, place in the file, and size of each region, with what maps it.
         self.regions: list[tuple[int, int, int, mmap.mmap]] = []
         self.items: list[dict[str, object]] = []
         self.size = 0
         self.failure: OSError | None = None
         self.arena = Arena(self.grow)
+
+    @property
+    def reclaimable(self) -> int:
+        return self.size if self.place.reclaimable else 0
 
     def grow(self, size: int) -> Tensor:
         """Map so many bytes more of the file, as whole huge pages."""
@@ -123,16 +127,15 @@ class WritingShelf:
         return {name: self.described(one) if isinstance(one, Tensor) else one for name, one in values.items()}
 
     def finish(self) -> None:
-        """Write the index and have the system write all of it to the disk; then give the file its name."""
+        """Write the index, and publish the file."""
         try:
             if self.failure is not None:
                 raise self.failure
             self.write_index()
-            os.fsync(self.file.fileno())
-            self.partial.rename(self.path)
+            self.place.publish(self.file)
         except OSError as error:
             logger.warning("weights are not shared with other processes: %s", error)
-            self.partial.unlink(missing_ok=True)
+            self.place.give_up()
         finally:
             self.file.close()
             self.lock.close()
@@ -149,11 +152,11 @@ class MappedShelf:
 
     reads = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reclaimable: bool = True) -> None:
         """Raises OSError, and PackedFileError where the file is damaged."""
         self.index = read_index(path)
-        self.size = self.index.size
-        self.memory = mapped(path, self.size)
+        self.reclaimable = self.index.size if reclaimable else 0
+        self.memory = mapped(path, self.index.size)
         if sums_of(self.memory.numpy()) != self.index.sums:
             raise PackedFileError(f"{path} is damaged")
         self.next = 0

@@ -107,8 +107,12 @@ class EncoderCheckpoint:
         check_kinds(places, directory)
         return cls(config, fingerprint(config, files), places)
 
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(place.path for place in self.places.values()))
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for path in dict.fromkeys(place.path for place in self.places.values()):
+        for path in self.files:
             with opened(path) as file:
                 for name, place in self.places.items():
                     if place.path == path:

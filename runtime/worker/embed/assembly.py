@@ -2,7 +2,7 @@
 """Construction of the model of a worker that embeds texts, up to a first run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,9 +18,9 @@ from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingMod
 from pontil.runtime.models.encoder_config import EncoderConfig
 from pontil.runtime.models.families.bert import Bert
 from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.models.weights import Packing, Weights
+from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.worker.start.loading import name_of_kernels, open_device
+from pontil.runtime.worker.start.loading import name_of_kernels, open_device, open_packing
 from pontil.runtime.worker.start.weights_progress import told
 
 # The kernels read rows in groups of so many numbers.
@@ -80,7 +80,10 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     checkpoint = EncoderCheckpoint.open(config.model_path)
     shape, kernels = checkpoint.config, find_kernels(config, checkpoint.config, report)
     tensors = told(checkpoint.tensors(), total=len(checkpoint.places), tell=report.progress)
-    model = Bert(shape, Weights(tensors, device, DTYPE, Packing.of(kernels), deterministic=config.deterministic))
+    # The quantization is for the model that generates.
+    settings = replace(config, quantization="none")
+    packing = None if kernels is None else open_packing(settings, checkpoint, "float32", kernels, report)
+    model = Bert(shape, Weights(tensors, device, DTYPE, packing, deterministic=config.deterministic))
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels)
 
 

@@ -85,7 +85,8 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     shape = replace(checkpoint.config, max_model_len=min(checkpoint.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype, 1) else None
-    settings = replace(config, quantization=draft_quantization(config, checkpoint, target.dtype, kernels))
+    quantization = draft_quantization(config, checkpoint, target.dtype, kernels)
+    settings = replace(config, quantization=quantization, weights_memory=config.weights_memory[1:])
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     model = build_model(shape, weights)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)

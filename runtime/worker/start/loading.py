@@ -25,6 +25,7 @@ from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
+from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
@@ -99,7 +100,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         named = f"{named} {config.quantization}"
     kept = open_kept(config, bits_identity(config, model_config, checkpoint.fingerprint, layout, dtype, named))
     left = None if kept is None else kept.num_blocks
-    num_blocks = count_blocks(config, model, layout, weights.shelf.size) if left is None else left
+    num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
         model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept
     )  # fmt: skip
@@ -170,13 +171,17 @@ def read_weights(
 
 
 def open_packing(
-    config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary, report: Reporter
+    config: WorkerConfig,
+    checkpoint: Checkpoint | EncoderCheckpoint,
+    dtype: str,
+    kernels: KernelLibrary,
+    report: Reporter,
 ) -> Packing:
     """Find what other processes of this host have packed of the same weights for the same kernels."""
     model = PackedModel(
         checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization, config.rank, config.ranks
     )
-    shelf = shelf_for(config.cache_path, model, report.progress)
+    shelf = shelf_for(config.cache_path, model, report.progress, next(iter(config.weights_memory), None))
     stored = None
     if isinstance(checkpoint, GgufCheckpoint) and config.quantization == "gguf":
         stored = checkpoint.embedding_type

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import IO
 
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_index
+from pontil.gpu_ops.kernels.weights.places import PARTIAL
 from pontil.runtime.probe.host_memory import gibibytes
 from pontil.runtime.probe.packed_share import FOLDER
 
 logger = logging.getLogger("pontil.worker")
 
-SUFFIX, PARTIAL, LOCK = ".packed", ".partial", ".lock"
+SUFFIX, LOCK = ".packed", ".lock"
 DAY = 86400.0
 KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
 LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05
@@ -128,7 +129,7 @@ def alone(path: Path, report: Callable[[str], None]) -> IO[bytes]:
     another one has it for long."""
     deadline, waits = time.monotonic() + LOCK_TIMEOUT, False
     while True:
-        lock = path.open("wb")
+        lock = path.open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Once the file was removed, the next process locks another one.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
+from pontil.gpu_ops.kernels.weights.places import NamedFile, SealedMemory
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
 from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES, lack_of_room
 from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, PackedFile, alone, remove_unused
@@ -50,24 +51,38 @@ class PackedModel:
             "ranks": self.ranks,
         }
 
-    def key(self, folder: Path) -> str:
+    def key(self, folder: Path | None) -> str:
         """The name under which files with equal contents and settings find each other. Raises OSError."""
         digests = [digest_of(path, folder) for path in self.files]
         settings = {**self.about, "files": digests, "sources": source_digest()}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def shelf_for(cache_path: Path | None, model: PackedModel, report: Callable[[str], None]) -> Shelf:
-    """Return the shelf of a model: its file, or one that writes it while this process loads the model; private memory
-    where that is not possible. Wait while another process writes it."""
+def shelf_for(
+    cache_path: Path | None, model: PackedModel, report: Callable[[str], None], memory: int | None = None
+) -> Shelf:
+    """Return the shelf of a model: its file, or one that writes it while this process loads the model. Where there can
+    be no file, the same in the `memory` of that descriptor, which the launcher holds; and where that is not possible
+    either, memory of this process. Wait while another process writes."""
     size = sum(path.stat().st_size for path in model.files)
     if cache_path is None or size < LEAST_BYTES:
         return PrivateShelf()
+    folder = cache_path.expanduser() / FOLDER
     try:
-        return shared_shelf(cache_path.expanduser() / FOLDER, model, size, report)
+        shelf: Shelf = shared_shelf(folder, model, size, report)
+        logger.info("packed weights are in a file of %s that all workers of this host share", folder)
+        return shelf
     except OSError as error:
-        logger.warning("weights are not shared with other processes: %s", error)
-        return PrivateShelf()
+        lack = str(error)
+    try:
+        if memory is not None:
+            shelf = shelf_in_memory(SealedMemory(memory), model, report)
+            logger.warning("packed weights are in memory that the workers of this launch share: %s", lack)
+            return shelf
+    except OSError as error:
+        lack = f"{lack}; {error}"
+    logger.warning("packed weights are not shared with other processes: %s", lack)
+    return PrivateShelf()
 
 
 def shared_shelf(folder: Path, model: PackedModel, size: int, report: Callable[[str], None]) -> Shelf:
@@ -84,6 +99,22 @@ def shared_shelf(folder: Path, model: PackedModel, size: int, report: Callable[[
     if shelf is None:
         return writing_shelf(path, model, size, lock)
     lock.close()
+    return shelf
+
+
+def shelf_in_memory(place: SealedMemory, model: PackedModel, report: Callable[[str], None]) -> Shelf:
+    """Map what another process has packed there, or begin to pack. Raises OSError."""
+    key = model.key(None)
+    lock = alone(place.path, report)
+    if not place.is_sealed:
+        return WritingShelf(place, {**model.about, "key": key}, lock)
+    lock.close()
+    try:
+        shelf = MappedShelf(place.path, place.reclaimable)
+    except PackedFileError as error:
+        raise OSError(str(error)) from error
+    if shelf.index.about.get("key") != key:
+        raise OSError("the memory of this launch has the weights of files that were changed since")
     return shelf
 
 
@@ -123,11 +154,14 @@ def writing_shelf(path: Path, model: PackedModel, size: int, lock: IO[bytes]) ->
     remove_unused(path.parent, model.about)
     if (lack := lack_of_room(path.parent, size)) is not None:
         raise OSError(lack)
-    return WritingShelf(path, model.about, lock)
+    return WritingShelf(NamedFile(path), model.about, lock)
 
 
-def digest_of(path: Path, folder: Path) -> str:
-    """Hash a file's bytes, once for each state of it: its place, size and times name what was found before."""
+def digest_of(path: Path, folder: Path | None) -> str:
+    """Hash a file's bytes, in a folder once for each state of it: its place, size and times name what was found
+    before."""
+    if folder is None:
+        return hashed(path)
     state = path.stat()
     place = "-".join(map(str, (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)))
     known = folder / f"{place}.digest"
@@ -135,15 +169,19 @@ def digest_of(path: Path, folder: Path) -> str:
         found = known.read_text()
         os.utime(known)
         return found
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while part := file.read(READ_BYTES):
-            digest.update(part)
-    found = digest.hexdigest()
+    found = hashed(path)
     written = folder / f"{place}.{os.getpid()}"
     written.write_text(found)
     written.rename(known)
     return found
+
+
+def hashed(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while part := file.read(READ_BYTES):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def source_digest() -> str:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from command_line import app
 
+from pontil.gpu_ops.kernels.weights.places import PARTIAL, NamedFile
 from pontil.gpu_ops.kernels.weights.shelf import WritingShelf
 from pontil.runtime.probe.packed_share import FOLDER
-from pontil.runtime.worker.start.packed_files import LOCK, PARTIAL, SUFFIX, alone, files_of
+from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, alone, files_of
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
@@ -23,7 +24,7 @@ def write(folder: Path, name: str, file: str, quantization: str = "gguf") -> Pat
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}{SUFFIX}"
     about: dict[str, object] = {"files": [file], "kernels": "avx2", "quantization": quantization, "rank": 0, "ranks": 1}
-    shelf = WritingShelf(path, about, alone(path.with_suffix(LOCK), print))
+    shelf = WritingShelf(NamedFile(path), about, alone(path.with_suffix(LOCK), print))
     shelf.tensor("numbers", lambda: torch.arange(1000, dtype=torch.int64))
     shelf.finish()
     del shelf

@@ -21,7 +21,6 @@ from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import footprint as module
-from pontil.runtime.probe import packed_share
 from pontil.runtime.probe.footprint import (
     IMPORTED_BYTES,
     SERVING_BYTES,
@@ -127,10 +126,9 @@ def test_a_pair_of_an_8b_model_fits_24_gib_and_four_workers_do_not(large: Path, 
 
 
 @pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryDemand:
-    """A pair on a host whose cache has room for packed weights."""
-    monkeypatch.setattr(packed_share, "lack_of_room", lambda folder, size: None)
-    return replace(PAIR, cache_dir=str(tmp_path / "cache"))
+def cached() -> MemoryDemand:
+    """A pair that shares packed weights."""
+    return replace(PAIR, shares_weights=True)
 
 
 def room_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
@@ -169,7 +167,7 @@ def test_four_workers_that_share_an_8b_model_fit_where_each_alone_would_not(
     assert "5.7 GiB of weights that all of the host share" in lines[0]
     assert lines[1] == "all 4 at once: 7.4 GiB of the 23.0 GiB that this machine has left"
     with pytest.raises(ModelError, match="too large"):
-        check_memory(large, replace(cached, workers=four, cache_dir=None))
+        check_memory(large, replace(cached, workers=four, shares_weights=False))
 
 
 def test_ranks_share_their_part_with_the_same_rank_of_other_workers(large: Path, cached: MemoryDemand) -> None:
@@ -195,7 +193,7 @@ def test_a_draft_is_shared_by_those_that_guess(large: Path, cached: MemoryDemand
         ({}, True),
         ({"quantization": "none"}, True),
         ({"quantization": "none", "has_kernels": False}, False),
-        ({"cache_dir": None}, False),
+        ({"shares_weights": False}, False),
     ],
 )
 def test_weights_are_shared_where_kernels_compute_them(
@@ -205,16 +203,12 @@ def test_weights_are_shared_where_kernels_compute_them(
     assert bool(one.shared) is shared
 
 
-def test_weights_are_private_where_no_file_can_be_written(
-    large: Path, cached: MemoryDemand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    size = large.stat().st_size
+def test_a_file_leaves_room_on_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 5 * GIB
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * size + GIB))
     assert lack_of_room(tmp_path / "a" / "b", size) is None
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * size + GIB - 1))
     assert "left, which is too little" in str(lack_of_room(tmp_path / "a" / "b", size))
-    assert footprint(large, read_config(large), cached).shared == 0
     (tmp_path / "file").write_text("no folder")
     assert lack_of_room(tmp_path / "file" / "b", size) == f"{tmp_path / 'file'} cannot be written"
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real worker that embeds texts, with a scripted proxy: vectors, counts, deadlines, drains and refusals."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
 from pontil.runtime.worker.embed.worker import EmbeddingWorker
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.start import packed_weights
+from pontil.runtime.worker.start.packed_files import files_of, mappers
 
 Vector = Any
 
@@ -31,15 +34,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
+def embedding_config(model: Path, run: Path, **settings: Any) -> WorkerConfig:
+    return WorkerConfig(**{
+        "name": "embed:0", "role": "embed", "device": "cpu", "cores": (0,), "model": str(model),
+        "served_model_name": "vectors", "control": f"ipc://{run}/control", "peer_endpoint": "",
+        "cache_dir": str(CACHE), **settings,
+    })  # fmt: skip
+
+
 class EmbeddingSite:
     """A worker and a proxy, stepped in turns in one thread."""
 
     def __init__(self, model: Path, run: Path, **settings: Any) -> None:
-        config = WorkerConfig(**{
-            "name": "embed:0", "role": "embed", "device": "cpu", "cores": (0,), "model": str(model),
-            "served_model_name": "vectors", "control": f"ipc://{run}/control", "peer_endpoint": "",
-            "cache_dir": str(CACHE), **settings,
-        })  # fmt: skip
+        config = embedding_config(model, run, **settings)
         self.proxy = ScriptedProxy(run)
         self.worker = EmbeddingWorker(WorkerSockets(config), assemble_embedder(config, Silent()))
         self.loop = WorkerLoop(self.worker, Silent())
@@ -239,3 +246,21 @@ def test_a_cancelled_text_is_not_computed(made: EmbeddingSite) -> None:
     made.loop.hear(Cancel("proxy", worker.sockets.incarnation, "a", 0), 0.0)
     made.loop.hear(Embed("proxy", "another", "b", 0, [5]), 0.0)
     assert not worker.queue and worker.sockets.stale == 1
+
+
+def test_an_encoder_of_another_process_is_mapped_and_makes_the_same_vectors(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even in a launch that quantizes the model that generates."""
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
+    texts = [(list(range(1, 9)), None), ([3], 16)]
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "kernels").symlink_to(CACHE / "kernels")
+    vectors = []
+    for place in (None, tmp_path / "cache", tmp_path / "cache"):
+        cache_dir = None if place is None else str(place)
+        made = assemble_embedder(embedding_config(folder, tmp_path, cache_dir=cache_dir, quantization="gguf"), Silent())
+        vectors.append(made.vectors(texts))
+    (file,) = files_of(tmp_path / "cache")
+    assert vectors[0] == vectors[1] == vectors[2] and file.model == folder.name and os.getpid() in mappers(file.path)
+    assert (file.about["quantization"], file.about["dtype"]) == ("none", "float32")

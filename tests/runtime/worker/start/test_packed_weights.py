@@ -14,24 +14,17 @@ import kernels
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
+from packed_loading import Loading, bits, change, packed_files_of
 from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 
-from pontil.gpu_ops.kernels.linear import matrix_of
 from pontil.gpu_ops.kernels.weights import arena
 from pontil.gpu_ops.kernels.weights.packed_file import read_index
-from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf
-from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
 from pontil.runtime.loaders.synthetic import write_tiny_llama
-from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.models.layers.decoder import Decoder
-from pontil.runtime.models.stored_rows import StoredRows
-from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files, packed_weights
 from pontil.runtime.worker.start.packed_files import SUFFIX
-from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
 
 PROMPT = torch.arange(3, 40)
 Q8_0 = GGMLQuantizationType.Q8_0
@@ -51,40 +44,6 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
-
-
-class Loading:
-    """A process that loads a model with kernels, and may have its weights from another one."""
-
-    def __init__(self, path: Path, cache: Path | None, quantization: str = "none", rank: int = 0) -> None:
-        checkpoint = self.checkpoint = open_checkpoint(path)
-        library = kernels.opened()
-        packed = PackedModel(
-            checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
-        )
-        self.shelf: Shelf = shelf_for(cache, packed, lambda text: None)
-        tensors, stored = checkpoint.tensors(torch.bfloat16), None
-        if isinstance(checkpoint, GgufCheckpoint) and quantization == "gguf":
-            tensors, stored = checkpoint.levels(torch.bfloat16, stored_rows=True), checkpoint.embedding_type
-        packing = Packing(library, quantization == "int8", self.shelf, stored)
-        self.weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, packing)
-
-    def model(self) -> Decoder:
-        built = build_model(self.checkpoint.config, self.weights)
-        assert isinstance(built, Decoder)
-        return built
-
-
-def bits(model: Decoder) -> list[bytes]:
-    """Return every packed word and every embedding."""
-    matrices = [part for product in model.linears for part in matrix_of(product).parts if part is not None]
-    rows = model.embedding
-    table = rows.blocks if isinstance(rows, StoredRows) else rows
-    return [part.view(torch.uint8).numpy().tobytes() for part in [*matrices, table]]
-
-
-def packed_files_of(cache: Path) -> list[Path]:
-    return sorted((cache / FOLDER).glob(f"*{SUFFIX}"))
 
 
 @pytest.mark.parametrize(
@@ -132,9 +91,7 @@ def test_a_model_that_was_changed_is_packed_anew(model: Path, cache: Path) -> No
 def test_a_damaged_file_is_packed_anew(model: Path, cache: Path, place: int) -> None:
     expected = bits(Loading(model, cache).model())
     (file,) = packed_files_of(cache)
-    data = bytearray(file.read_bytes())
-    data[place] ^= 1
-    file.write_bytes(data)
+    change(file, place)
     again = Loading(model, cache)
     assert isinstance(again.shelf, WritingShelf) and bits(again.model()) == expected
     assert isinstance(Loading(model, cache).shelf, MappedShelf)
@@ -145,9 +102,7 @@ def test_a_damaged_file_is_summed_and_warned_of_once(
 ) -> None:
     Loading(model, cache).model()
     (file,) = packed_files_of(cache)
-    data = bytearray(file.read_bytes())
-    data[10] ^= 1
-    file.write_bytes(data)
+    change(file, 10)
     Loading(model, cache).model()
     assert len([line for line in caplog.messages if "packed anew" in line]) == 1
 
@@ -156,6 +111,7 @@ def test_a_damaged_file_is_summed_and_warned_of_once(
 def test_a_file_that_was_cut_off_is_packed_anew(model: Path, cache: Path, share: float) -> None:
     Loading(model, cache).model()
     (file,) = packed_files_of(cache)
+    file.chmod(0o600)
     os.truncate(file, int(share * file.stat().st_size))
     again = Loading(model, cache)
     assert isinstance(again.shelf, WritingShelf)

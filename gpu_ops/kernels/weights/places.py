@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The places of packed weights that processes share: a file of the cache directory, or memory that a launcher holds."""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import IO, Protocol
+
+# New in Linux 5.1; Python has no name for it. Mappings that are there may be written on.
+F_SEAL_FUTURE_WRITE = 0x0010
+PARTIAL = ".partial"
+
+
+class SharedPlace(Protocol):
+    """A place for one file, which others see once it is published. The system counts the pages of one that is
+    `reclaimable` as free memory."""
+
+    reclaimable: bool
+
+    def begin(self) -> IO[bytes]:
+        """Open an empty file to be written. Raises OSError."""
+
+    def publish(self, file: IO[bytes]) -> None:
+        """Let others see what was written. Raises OSError."""
+
+    def give_up(self) -> None:
+        """Remove what was written."""
+
+
+class NamedFile:
+    """A file that gets its name once it is whole and on the disk. Somebody who cut it off would end all processes that
+    map it, so from then on even its owner cannot open it to write."""
+
+    reclaimable = True
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.partial = path, path.with_suffix(PARTIAL)
+
+    def begin(self) -> IO[bytes]:
+        return self.partial.open("w+b")
+
+    def publish(self, file: IO[bytes]) -> None:
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), stat.S_IRUSR)
+        self.partial.rename(self.path)
+
+    def give_up(self) -> None:
+        self.partial.unlink(missing_ok=True)
+
+
+class SealedMemory:
+    """An anonymous file, which its path opens anew, so that each process has a lock of its own. Once it is sealed
+    nobody can change its size or what is in it."""
+
+    reclaimable = False
+
+    def __init__(self, descriptor: int) -> None:
+        self.path = Path(f"/proc/self/fd/{descriptor}")
+
+    @property
+    def is_sealed(self) -> bool:
+        with self.path.open("rb") as file:
+            return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+
+    def begin(self) -> IO[bytes]:
+        file = self.path.open("r+b")
+        os.truncate(file.fileno(), 0)
+        return file
+
+    def publish(self, file: IO[bytes]) -> None:
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+
+    def give_up(self) -> None:
+        os.truncate(self.path, 0)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed weights whose file is cut off, replaced or removed under the processes that map it."""
+
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from packed_loading import Loading, bits, change, packed_files_of
+
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.worker.start import packed_weights
+from pontil.runtime.worker.start.packed_files import files_of, remove
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_llama(tmp_path / "model", dtype="bfloat16")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+class MappingProcess:
+    """Another process, which maps the weights now, and reads them when it is told to."""
+
+    def __init__(self, model: Path, cache: Path) -> None:
+        mapped, told = os.pipe(), os.pipe()
+        self.order = told[1]
+        self.pid = os.fork()
+        if not self.pid:
+            signal.signal(signal.SIGBUS, signal.SIG_DFL)
+            loading = Loading(model, cache)
+            built = loading.model()
+            os.write(mapped[1], b"m" if isinstance(loading.shelf, MappedShelf) else b"w")
+            os.read(told[0], 1)
+            bits(built)
+            os._exit(0)
+        assert os.read(mapped[0], 1) == b"m"
+
+    def read(self) -> int:
+        """Return the exit code of that process after it has read all of them."""
+        os.write(self.order, b"r")
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_who_died_of_a_file_that_was_cut_off_finds_out_before_using_it_again(model: Path, cache: Path) -> None:
+    """And makes another file, which the damaged one's name is given to: who maps that one later is safe."""
+    expected = bits(Loading(model, cache).model())
+    (file,) = packed_files_of(cache)
+    reader, inode = MappingProcess(model, cache), file.stat().st_ino
+    file.chmod(0o600)
+    os.truncate(file, 4096)
+    assert reader.read() == -signal.SIGBUS
+    again = Loading(model, cache)
+    assert isinstance(again.shelf, WritingShelf) and bits(again.model()) == expected
+    assert file.stat().st_ino != inode and MappingProcess(model, cache).read() == 0
+
+
+def test_a_file_is_replaced_and_removed_under_those_who_map_it(model: Path, cache: Path) -> None:
+    Loading(model, cache).model()
+    (file,) = packed_files_of(cache)
+    readers = [MappingProcess(model, cache)]
+    change(replaced := Path(shutil.copy(file, cache / "copy")), 10)
+    replaced.rename(file)
+    Loading(model, cache).model()
+    readers.append(MappingProcess(model, cache))
+    (found,) = files_of(cache)
+    assert remove(found) and not packed_files_of(cache)
+    assert [one.read() for one in readers] == [0, 0]
+
+
+def test_even_its_owner_opens_a_packed_file_only_to_read(model: Path, cache: Path) -> None:
+    Loading(model, cache).model()
+    (file,) = packed_files_of(cache)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o400
+    if os.getuid():
+        with pytest.raises(PermissionError):
+            file.open("r+b")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed weights in memory that a launcher holds, where they cannot be a file."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packed_loading import Loading, bits, packed_files_of
+
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
+from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.worker.start import packed_weights
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    write_tiny_llama(tmp_path / "model", dtype="bfloat16")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_folder(tmp_path: Path) -> Path:
+    """A cache directory in which nothing can be written."""
+    (tmp_path / "file").write_text("not a folder")
+    return tmp_path / "file"
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The file that a launcher holds."""
+    file = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    yield file
+    os.close(file)
+
+
+def test_where_no_file_can_be_written_memory_of_the_launch_is_shared(
+    model: Path, no_folder: Path, memory: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, built = bits(Loading(model, None).model()), []
+    for kind in (WritingShelf, MappedShelf, MappedShelf):
+        loading = Loading(model, no_folder, memory=memory)
+        built.append(loading.model())
+        assert isinstance(loading.shelf, kind) and bits(built[-1]) == expected
+        # The system does not count it as free.
+        assert loading.shelf.reclaimable == 0
+    assert len([line for line in caplog.messages if "in memory that the workers of this launch share" in line]) == 3
+    for change in (lambda: os.truncate(memory, 0), lambda: os.pwrite(memory, b"x", 0)):
+        with pytest.raises(PermissionError):
+            change()
+    assert all(bits(one) == expected for one in built)
+
+
+def test_a_full_disk_has_the_launch_share_memory(
+    model: Path, cache: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_weights, "lack_of_room", lambda folder, size: "full")
+    first = Loading(model, cache, memory=memory)
+    first.model()
+    assert isinstance(first.shelf, WritingShelf) and not packed_files_of(cache)
+    assert isinstance(Loading(model, cache, memory=memory).shelf, MappedShelf)
+
+
+def test_memory_is_not_used_where_a_file_can_be(model: Path, cache: Path, memory: int) -> None:
+    Loading(model, cache, memory=memory).model()
+    assert packed_files_of(cache) and os.fstat(memory).st_size == 0
+
+
+def test_who_dies_while_it_packs_into_memory_leaves_it_to_the_next(model: Path, no_folder: Path, memory: int) -> None:
+    pid = os.fork()
+    if not pid:
+        dying = Loading(model, no_folder, memory=memory)
+        dying.weights.take(
+            "model.embed_tokens.weight", dying.checkpoint.config.vocab_size, dying.checkpoint.config.hidden_size
+        )
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert os.fstat(memory).st_size > 0
+    again = Loading(model, no_folder, memory=memory)
+    assert isinstance(again.shelf, WritingShelf)
+    again.model()
+    assert isinstance(Loading(model, no_folder, memory=memory).shelf, MappedShelf)
+
+
+def test_who_comes_while_another_packs_into_memory_waits_for_it(model: Path, no_folder: Path, memory: int) -> None:
+    first, second = Loading(model, no_folder, memory=memory), list[Loading]()
+    waiting = threading.Thread(target=lambda: second.append(Loading(model, no_folder, memory=memory)))
+    waiting.start()
+    first.model()
+    waiting.join(timeout=60)
+    assert isinstance(first.shelf, WritingShelf) and isinstance(second[0].shelf, MappedShelf)
+
+
+def test_weights_of_a_file_that_was_changed_are_not_taken_from_memory(
+    model: Path, no_folder: Path, memory: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The memory is sealed, and others compute with what is in it."""
+    Loading(model, no_folder, memory=memory).model()
+    (file,) = model.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    changed = Loading(model, no_folder, memory=memory)
+    assert isinstance(changed.shelf, PrivateShelf) and "files that were changed since" in caplog.messages[-1]
+    assert bits(changed.model()) == bits(Loading(model, None).model())
