@@ -9,7 +9,8 @@ from pathlib import Path
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.architectures import checked, unknown
 from pontil.runtime.loaders.facts.json_fields import MOST
-from pontil.runtime.loaders.gguf.header import GgufHeader, read_header
+from pontil.runtime.loaders.gguf.header import GgufHeader
+from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.architectures import BY_GGUF_NAME, Architecture
 from pontil.runtime.models.config import ExpertConfig, ModelConfig, RopeScaling
 
@@ -71,7 +72,7 @@ class GgufFacts:
 
 
 def read_gguf_config(path: Path) -> ModelConfig:
-    return gguf_config(read_header(path))
+    return gguf_config(read_parts(path).header)
 
 
 def gguf_config(header: GgufHeader) -> ModelConfig:
@@ -196,5 +197,3 @@ def refuse_unsupported(facts: GgufFacts, architecture: Architecture, head_dim: i
     window = facts.optional("attention.sliding_window", 0)
     if architecture.gguf_windows == "refused" and 0 < window < facts.required("context_length"):
         raise ModelError("the model states a sliding window, but not for which layers: use its safetensors files")
-    if (facts.header.integer("split.count") or 1) > 1:
-        raise ModelError("the GGUF file is one of several parts: merge them with llama-gguf-split --merge first")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,10 @@ from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
-from pontil.runtime.loaders.gguf.header import GgufTensor, read_header
+from pontil.runtime.loaders.gguf.header import GgufTensor
 from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER
+from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
@@ -37,25 +38,21 @@ class GgufCheckpoint:
 
     config: ModelConfig
     fingerprint: str
-    path: Path
+    files: list[Path]
     places: dict[str, GgufTensor]
 
     @classmethod
     def open(cls, path: Path) -> GgufCheckpoint:
-        header = read_header(path)
-        config = gguf_config(header)
-        size = path.stat().st_size
+        parts = read_parts(path)
+        header, config = parts.header, gguf_config(parts.header)
+        sizes = [file.stat().st_size for file in parts.files]
         for name, tensor in header.tensors.items():
-            if tensor.offset + byte_size(name, tensor) > size:
-                raise ModelError(f"{path} is cut off before the end of {name}: fetch it again")
+            if tensor.offset + byte_size(name, tensor) > sizes[tensor.part]:
+                raise ModelError(f"{parts.files[tensor.part]} is cut off before the end of {name}: fetch it again")
         found = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
         check_shapes(config, {name: tensor.shape for name, tensor in found.items()}, path)
         places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
-        return cls(config, fingerprint(config, [path]), path, places)
-
-    @property
-    def files(self) -> list[Path]:
-        return [self.path]
+        return cls(config, fingerprint(config, parts.files), parts.files, places)
 
     @property
     def unpacked_types(self) -> list[str]:
@@ -92,25 +89,25 @@ class GgufCheckpoint:
         for name, place in self.places.items():
             embedding, counted = name == EMBEDDING, self.has_level(name)
             if embedding and stored_rows and self.embedding_type is not None:
-                yield f"{name}.blocks", blocks_of(whole, name, place).reshape(place.shape[0], -1).clone()
+                yield f"{name}.blocks", blocks_of(whole[place.part], name, place).reshape(place.shape[0], -1).clone()
             elif embedding or not counted:
                 yield name, self.read(whole, name, wanted)
             if counted and (not embedding or self.config.tie_word_embeddings):
-                parts = read_levels(whole, name, place)
+                parts = read_levels(whole[place.part], name, place)
                 for part, tensor in zip(("numbers", "scales", "offsets"), parts, strict=True):
                     rows = tensor.reshape(place.shape[0], -1)
                     yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()
 
-    def open_data(self) -> torch.Tensor:
-        """Return the file's bytes."""
+    def open_data(self) -> list[torch.Tensor]:
+        """Return the bytes of each file."""
         try:
-            return torch.from_numpy(np.memmap(self.path, mode="c"))
+            return [torch.from_numpy(np.memmap(path, mode="c")) for path in self.files]
         except (OSError, ValueError) as error:
-            raise ModelError(f"{self.path} cannot be read: {error}") from error
+            raise ModelError(f"{self.files[0]} cannot be read: {error}") from error
 
-    def read(self, whole: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def read(self, whole: list[torch.Tensor], name: str, dtype: torch.dtype) -> torch.Tensor:
         place = self.places[name]
-        tensor = read_tensor(whole, name, place, dtype if len(place.shape) > 1 else torch.float32)
+        tensor = read_tensor(whole[place.part], name, place, dtype if len(place.shape) > 1 else torch.float32)
         return self.as_hugging_face_has_it(name, tensor)
 
     def as_hugging_face_has_it(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +128,7 @@ def named(name: str, tensor: GgufTensor, config: ModelConfig) -> list[tuple[str,
         return [(canonical_name(name, ARCHITECTURES[config.architecture].sandwich_norms), tensor)]
     size = byte_size(name, tensor) // len(names)
     return [
-        (one, GgufTensor(tensor.shape[1:], tensor.kind, tensor.offset + number * size))
+        (one, replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + number * size))
         for number, one in enumerate(names)
     ]
 

@@ -55,7 +55,7 @@ def test_every_end_of_generation_is_found(tiny: Path, write_gguf: Any) -> None:
         ({"llama__block_count": 2**31}, "2147483648 layers and holds"),
         ({"llama__expert_count": 8}, "mixture of experts"),
         ({"llama__rope__dimension_count": 8}, "dimension_count is 8, its heads have 16"),
-        ({"split__count": 3}, "one of several parts"),
+        ({"split__count": 3}, "is one of 3 files of a model: name them NAME-00001-of-00003.gguf and so on"),
         ({"llama__final_logit_softcapping": 30}, "states llama.final_logit_softcapping"),
         ({"llama__attention__head_count_kv": [2, 2]}, "llama.attention.head_count_kv as one number"),
         ({"architecture": "qwen3", "qwen3__attention__sliding_window": 8}, "not for which layers"),
