@@ -53,7 +53,7 @@ def test_every_end_of_generation_is_found(tiny: Path, write_gguf: Any) -> None:
         ({"llama__rope__scaling__type": "longrope"}, "rotary positions \\(longrope\\)"),
         ({"llama__rope__scaling__type": "yarn"}, "not state llama.rope.scaling.original_context_length"),
         ({"llama__block_count": 2**31}, "2147483648 layers and holds"),
-        ({"llama__expert_count": 8}, "mixture of experts"),
+        ({"architecture": "qwen2", "qwen2__expert_count": 8}, "mixture of experts"),
         ({"llama__rope__dimension_count": 8}, "dimension_count is 8, its heads have 16"),
         ({"split__count": 3}, "is one of 3 files of a model: name them NAME-00001-of-00003.gguf and so on"),
         ({"llama__final_logit_softcapping": 30}, "states llama.final_logit_softcapping"),
