@@ -3,14 +3,18 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
-from architectures import NAMES, VOCAB, hugging_model, read_model
+from architectures import NAMES, SIZES, VOCAB, hugging_model, read_model
 from converter import convert
 from tiny import rig, sequence
 
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
+from pontil.runtime.loaders.gguf.file import EMBEDDING, GgufCheckpoint
+from pontil.runtime.loaders.gguf.packed_formats import gguf_formats
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (150,), generator=torch.Generator().manual_seed(4)).tolist()
@@ -53,3 +57,20 @@ def test_products_of_latents_may_be_in_two_tensors(tmp_path: Path, name: str) ->
     divided = read_model(convert(hugging, tmp_path / "divided.gguf", divided_latents=True))
     assert divided.config == whole.config
     assert torch.equal(logits(divided), logits(whole))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "glm4", "glm4_moe", "deepseek_v3"])
+def test_numbers_of_4_bits_are_those_of_the_weights_that_they_stand_for(tmp_path: Path, name: str) -> None:
+    """Experts lie one behind the other in a tensor, gates before ups."""
+    sizes = SIZES | {"hidden_size": 64, "intermediate_size": 96}
+    sizes |= {"moe_intermediate_size": 32} if name in ("glm4_moe", "deepseek_v3") else {}
+    path = convert(hugging_model(name, sizes), tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType.MXFP4)
+    checkpoint = GgufCheckpoint.open(path)
+    tensors, levels = dict(checkpoint.tensors(torch.float32)), dict(checkpoint.levels(torch.float32))
+    counted = [one.removesuffix(".scales") for one in levels if one.endswith(".scales")]
+    formats = gguf_formats(path, checkpoint.config)
+    assert set(counted) == {one for one in formats if one != EMBEDDING or checkpoint.config.tie_word_embeddings}
+    assert any(".up_proj." in one for one in counted) and any(".down_proj." in one for one in counted)
+    for one in counted:
+        found = QuantizedWeights(*(levels[f"{one}.{part}"] for part in ("numbers", "scales", "offsets")))
+        assert torch.equal(found.dense(), tensors[one]), one

@@ -28,9 +28,14 @@ ARCHITECTURES = {
 }
 
 
-def convert(model: PreTrainedModel, path: Path, divided_latents: bool = False) -> Path:
-    """Write all tensors in float32. With `divided_latents` the products of latents are in two tensors, as in newer
-    files of DeepSeek's models."""
+F32 = gguf.GGMLQuantizationType.F32
+
+
+def convert(
+    model: PreTrainedModel, path: Path, divided_latents: bool = False, kind: gguf.GGMLQuantizationType = F32
+) -> Path:
+    """Write all weights in blocks of a type, where their rows are whole ones, and the rest in float32. With
+    `divided_latents` the products of latents are in two tensors, as in newer files of DeepSeek's models."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -44,7 +49,9 @@ def convert(model: PreTrainedModel, path: Path, divided_latents: bool = False) -
     for name, tensor in [pair for one in tensors for pair in (halves(*one, config) if divided_latents else [one])]:
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
-        writer.add_tensor(found, tensor)
+        is_whole = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        kept = kind if is_whole and not found.endswith(".bias") else F32
+        writer.add_tensor(found, gguf.quants.quantize(tensor, kept), raw_dtype=kept)
     if config.model_type == "llama" and rope(config)["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(config))
     writer.write_header_to_file()
