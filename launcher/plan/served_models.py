@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models of a launch, and the names by which clients ask for them."""
 
+import re
 from pathlib import Path
 
 from pontil.launcher.options.options import LaunchOptions
@@ -15,8 +16,8 @@ def served_name(options: LaunchOptions) -> str:
 
 
 def own_name(model: str) -> str:
-    """Return the name of a model: for a path its last part, without a file extension."""
-    return Path(model).name.removesuffix(".gguf") or model
+    """Return the name of a model: for a path its last part, without a file extension, or the number of a file."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(model).name) or model
 
 
 def embedding_model(options: LaunchOptions) -> str | None:

@@ -21,6 +21,7 @@ from typing import IO
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin_models import BUILTINS, BuiltinFile, BuiltinModel, Piece
+from pontil.runtime.loaders.gguf.parts import first_part
 from pontil.runtime.loaders.hub import fetch_from_hub, is_hub_id
 
 STDERR = 2
@@ -48,7 +49,7 @@ def resolve_model(name: str, cache_dir: Path) -> Path:
             f"the directory {path} has no config.json: give a Hugging Face model directory or a .gguf file"
         )
     if path.suffix == ".gguf" and path.is_file():
-        return path
+        return first_part(path)
     if not path.exists() and is_hub_id(name):
         return fetch_from_hub(name, cache_dir.expanduser())
     raise ModelError(
@@ -64,7 +65,7 @@ def local_model(name: str, cache_dir: Path) -> Path | None:
         return model.place_in(folder) if is_whole(folder, model) else None
     path = Path(name).expanduser()
     whole = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
-    return path if whole else None
+    return first_part(path) if whole else None
 
 
 def fetch(model: BuiltinModel, cache_dir: Path) -> Path:

@@ -109,10 +109,12 @@ ROWS = (
     ),
     Architecture(
         "mixtral", "sparse_llama:SparseLlama",
+        # GGUF files of this architecture say llama, and how many experts.
         {
             "max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": None, "rope_theta": 1e6,
             "norm_topk_prob": True, "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": 2,
         },
+        gguf="llama", gguf_windows="all", interleaved=True,
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="stated", window_layers="all",
         has_experts=True, expert_size="intermediate_size",
         replaced={
@@ -125,6 +127,7 @@ ROWS = (
             "max_position_embeddings": 2048, "norm_topk_prob": False, "scoring_func": "softmax",
             "topk_method": "greedy", "n_shared_experts": 2, "bos_token_id": 1, "eos_token_id": 2,
         },
+        gguf="deepseek2",
         # These weights are never divided by their sum.
         fixed={"hidden_act": "silu", "attention_bias": False, "norm_topk_prob": False},
         window_use="never", has_experts=True, latent=True,
@@ -136,6 +139,7 @@ ROWS = (
             "topk_method": "noaux_tc", "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8,
             "topk_group": 4, "routed_scaling_factor": 2.5, "bos_token_id": 0, "eos_token_id": 1,
         },
+        gguf="deepseek2",
         fixed={"hidden_act": "silu", "attention_bias": False}, window_use="never", has_experts=True, latent=True,
         guessing_layers=True,
     ),
@@ -147,6 +151,7 @@ ROWS = (
             "norm_topk_prob": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "router_bias": True,
             "rope_scaling": LONGER,
         },
+        gguf="gpt-oss", gguf_windows="pattern",
         window_use="always", window_layers="pattern", sinks=True, has_experts=True, expert_size="intermediate_size",
         fused_experts="pairs", replaced={".mlp.router.": ".mlp.gate."},
     ),
@@ -157,6 +162,7 @@ ROWS = (
             "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5, "rope_interleave": True,
             "eos_token_id": [151329, 151336, 151338],
         },
+        gguf="glm4",
         window_use="never", sandwich_norms=True, output_bias=False, partial_rotary=True,
         replaced={
             ".post_attention_layernorm.": ".pre_feedforward_layernorm.",
@@ -171,6 +177,7 @@ ROWS = (
             "partial_rotary_factor": 0.5, "norm_topk_prob": True, "scoring_func": "sigmoid",
             "topk_method": "noaux_tc", "first_k_dense_replace": 1, "n_shared_experts": 1,
         },
+        gguf="glm4moe",
         window_use="never", output_bias=False, partial_rotary=True, optional_head_norms=True, has_experts=True,
         guessing_layers=True,
     ),
@@ -210,4 +217,6 @@ ROWS = (
     ),
 )  # fmt: skip
 ARCHITECTURES = {row.name: row for row in ROWS}
-BY_GGUF_NAME = {row.gguf: row for row in ROWS if row.gguf is not None}
+BY_GGUF_NAME = {
+    name: tuple(row for row in ROWS if row.gguf == name) for name in (row.gguf for row in ROWS) if name is not None
+}

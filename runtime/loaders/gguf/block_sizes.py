@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS
+from pontil.runtime.loaders.gguf.parts import read_parts
 
 # Numbers and bytes of a block, by the numbers of ggml types.
 BLOCKS = {
@@ -20,7 +20,7 @@ EMBEDDING = "token_embd.weight"
 def stored_embedding(path: Path) -> int | None:
     """Return the bytes of an embedding whose rows stay in their file's blocks, as those of whole numbers do. Raises
     ModelError."""
-    tensor = read_header(path).tensors.get(EMBEDDING)
+    tensor = read_parts(path).header.tensors.get(EMBEDDING)
     if tensor is None or tensor.kind not in GGUF_FORMATS:
         return None
     numbers, size = BLOCKS[tensor.kind]

@@ -7,83 +7,51 @@ import math
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.architectures import checked, unknown
-from pontil.runtime.loaders.facts.json_fields import MOST
-from pontil.runtime.loaders.gguf.header import GgufHeader, read_header
-from pontil.runtime.models.architectures import BY_GGUF_NAME, Architecture
-from pontil.runtime.models.config import ExpertConfig, ModelConfig, RopeScaling
+from pontil.runtime.loaders.facts.architectures import checked
+from pontil.runtime.loaders.gguf.experts import architecture_of, experts
+from pontil.runtime.loaders.gguf.facts import GgufFacts
+from pontil.runtime.loaders.gguf.header import GgufHeader
+from pontil.runtime.loaders.gguf.parts import read_parts
+from pontil.runtime.models.architectures import Architecture
+from pontil.runtime.models.config import LatentConfig, ModelConfig, RopeScaling
 
 EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 BIASES = ("blk.0.attn_q.bias", "blk.0.attn_output.bias")
+HEAD_NORM = "blk.0.attn_q_norm.weight"
 NEUTRAL = {
     "attn_logit_softcapping": 0.0,
     "final_logit_softcapping": 0.0,
-    "expert_gating_func": 1.0,
-    "expert_shared_count": 0.0,
-    "expert_weights_scale": 1.0,
     "rope.scale_linear": 1.0,
     "rope.scaling.alpha": 0.0,
     "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
 }
 """Features that are not computed here, with the number (besides zero) that means "not needed"."""
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 ALL_FLOAT32 = 0
 """The value of general.file_type for a file in which nothing is quantized or rounded."""
-GEMMA_PATTERN, GEMMA_LOCAL_THETA = 6, 10000.0
-"""Facts that llama.cpp assumes of Gemma 3: one layer in so many has full attention; the base of the others."""
+GEMMA_LOCAL_THETA = 10000.0
+"""The base that llama.cpp assumes of Gemma 3's layers with a window."""
+LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""DeepSeek's `mscale_all_dim`, a tenth of it."""
 LARGEST_GEMMA_LAYERS = 62
 """Gemma 3 27B, which alone scales its queries differently; files do not state it, llama.cpp counts its layers."""
 
 
-class GgufFacts:
-    """The metadata fields that begin with the architecture's name."""
-
-    def __init__(self, header: GgufHeader, architecture: str) -> None:
-        self.header, self.architecture = header, architecture
-
-    def key(self, name: str) -> str:
-        return f"{self.architecture}.{name}"
-
-    def required(self, name: str) -> int:
-        value = self.header.integer(self.key(name))
-        if value is None:
-            raise ModelError(f"the GGUF file does not state {self.key(name)} as one number: it cannot be run")
-        return value
-
-    def optional(self, name: str, default: int) -> int:
-        return self.required(name) if self.states(name) else default
-
-    def states(self, name: str) -> bool:
-        return self.key(name) in self.header.metadata or self.key(name) in self.header.arrays
-
-    def decimal(self, name: str, default: float) -> float:
-        """Return a number as the model's authors wrote it: GGUF stores float32, of which the shortest decimal is
-        meant."""
-        value = self.header.number(self.key(name))
-        if value is not None and not abs(value) <= MOST:
-            raise ModelError(f"the GGUF file states {self.key(name)} as {value:g}: fetch it again")
-        return default if value is None else float(f"{value:.7g}")
-
-    def text(self, name: str, default: str) -> str:
-        return self.header.text(self.key(name)) or default
-
-
 def read_gguf_config(path: Path) -> ModelConfig:
-    return gguf_config(read_header(path))
+    return gguf_config(read_parts(path).header)
 
 
 def gguf_config(header: GgufHeader) -> ModelConfig:
     """Read the configuration. Raises ModelError for another architecture, an unsupported feature, or a missing key."""
-    name = header.text("general.architecture")
-    if name not in BY_GGUF_NAME:
-        raise unknown(name, tuple(BY_GGUF_NAME))
-    facts, architecture = GgufFacts(header, name), BY_GGUF_NAME[name]
+    architecture = architecture_of(header)
+    facts = GgufFacts(header, str(architecture.gguf))
     hidden, heads = facts.required("embedding_length"), facts.required("attention.head_count")
-    head_dim = facts.optional("attention.key_length", hidden // max(heads, 1))
+    latent = latent_config(facts) if architecture.latent else None
+    head_dim = latent.stored_dim if latent else facts.optional("attention.key_length", hidden // max(heads, 1))
     refuse_unsupported(facts, architecture, head_dim)
-    local, layers = architecture.local_positions, facts.required("block_count")
+    local = architecture.local_positions
+    layers = facts.required("block_count") - facts.optional("nextn_predict_layers", 0)
     if layers > len(header.tensors):
         raise ModelError(
             f"the GGUF file states {layers} layers and holds {len(header.tensors)} tensors: fetch it again"
@@ -96,7 +64,7 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
             intermediate_size=facts.required("feed_forward_length"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=facts.optional("attention.head_count_kv", heads),
+            num_kv_heads=1 if latent else facts.optional("attention.head_count_kv", heads),
             head_dim=head_dim,
             max_model_len=facts.required("context_length"),
             rms_norm_eps=facts.decimal("attention.layer_norm_rms_epsilon", 1e-5),
@@ -105,13 +73,18 @@ def gguf_config(header: GgufHeader) -> ModelConfig:
             dtype="float32" if header.integer("general.file_type") == ALL_FLOAT32 else "bfloat16",
             eos_token_ids=end_ids(header),
             bos_token_id=header.integer("tokenizer.ggml.bos_token_id"),
-            rope_scaling=rope_scaling(facts),
+            rope_scaling=rope_scaling(facts, architecture),
             local_rope_theta=facts.decimal("rope.freq_base_swa", GEMMA_LOCAL_THETA) if local else None,
             windows=windows(facts, architecture, layers),
-            query_scalar=query_scalar(layers, hidden, heads, head_dim) if local else None,
+            query_scalar=query_scalar(facts, layers, head_dim, latent) if local or latent else None,
             qkv_bias=architecture.qkv_bias or BIASES[0] in header.tensors,
             output_bias=BIASES[1] in header.tensors,
-            experts=experts(facts) if architecture.has_experts else None,
+            experts=experts(facts, architecture, layers) if architecture.has_experts else None,
+            latent=latent,
+            rotary_dim=latent.rotary_dim if latent else rotated(facts, architecture, head_dim),
+            interleaved=bool(architecture.defaults.get("rope_interleave")),
+            sinks=architecture.sinks,
+            head_norms=architecture.optional_head_norms and HEAD_NORM in header.tensors,
         )
     )
 
@@ -142,15 +115,38 @@ def windows(facts: GgufFacts, architecture: Architecture, layers: int) -> tuple[
     stated = facts.header.arrays.get(facts.key("attention.sliding_window_pattern"))
     if stated is not None and len(stated) == layers:
         return tuple(window if slides else None for slides in stated)
-    pattern = facts.optional("attention.sliding_window_pattern", GEMMA_PATTERN)
+    pattern = facts.optional("attention.sliding_window_pattern", architecture.defaults["sliding_window_pattern"])
     return tuple(window if (layer + 1) % max(pattern, 1) else None for layer in range(layers))
 
 
-def query_scalar(layers: int, hidden: int, heads: int, head_dim: int) -> float:
+def latent_config(facts: GgufFacts) -> LatentConfig:
+    """Return the latent attention. Where a file states one KV head, the sizes of a head have names of their own."""
+    key, value = (
+        facts.optional(f"attention.{name}_length_mla", facts.required(f"attention.{name}_length"))
+        for name in ("key", "value")
+    )
+    rotary = facts.required("rope.dimension_count")
+    query_rank = facts.optional("attention.q_lora_rank", 0) or None
+    return LatentConfig(facts.required("attention.kv_lora_rank"), query_rank, key - rotary, rotary, value)
+
+
+def rotated(facts: GgufFacts, architecture: Architecture, head_dim: int) -> int | None:
+    size = facts.optional("rope.dimension_count", head_dim)
+    return size if architecture.partial_rotary and size != head_dim else None
+
+
+def query_scalar(facts: GgufFacts, layers: int, head_dim: int, latent: LatentConfig | None) -> float:
+    if latent is not None:
+        strength = 1.0 + facts.decimal(LOG_MULTIPLIER, 0.0) * math.log(
+            max(facts.decimal("rope.scaling.factor", 1.0), 1.0)
+        )
+        # Scores are multiplied by the square of it.
+        return latent.query_dim / strength**4
+    hidden, heads = facts.required("embedding_length"), facts.required("attention.head_count")
     return float(hidden // heads if layers == LARGEST_GEMMA_LAYERS else head_dim)
 
 
-def rope_scaling(facts: GgufFacts) -> RopeScaling | None:
+def rope_scaling(facts: GgufFacts, architecture: Architecture) -> RopeScaling | None:
     """Return the scaling of rotary frequencies; Llama 3.1's is stored as a tensor of divisors. Raises ModelError for an
     unknown kind."""
     if ROPE_FACTORS in facts.header.tensors:
@@ -168,33 +164,29 @@ def rope_scaling(facts: GgufFacts) -> RopeScaling | None:
         original_max_len=facts.required("rope.scaling.original_context_length"),
         beta_fast=facts.decimal("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=facts.decimal("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=facts.decimal("rope.scaling.attn_factor", 1.0) * (0.1 * math.log(max(factor, 1.0)) + 1.0),
+        attention_factor=facts.decimal("rope.scaling.attn_factor", 1.0) * yarn_strength(facts, factor),
+        truncate=architecture.defaults.get("rope_scaling", {}).get("truncate", True),
     )
 
 
-def experts(facts: GgufFacts) -> ExpertConfig:
-    """Return the mixture of experts: in these files every layer has one, and by default the router's weights are
-    normalized to a sum of 1."""
-    return ExpertConfig(
-        count=facts.required("expert_count"),
-        per_token=facts.required("expert_used_count"),
-        intermediate_size=facts.required("expert_feed_forward_length"),
-        normalize=facts.header.metadata.get(facts.key("expert_weights_norm"), True) is not False,
-    )
+def yarn_strength(facts: GgufFacts, factor: float) -> float:
+    """The factor of cosines and sines: with DeepSeek's multiplier, scores have it instead."""
+    return 1.0 if facts.states(LOG_MULTIPLIER) else 0.1 * math.log(max(factor, 1.0)) + 1.0
 
 
 def refuse_unsupported(facts: GgufFacts, architecture: Architecture, head_dim: int) -> None:
-    for key in ("rope.dimension_count", "attention.value_length"):
+    keys = [] if architecture.latent else ["attention.value_length"]
+    for key in keys if architecture.partial_rotary or architecture.latent else [*keys, "rope.dimension_count"]:
         size = facts.header.integer(facts.key(key))
         if size not in (None, head_dim):
             raise ModelError(f"the model's {key} is {size}, its heads have {head_dim}: this version needs them equal")
     for key, neutral in NEUTRAL.items():
         if facts.decimal(key, neutral) not in (0.0, neutral):
             raise ModelError(f"the model states {facts.key(key)}: this version does not compute that")
+    if not architecture.latent and facts.states(LOG_MULTIPLIER):
+        raise ModelError(f"the model states {facts.key(LOG_MULTIPLIER)}: this version does not compute that")
     if not architecture.has_experts and facts.optional("expert_count", 0):
         raise ModelError(f"the model is a mixture of experts of the kind {facts.architecture}: this version has none")
     window = facts.optional("attention.sliding_window", 0)
     if architecture.gguf_windows == "refused" and 0 < window < facts.required("context_length"):
         raise ModelError("the model states a sliding window, but not for which layers: use its safetensors files")
-    if (facts.header.integer("split.count") or 1) > 1:
-        raise ModelError("the GGUF file is one of several parts: merge them with llama-gguf-split --merge first")

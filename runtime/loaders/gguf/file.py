@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,16 @@ from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
-from pontil.runtime.loaders.gguf.header import GgufTensor, read_header
-from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
+from pontil.runtime.loaders.gguf.header import GgufTensor
+from pontil.runtime.loaders.gguf.names import KEYS_OF_LATENTS, VALUES_OF_LATENTS, names_of
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER
+from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
 CHUNK_ELEMENTS = 1 << 18
 """Numbers held in float32 at a time: a cache-sized part is fastest, a whole embedding could need gigabytes."""
-SMALLEST_ALIGNMENT = 8
+SMALLEST_ALIGNMENT, F32 = 8, 0
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -37,25 +38,23 @@ class GgufCheckpoint:
 
     config: ModelConfig
     fingerprint: str
-    path: Path
+    files: list[Path]
     places: dict[str, GgufTensor]
+    latents: dict[str, tuple[GgufTensor, GgufTensor]]
 
     @classmethod
     def open(cls, path: Path) -> GgufCheckpoint:
-        header = read_header(path)
-        config = gguf_config(header)
-        size = path.stat().st_size
+        parts = read_parts(path)
+        header, config = parts.header, gguf_config(parts.header)
+        sizes = [file.stat().st_size for file in parts.files]
         for name, tensor in header.tensors.items():
-            if tensor.offset + byte_size(name, tensor) > size:
-                raise ModelError(f"{path} is cut off before the end of {name}: fetch it again")
+            if tensor.offset + byte_size(name, tensor) > sizes[tensor.part]:
+                raise ModelError(f"{parts.files[tensor.part]} is cut off before the end of {name}: fetch it again")
         found = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
+        latents = joined_latents(found)
         check_shapes(config, {name: tensor.shape for name, tensor in found.items()}, path)
         places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
-        return cls(config, fingerprint(config, [path]), path, places)
-
-    @property
-    def files(self) -> list[Path]:
-        return [self.path]
+        return cls(config, fingerprint(config, parts.files), parts.files, places, latents)
 
     @property
     def unpacked_types(self) -> list[str]:
@@ -92,25 +91,28 @@ class GgufCheckpoint:
         for name, place in self.places.items():
             embedding, counted = name == EMBEDDING, self.has_level(name)
             if embedding and stored_rows and self.embedding_type is not None:
-                yield f"{name}.blocks", blocks_of(whole, name, place).reshape(place.shape[0], -1).clone()
+                yield f"{name}.blocks", blocks_of(whole[place.part], name, place).reshape(place.shape[0], -1).clone()
             elif embedding or not counted:
                 yield name, self.read(whole, name, wanted)
             if counted and (not embedding or self.config.tie_word_embeddings):
-                parts = read_levels(whole, name, place)
+                parts = read_levels(whole[place.part], name, place)
                 for part, tensor in zip(("numbers", "scales", "offsets"), parts, strict=True):
                     rows = tensor.reshape(place.shape[0], -1)
                     yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()
 
-    def open_data(self) -> torch.Tensor:
-        """Return the file's bytes."""
+    def open_data(self) -> list[torch.Tensor]:
+        """Return the bytes of each file."""
         try:
-            return torch.from_numpy(np.memmap(self.path, mode="c"))
+            return [torch.from_numpy(np.memmap(path, mode="c")) for path in self.files]
         except (OSError, ValueError) as error:
-            raise ModelError(f"{self.path} cannot be read: {error}") from error
+            raise ModelError(f"{self.files[0]} cannot be read: {error}") from error
 
-    def read(self, whole: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+    def read(self, whole: list[torch.Tensor], name: str, dtype: torch.dtype) -> torch.Tensor:
         place = self.places[name]
-        tensor = read_tensor(whole, name, place, dtype if len(place.shape) > 1 else torch.float32)
+        if name in self.latents:
+            keys, values = (read_tensor(whole[one.part], name, one, dtype) for one in self.latents[name])
+            return torch.cat([keys.transpose(1, 2), values], dim=1).reshape(place.shape)
+        tensor = read_tensor(whole[place.part], name, place, dtype if len(place.shape) > 1 else torch.float32)
         return self.as_hugging_face_has_it(name, tensor)
 
     def as_hugging_face_has_it(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -125,15 +127,30 @@ class GgufCheckpoint:
 
 
 def named(name: str, tensor: GgufTensor, config: ModelConfig) -> list[tuple[str, GgufTensor]]:
-    """Return the tensor under Hugging Face's name, or each expert's part of it."""
-    names = expert_names(name, config.experts.count if config.experts else 0)
-    if not names or len(names) != tensor.shape[0]:
-        return [(canonical_name(name, ARCHITECTURES[config.architecture].sandwich_norms), tensor)]
-    size = byte_size(name, tensor) // len(names)
+    """Return the tensor, or its parts, under Hugging Face's names."""
+    names = names_of(name, tensor.shape, config)
+    if len(names) < 2:
+        return [(one, tensor) for one in names]
+    size, rows = byte_size(name, tensor) // len(names), tensor.shape[0] // len(names)
+    shape = tensor.shape[1:] if rows == 1 else (rows, *tensor.shape[1:])
     return [
-        (one, GgufTensor(tensor.shape[1:], tensor.kind, tensor.offset + number * size))
-        for number, one in enumerate(names)
+        (one, replace(tensor, shape=shape, offset=tensor.offset + number * size)) for number, one in enumerate(names)
     ]
+
+
+def joined_latents(found: dict[str, GgufTensor]) -> dict[str, tuple[GgufTensor, GgufTensor]]:
+    """Take the products of latents that are held in two tensors, [heads, rank, key_dim] and [heads, value_dim, rank],
+    and put the one that they are parts of in their place."""
+    parts: dict[str, tuple[GgufTensor, GgufTensor]] = {}
+    for name in [name for name in found if name.endswith(f"{KEYS_OF_LATENTS}.weight")]:
+        prefix = name.removesuffix(f"{KEYS_OF_LATENTS}.weight")
+        keys, values = found.pop(name), found.pop(f"{prefix}{VALUES_OF_LATENTS}.weight", None)
+        if values is None or len(keys.shape) != 3 or len(values.shape) != 3:
+            raise ModelError(f"the GGUF file holds {name} without its values, or in another form: fetch it again")
+        whole = f"{prefix}self_attn.kv_b_proj.weight"
+        parts[whole] = keys, values
+        found[whole] = replace(keys, shape=(keys.shape[0] * (keys.shape[2] + values.shape[1]), keys.shape[1]), kind=F32)
+    return parts
 
 
 def halves_from_pairs(weight: torch.Tensor, heads: int) -> torch.Tensor:

@@ -148,7 +148,7 @@ def dequantize(split: Split, blocks: Tensor) -> Tensor:
     """The weights, float32 [blocks, numbers], in the operations and the order of ggml's own reference, so that the bits
     are the same."""
     numbers, scales, offset = split(blocks)
-    grouped = numbers.view(*scales.shape, -1).float()
+    grouped = numbers.view(*scales.shape, numbers.shape[1] // scales.shape[1]).float()
     if isinstance(offset, int):
         return (scales.unsqueeze(-1) * (grouped + offset)).view(numbers.shape)
     return (scales.unsqueeze(-1) * grouped + offset.unsqueeze(-1)).view(numbers.shape)

@@ -31,11 +31,12 @@ SHORT = 1024
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """`shape` is outermost first, as torch has it. `kind` is the number of a ggml type. `offset` counts from the start
-    of the file, in bytes."""
+    of the file, in bytes. Of a model in several files, `part` is the file's place among them."""
 
     shape: tuple[int, ...]
     kind: int
     offset: int
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True)

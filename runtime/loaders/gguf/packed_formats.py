@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.gguf.header import read_header
-from pontil.runtime.loaders.gguf.names import canonical_name, expert_names
-from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.loaders.gguf.names import names_of
+from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.config import ModelConfig
 
 SCALE_BYTES = 4
@@ -56,13 +55,10 @@ def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     become floats. Raises ModelError."""
     if path.is_dir():
         raise ModelError(NO_GGUF)
-    sandwich = ARCHITECTURES[config.architecture].sandwich_norms
-    experts = config.experts.count if config.experts else 0
     formats: dict[str, NumberFormat] = {}
-    for name, tensor in read_header(path).tensors.items():
+    for name, tensor in read_parts(path).header.tensors.items():
         if tensor.kind in GGUF_FORMATS and len(tensor.shape) > 1:
-            names = expert_names(name, experts) or [canonical_name(name, sandwich)]
-            formats |= dict.fromkeys(names, GGUF_FORMATS[tensor.kind])
+            formats |= dict.fromkeys(names_of(name, tensor.shape, config), GGUF_FORMATS[tensor.kind])
     return {name: one for name, one in formats.items() if ROUTER not in name}
 
 

@@ -12,6 +12,7 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.ports import address_towards
 from pontil.launcher.options.options import read_options
 from pontil.launcher.plan.addresses import MAX_IPC_PATH, url_host
+from pontil.launcher.plan.served_models import own_name
 from pontil.launcher.plan.topology import Topology, plan
 from pontil.runtime.chat import dialect
 from pontil.runtime.config.proxy_config import CALL_PARSERS, REASONING_PARSERS, proxy_config
@@ -137,6 +138,11 @@ def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
         "bfloat16", "int8", "auto", 7, None, 16, [["cuda:0"], ["cuda:1"], ["cpu"], ["cpu"]], {"cuda:0": 5 << 30}
     )
     assert topology(role="proxy").prepare.config["demands"] == {}
+
+
+def test_a_model_in_several_files_has_one_name() -> None:
+    names = {"/x/a-00002-of-00003.gguf": "a", "b-1.gguf": "b-1", "owner/c": "c", "d": "d"}
+    assert {model: own_name(model) for model in names} == names
 
 
 def test_a_count_splits_the_free_cores() -> None:

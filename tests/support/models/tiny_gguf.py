@@ -17,10 +17,12 @@ GGUF_NAMES = {theirs: ours for ours, theirs in (LAYER_NAMES | TOP_NAMES).items()
 
 def write_tiny_gguf(path: Path, directory: Path, config: ModelConfig, **changes: Any) -> Path:
     """Write the file. `changes`: extra metadata by key with dots as double underscores, `kind` a ggml type, `drop` a
-    tensor, `vocabulary` a writer of another vocabulary than the smallest, `random_blocks` for the weights' bytes."""
+    tensor, `vocabulary` a writer of another vocabulary than the smallest, `random_blocks` for the weights' bytes,
+    `split_max_tensors` for several files."""
     kind = changes.pop("kind", gguf.GGMLQuantizationType.F32)
     drop, is_random = changes.pop("drop", None), changes.pop("random_blocks", False)
-    writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"))
+    most = changes.pop("split_max_tensors", 0)
+    writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"), split_max_tensors=most)
     changes.pop("vocabulary", add_vocabulary)(writer)
     add_sizes(writer, config, kind)
     for key, value in changes.items():

@@ -168,3 +168,8 @@ def test_numbers_and_sizes_are_those_of_the_gguf_package() -> None:
         assert gguf.GGMLQuantizationType(number).name == kind.name
         assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)] == (kind.numbers, kind.size)
     assert all(gguf.GGMLQuantizationType(number).name == name for number, name in OTHER_NAMES.items())
+
+
+@pytest.mark.parametrize("kind", [one for one in GGML_TYPES.values() if one.name in SCALAR], ids=lambda kind: kind.name)
+def test_no_blocks_are_no_numbers(kind: GgmlType) -> None:
+    assert kind.read(torch.empty(0, kind.size, dtype=torch.uint8)).shape == (0, kind.numbers)
