@@ -4,37 +4,21 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from disks import DIES_WITHIN, DISKS, USAGE, WRITES, DeadlyWrite
-from network import WireLink
+from link_faults import FLAP, LOOK_AGAIN, LinkFaults, SeedFault
 from operators import LOOK, NEW_KEYS, RESTART_PROXIES, SCALE, UPGRADE, Operators
 from processes import WorldProcess
 from rank_process import DriverProcess, FollowerProcess
 from ready_probes import probe
 from releases import ReleaseUpgrade, next_name
+from served_proxy import ProxyProcess
 from site_plan import SitePlan
 from supervised_site import SupervisedSite
 from virtual_time import SeededWorld
 from worker_process import WorkerProcess
-
-
-@dataclass(frozen=True, slots=True)
-class SeedFault:
-    """A fault `at` so many seconds after the first request. `target` names a process, `other` the far end of a link;
-    `seconds` is how long it lasts, `draw` decides what is left open."""
-
-    at: float
-    kind: str
-    target: str
-    seconds: float = 0.0
-    draw: float = 0.0
-
-    def __str__(self) -> str:
-        lasts = f" for {self.seconds:.2f} s" if self.seconds else ""
-        return f"{self.at:.3f} s: {self.kind} {self.target}{lasts}"
-
 
 # Kinds with their weights, and the seconds that they last.
 KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
@@ -54,6 +38,8 @@ KINDS: dict[str, tuple[int, tuple[float, ...]]] = {
     "oom": (1, ()),
     "no memory": (1, (0.3, 1.5)),
     "tear": (2, (DIES_WITHIN,)),
+    # Drawn as cuts.
+    FLAP: (0, (0.5, 2.0, 5.0)),
 }
 
 # A kind that is likely in the shape of a seed happens so many times as often.
@@ -64,9 +50,11 @@ HOST, FIRST_HOST, POWER_CUT = "host", "first host", "power cut"
 SLOWNESS, FEW_ROWS = (10.0, 100.0), 24
 # The jumps of the clock of the day: of all processes, or of one process or host alone, whose successors have it too.
 CLOCK, ONE_CLOCK, JUMPS = "clock", "one clock", (-7200.0, -30.0, -1.5, 2.0, 90.0, 3600.0)
-# Share of cuts, and of second kills, that wait for a message or a meeting, and seconds for which a cut does. There are
-# up to so many cuts in a row: all but the first after fewer than so many messages.
-AIMED, CUT_WITHIN, CUTS, FIRST_MESSAGES = 0.5, 1.0, 3, 4
+# Share of second kills that wait for a meeting, and of deaths of a proxy for want of memory that wait for a body; and
+# the seconds for which these do.
+AIMED, STARVES_FOR = 0.5, 1.0
+# Share of cuts that are a network which flaps instead.
+FLAPS = 0.3
 # Seconds within which what waited for a disk is written.
 WRITTEN_WITHIN = 60.0
 
@@ -123,13 +111,21 @@ def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedF
                 chance.random(),
             )
         )  # fmt: skip
-    return sorted(made, key=lambda fault: fault.at)
+    # Drawn behind all of the others, which stay as they are.
+    return sorted((flapping(fault, chance) for fault in made), key=lambda fault: fault.at)
 
 
-# Seconds in which the second death of a process comes, from when its successor serves, and between two looks for it.
-KILLED_AGAIN_WITHIN, SERVES_FOR, LOOK_AGAIN = 10.0, 0.3, 0.01
-# Those in which it has met a worker, and between two looks for that.
-MEETS_FOR, LOOK_FOR_MEETING = 0.02, 0.5e-3
+def flapping(fault: SeedFault, chance: random.Random) -> SeedFault:
+    if fault.kind != "cut" or chance.random() >= FLAPS:
+        return fault
+    return replace(fault, kind=FLAP, seconds=chance.choice(KINDS[FLAP][1]))
+
+
+# Seconds in which the second death of a process comes, and from when its successor serves.
+KILLED_AGAIN_WITHIN, SERVES_FOR = 10.0, 0.3
+# Those in which it has met another process, mostly the first of them, and between two looks for that; and the share of
+# cases in which it is to have met a worker.
+MEETS_FOR, LOOK_FOR_MEETING, WITH_A_WORKER = 0.02, 0.5e-3, 0.5
 
 
 def targets_of(kind: str, plan: SitePlan) -> Sequence[str]:
@@ -156,17 +152,20 @@ class FaultMaker:
     def __init__(self, world: SeededWorld, site: SupervisedSite) -> None:
         self.world, self.site = world, site
         self.over_at = self.busy_until = 0.0
+        self.has_starved = False
         self.operators = Operators(world, site, self.goes_on)
+        self.links = LinkFaults(world, self.goes_on)
         self.acts: dict[str, Callable[[SeedFault, WorldProcess], None]] = {
             "kill": lambda fault, process: process.kill(),
             "stop": self.stop,
-            "cut": self.cut,
-            "silence": self.silence,
+            "cut": self.links.cut,
+            "flap": self.links.flap,
+            "silence": self.links.silence,
             "stick": self.stick,
             "kill twice": self.kill_twice,
             "tear": self.tear,
             "slow": self.slow,
-            "oom": lambda fault, process: self.site.kill_for_memory(process),
+            "oom": self.starve,
             "no memory": self.take_memory,
         }
 
@@ -240,59 +239,24 @@ class FaultMaker:
                 self.goes_on(LOOK_AGAIN + SERVES_FOR + MEETS_FOR)
                 self.world.after(LOOK_AGAIN, look)
             elif serving and fault.draw * 1e6 % 1 < AIMED:
-                kill_at_a_meeting(serving[0], self.world.now() + SERVES_FOR, fault.draw * MEETS_FOR)
+                # A worker meets its proxies at once, and other workers with a request.
+                with_a_worker = fault.draw * 1e7 % 1 < WITH_A_WORKER
+                kill_at_a_meeting(serving[0], with_a_worker, self.world.now() + SERVES_FOR, fault.draw**3 * MEETS_FOR)
             elif serving:
                 self.world.after(fault.draw * SERVES_FOR, serving[0].kill)
 
         look()
 
-    def cut(self, fault: SeedFault, process: WorldProcess) -> None:
-        """Break one connection of a process, with or without what is on its way. Every other one breaks with the next
-        message on its way, and up to two that come in its place with one of their first messages."""
-        links = breakable_links(process)
-        if not links:
+    def starve(self, fault: SeedFault, process: WorldProcess) -> None:
+        """Have the kernel kill a process for want of memory: at once, or when it asks for some. So one proxy of a seed
+        dies as it reads a body; of two such deaths its client would be told."""
+        kill = partial(self.site.kill_for_memory, process)
+        if not isinstance(process, ProxyProcess) or self.has_starved or fault.draw * 1e6 % 1 >= AIMED:
+            kill()
             return
-        link = links[int(fault.draw * len(links))]
-        if fault.draw * 1e6 % 1 < AIMED:
-            again = int(fault.draw * 1e7 % 1 * CUTS)
-            self.cut_soon(link, [0, *[int(fault.draw * 1e8 % 1 * FIRST_MESSAGES)] * again])
-        else:
-            link.cut(survives=fault.draw * 1000 % 1 < 0.3)
-
-    def cut_soon(self, link: WireLink, after: list[int]) -> None:
-        """Break a link after so many more messages, or in a while; and what comes in its place."""
-        link.messages_left, *others = after
-        self.goes_on(CUT_WITHIN + LOOK_AGAIN)
-        self.world.after(CUT_WITHIN, link.cut)
-        until = self.world.now() + CUT_WITHIN
-
-        def look() -> None:
-            made = [one for one in self.world.network.open_links() if one.names == link.names]
-            if made and not link.open:
-                self.cut_soon(made[-1], others)
-            elif self.world.now() < until:
-                self.world.after(LOOK_AGAIN, look)
-
-        if others:
-            look()
-
-    def silence(self, fault: SeedFault, process: WorldProcess) -> None:
-        """Let nothing through one direction of a connection. Beyond the link's timeout both ends take it for cut, and
-        can connect again when it is mended."""
-        links = breakable_links(process)
-        if not links:
-            return
-        link, way = links[int(fault.draw * len(links))], int(fault.draw * 1000 % 1 < 0.5)
-        names = link.names
-        unreachable = self.world.network.unreachable
-        link.silence(way)
-        unreachable.add(names)
-
-        def mend() -> None:
-            unreachable.discard(names)
-            link.mend(way)
-
-        self.world.after(fault.seconds, mend)
+        self.has_starved, process.at_a_body = True, kill
+        self.goes_on(STARVES_FOR)
+        self.world.after(STARVES_FOR, lambda: kill() if process.alive else None)
 
     def stick(self, fault: SeedFault, process: WorldProcess) -> None:
         """Have the pulls of a process hang, whatever it asks of them."""
@@ -363,17 +327,14 @@ class FaultMaker:
             self.world.after(fault.seconds, partial(setattr, process, "most_rows", math.inf))
 
 
-def kill_at_a_meeting(process: WorldProcess, latest: float, seconds: float) -> None:
-    """Kill a process so many seconds after its first connection with a worker, and at the latest time in any case."""
+def kill_at_a_meeting(process: WorldProcess, with_a_worker: bool, latest: float, seconds: float) -> None:
+    """Kill a process so many seconds after its first connection with another one, or with a worker, and at the
+    latest time in any case."""
     world = process.world
     others = [end.process for link in world.network.links_of(process) for end in link.ends]
-    if world.now() >= latest or any(isinstance(one, WorkerProcess) and one is not process for one in others):
+    if world.now() >= latest or any(
+        one is not process and (isinstance(one, WorkerProcess) or not with_a_worker) for one in others
+    ):
         world.after(seconds, process.kill)
     elif process.alive:
-        world.after(LOOK_FOR_MEETING, partial(kill_at_a_meeting, process, latest, seconds))
-
-
-def breakable_links(process: WorldProcess) -> list[WireLink]:
-    """Return the links of a process that can break: those of a worker's ranks are sockets of one host."""
-    links = process.world.network.links_of(process)
-    return [link for link in links if not any(isinstance(end.process, FollowerProcess) for end in link.ends)]
+        world.after(LOOK_FOR_MEETING, partial(kill_at_a_meeting, process, with_a_worker, latest, seconds))

@@ -4,6 +4,7 @@ go silent. And the poller. libzmq's own thread runs on while a process computes,
 
 import hashlib
 import math
+import random
 import select
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ LATENCY, JITTER, JITTERY = 60e-6, 0.5e-3, 0.2
 NOTICED_WITHIN = 0.002
 # Seconds without a sign of life, after which both ends take a link for cut.
 LINK_TIMEOUT = 5.0
+# Fewer messages than this go over a connection of a network that flaps.
+FLAPS_AFTER = 6
 FIRST_DESCRIPTOR, FIRST_PORT = 1_000_000, 32_768
 # A plain number: operators of zmq's enumerations are slow.
 READABLE = int(zmq.POLLIN)
@@ -39,7 +42,8 @@ class WireLink:
         self.ends: tuple[WireSocket, WireSocket] = (router, dealer)
         self.open, self.works = True, False
         # It breaks with the message on its way that comes after so many.
-        self.messages_left = math.inf
+        flapping = network.flapping.get(dealer.process.name) or network.flapping.get(router.process.name)
+        self.messages_left = math.inf if flapping is None else flapping.randrange(FLAPS_AFTER)
         # True once another connection has taken its id: the ROUTER hears it no more, and nobody is told.
         self.is_replaced = False
         # Messages that the ROUTER has not read.
@@ -171,6 +175,8 @@ class WireNetwork:
         self.host_of: Callable[[str], int] = lambda name: 0
         self.jitter = JITTER
         self.queues_shorter = 1
+        # The randomness of processes, by name, whose connections break with one of their first messages.
+        self.flapping: dict[str, random.Random] = {}
         # Pairs of names of processes that cannot connect to each other at present, one to the other.
         self.unreachable: set[tuple[str, str]] = set()
 

@@ -13,7 +13,7 @@ from virtual_time import SeededWorld
 from pontil.launcher.options.worker_roles import EMBED, NODE
 
 if TYPE_CHECKING:
-    from faults import SeedFault
+    from link_faults import SeedFault
     from seed_run import SeedRun
 
 # Seconds between two looks at a change, and in which each must end.

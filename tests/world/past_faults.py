@@ -14,8 +14,9 @@ PAST = ROOT / "tests/world/past"
 # Parts of the checkout that a copy needs.
 COPIED = ("runtime", "http", "launcher", "gpu_ops", "scripts", "tests/world")
 VIOLATION = re.compile(r"seed (\d+) step \d+: (\w+): ")
-# Seconds that a run in a copy may take, for its imports and for each of its seeds.
-IMPORTS_WITHIN, SEED_WITHIN = 120, 30
+# Seconds that a run in a copy may take, for its imports and for each of its seeds: one that shows a fault is run again
+# and again, until its shortest prefix is known.
+IMPORTS_WITHIN, SEED_WITHIN = 120, 600
 
 
 class UnusablePatchError(Exception):

@@ -17,7 +17,7 @@ from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan
 
 if TYPE_CHECKING:
-    from faults import SeedFault
+    from link_faults import SeedFault
     from seed_run import SeedRun
 
 NEXT = "next"

@@ -15,10 +15,11 @@ from conversations import next_turn, with_conversations
 from embeddings import with_embeddings
 from engine_process import TinyModel
 from fairness import IdleWorkers
-from faults import POWER_CUT, FaultMaker, SeedFault, planned, planned_changes
+from faults import POWER_CUT, FaultMaker, planned, planned_changes
 from greedy_tenants import tenanted, tenants_wishes
 from hostile_clients import HostileCrowd
 from install import REAL, enter
+from link_faults import SeedFault
 from load import LoadShape, shaped, wishes
 from recording import SeedRecorder
 from request_connections import Dialer
@@ -40,7 +41,7 @@ SETTLED_AFTER = 2.0
 # Virtual seconds after which a seed is ended in any case.
 LONGEST = 400.0
 # Share of seeds whose sockets have queues that are so many times as short: who reads nothing for a while fills them.
-SHORT_QUEUES, SHORTER = 0.15, 1024
+SHORT_QUEUES, SHORTER = 0.15, (1024, 4096)
 # A folder in memory, for the files that proxies share.
 MEMORY = Path("/dev/shm")
 
@@ -77,7 +78,9 @@ class SeedRun:
         plan = self.plan = plan.drawn(world.random("site"))
         enter(world, folder)
         world.network.jitter = shape.jitter
-        world.network.queues_shorter = SHORTER if world.random("queues").random() < SHORT_QUEUES else 1
+        queues = world.random("queues")
+        is_short = queues.random() < SHORT_QUEUES
+        world.network.queues_shorter = queues.choice(SHORTER) if is_short else 1
         self.site = SupervisedSite(world, plan, model, folder)
         if isinstance(trace, SeedRecorder):
             trace.begin(world, lambda: self.site.proxies)

@@ -15,8 +15,9 @@ from sanic.application.constants import ServerStage
 from sanic.application.state import ApplicationServerInfo
 from sanic.touchup.service import TouchUp
 from sanic_routing import router
-from virtual_time import HERE, SeededWorld
+from virtual_time import HERE, ProcessDied, SeededWorld
 
+from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.server.service import Service, build_app
 from pontil.http.server.timed_protocol import TimedProtocol
 from pontil.runtime.accounting.usage_log import UsageLog
@@ -52,6 +53,8 @@ class ProxyProcess(LoopProcess):
         self.service: Service | None = None
         self.listens = False
         self.failure: BaseException | None = None
+        # Kills it when it next reads a body.
+        self.at_a_body: Callable[[], object] | None = None
 
     def begin(self, config: ProxyConfig, tokenizer: Tokenizer, reporter: Reporter) -> None:
         """Make the proxy and serve, as `run_proxy` does."""
@@ -148,6 +151,23 @@ def read_records_whole() -> None:
 
     untyped: Any = StreamRecords
     untyped.claim = claimed
+
+
+def die_at_a_body() -> None:
+    """Have a proxy that is to die when it reads a body do so, once it has recorded that."""
+    take: Callable[[InFlightBodies, bytes, str], int] = InFlightBodies.take
+
+    def taken(bodies: InFlightBodies, body: bytes, peer: str) -> int:
+        made, process = take(bodies, body, peer), HERE.world.current
+        if isinstance(process, ProxyProcess) and process.at_a_body is not None:
+            process.at_a_body()
+            # Later than its death is what it would do next.
+            HERE.world.spend(1e-6)
+            raise ProcessDied
+        return made
+
+    untyped: Any = InFlightBodies
+    untyped.take = taken
 
 
 def leave_pages_seldom() -> None:

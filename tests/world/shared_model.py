@@ -41,6 +41,7 @@ def read(folder: Path) -> TinyModel:
     served_proxy.leave_pages_seldom()
     engine_process.measure_tiers_at_once()
     served_proxy.read_records_whole()
+    served_proxy.die_at_a_body()
     fairness.watch_turns()
     logging.disable(logging.CRITICAL)
     config = write_tiny_llama(folder, max_model_len=1024)

@@ -52,8 +52,10 @@ from pontil.runtime.wire.links.keys import Keys
 
 # Roles of workers that make no tokens.
 PLAIN_ROLES = (EMBED, NODE)
-# Seconds until an event reaches the supervisor, or what it says a process.
+# Seconds until an event reaches the supervisor, or what it says a process; and share of seeds whose machine is so busy
+# that a process reads its pipe later, after so many seconds: what came by a socket meanwhile was read before.
 NOTICES_WITHIN = 1e-3
+BUSY, BUSY_SECONDS = 0.15, 0.3
 # The machine of a launch, with cores for a few more workers than are planned, all of which have the first one.
 MACHINE = HostDevices(cores=tuple(range(4)), quota=4, gpus=0)
 # Seconds until a service manager starts a launch that has failed again.
@@ -115,7 +117,7 @@ class HostLaunch:
             self.supervisor.reconcile(self.world.now())
         if self.is_later and self.supervisor.failure is not None:
             self.site.start_over(self)
-        self.world.after(NOTICES_WITHIN, self.hand_over)
+        self.world.after(self.site.hands_over_after, self.hand_over)
 
     def end(self, timeout: float) -> None:
         """Do what `Supervisor.run` does once it is told to end: have the workers drain, and then end."""
@@ -241,6 +243,8 @@ class SupervisedSite:
         self.oom_said = 0
         self.oom_kills, self.oom_counter = 0, folder / "memory.events"
         # The key file, the same on all hosts, and what is in it, where there is one.
+        busy = world.random("pipes").random() < BUSY
+        self.hands_over_after = BUSY_SECONDS if busy else NOTICES_WITHIN
         self.key_file = folder / "keys"
         self.secret: str | None = None
         if plan.keys > 0:
