@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The places of packed weights that processes share: a file of the cache directory, or memory that a launcher holds."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -25,7 +26,7 @@ class SharedPlace(Protocol):
         """Let others see what was written. Raises OSError."""
 
     def give_up(self) -> None:
-        """Remove what was written."""
+        """Have no other process use what was written."""
 
 
 class NamedFile:
@@ -38,7 +39,9 @@ class NamedFile:
         self.path, self.partial = path, path.with_suffix(PARTIAL)
 
     def begin(self) -> IO[bytes]:
-        return self.partial.open("w+b")
+        # Somebody may still map the one that was left there.
+        self.partial.unlink(missing_ok=True)
+        return self.partial.open("x+b")
 
     def publish(self, file: IO[bytes]) -> None:
         os.fsync(file.fileno())
@@ -69,8 +72,17 @@ class SealedMemory:
         return file
 
     def publish(self, file: IO[bytes]) -> None:
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+        try:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, F_SEAL_FUTURE_WRITE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a system that does not know it
+                raise
+        self.seal()
 
     def give_up(self) -> None:
-        os.truncate(self.path, 0)
+        """Leave it incomplete for good: the pages that were written are in use here, and nobody may cut them off."""
+        self.seal()
+
+    def seal(self) -> None:
+        with self.path.open("r+b") as file:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -2,7 +2,7 @@
 """Loading of a process's part of the model onto its device: the same for a worker of one process and for each rank."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +37,7 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
-from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
+from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
 from pontil.runtime.worker.start.stage_model import stage_checkpoint
 from pontil.runtime.worker.start.weights_progress import told
 
@@ -164,10 +164,25 @@ def read_weights(
         if checkpoint.unpacked_types:
             types = " and ".join(checkpoint.unpacked_types)
             logger.info("weights of %s become bfloat16: the kernels do not have these types", types)
-    telling = told(tensors(torch_dtype), total=len(checkpoint.places), tell=report.progress)
+    read = unchanged(tensors(torch_dtype), checkpoint.files)
+    telling = told(read, total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
     return Weights(telling, device, torch_dtype, packing, communicator, block, config.deterministic)
+
+
+def unchanged(tensors: Iterator[tuple[str, torch.Tensor]], files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the same tensors. Raises ModelError behind the last one if a file was written to or replaced since now:
+    they may be of two models, and nothing may be packed of them under the name of one."""
+    before = [state_of(path) for path in files]
+
+    def reading() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors
+        for path, state in zip(files, before, strict=True):
+            if state_of(path) != state:
+                raise ModelError(f"{path} was changed while it was read: start again, with files that stay as they are")
+
+    return reading()
 
 
 def open_packing(

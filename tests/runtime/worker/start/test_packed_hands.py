@@ -5,14 +5,25 @@ import os
 import shutil
 import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import kernels
 import pytest
+import torch
 from packed_loading import Loading, bits, change, packed_files_of
+from workers import Silent
 
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.worker.start import packed_weights
+from pontil.runtime.worker.start.loading import read_weights
 from pontil.runtime.worker.start.packed_files import files_of, remove
 
 
@@ -88,3 +99,27 @@ def test_even_its_owner_opens_a_packed_file_only_to_read(model: Path, cache: Pat
     if os.getuid():
         with pytest.raises(PermissionError):
             file.open("r+b")
+
+
+@pytest.mark.parametrize("hand", [os.utime, lambda path: shutil.copy(path, path.parent / "n").rename(path)])
+def test_a_model_that_changes_while_it_is_read_is_refused_and_not_kept(
+    model: Path, cache: Path, hand: Callable[[Path], object]
+) -> None:
+    checkpoint, config = (
+        open_checkpoint(model),
+        SimpleNamespace(quantization="none", cache_path=cache, rank=0, ranks=1, weights_memory=(), deterministic=False),
+    )
+    (file,) = checkpoint.files
+    for changes in (True, False):
+        weights = read_weights(
+            cast(WorkerConfig, config), checkpoint, torch.device("cpu"), "bfloat16", kernels.opened(), Silent()
+        )
+        if changes:
+            hand(file)
+            with pytest.raises(ModelError, match="was changed while it was read"):
+                build_model(checkpoint.config, weights)
+            assert not packed_files_of(cache)
+            assert isinstance(weights.shelf, WritingShelf)
+            weights.shelf.lock.close()  # as the end of its process does
+    build_model(checkpoint.config, weights)
+    assert packed_files_of(cache)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed weights in memory that a launcher holds, where they cannot be a file."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from packed_loading import Loading, bits, packed_files_of
 
+from pontil.gpu_ops.kernels.weights import arena, places
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.worker.start import packed_weights
@@ -114,3 +116,34 @@ def test_weights_of_a_file_that_was_changed_are_not_taken_from_memory(
     changed = Loading(model, no_folder, memory=memory)
     assert isinstance(changed.shelf, PrivateShelf) and "files that were changed since" in caplog.messages[-1]
     assert bits(changed.model()) == bits(Loading(model, None).model())
+
+
+@pytest.mark.parametrize("regions", [0, 1])
+def test_memory_that_runs_out_stays_with_who_began_and_others_have_their_own(
+    model: Path, no_folder: Path, memory: int, regions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first still computes with what it wrote: it must not be cut off."""
+    monkeypatch.setattr(arena, "CHUNK", 4096)
+    expected, real, room = bits(Loading(model, None).model()), os.posix_fallocate, [regions]
+
+    def allocate(file: int, start: int, size: int) -> None:
+        if not room[0]:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        room[0] -= 1
+        real(file, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    first = Loading(model, no_folder, memory=memory).model()
+    second = Loading(model, no_folder, memory=memory)
+    assert isinstance(second.shelf, PrivateShelf) and bits(second.model()) == bits(first) == expected
+
+
+def test_memory_is_shared_where_the_system_knows_no_seal_of_later_writes(
+    model: Path, no_folder: Path, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 5.1: it can be written, but not be cut off."""
+    monkeypatch.setattr(places, "F_SEAL_FUTURE_WRITE", 1 << 20)
+    Loading(model, no_folder, memory=memory).model()
+    assert isinstance(Loading(model, no_folder, memory=memory).shelf, MappedShelf)
+    with pytest.raises(PermissionError):
+        os.truncate(memory, 0)
