@@ -70,10 +70,19 @@ def test_a_first_token_as_the_file_says(write: Any, pre: str, add_bos: bool | No
         ("tekken", ["I", "'ll", "ĠPAY", "Ġ", "Ġ", "1", "2", "3", "4", "5", "!ĊĊ", "Ġ", "Ġok"]),
         ("gpt-4o", ["I'll", "ĠPAY", "Ġ", "Ġ", "123", "45", "!ĊĊ", "Ġ", "Ġok"]),
         ("qwen2", ["I", "'ll", "ĠPAY", "Ġ", "Ġ", "1", "2", "3", "4", "5", "!ĊĊ", "Ġ", "Ġok"]),
+        ("glm4", ["I", "'ll", "ĠPAY", "Ġ", "Ġ", "123", "45", "!ĊĊ", "Ġ", "Ġok"]),
+        ("deepseek-v3", ["I", "'ll", "ĠPAY", "ĠĠ", "123", "45", "!ĊĊ", "Ġ", "Ġok"]),
+        ("deepseek-coder", ["I", "'", "ll", "ĠPAY", "ĠĠ", "1", "2", "3", "4", "5", "!", "Ċ", "Ċ", "Ġ", "Ġok"]),
     ],
 )
 def test_how_text_is_split(pre: str, pieces: list[str]) -> None:
     assert [piece for piece, _ in splitter(pre).pre_tokenize_str("I'll PAY  12345!\n\n  ok")] == pieces
+
+
+def test_deepseeks_splitter_takes_signs_before_letters_and_ideographs_apart() -> None:
+    pieces = [piece for piece, _ in splitter("deepseek-v3").pre_tokenize_str("a.b $x é1234 中文かな!")]
+    text = ["a", ".b", "Ġ$", "x", "ĠÃ©", "123", "4", "Ġ", "ä¸Ńæĸĩãģĭãģª", "!"]
+    assert pieces == text
 
 
 @pytest.mark.parametrize(
