@@ -26,9 +26,7 @@ LLAMA_3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0
 QWEN_2_NAMES = ("qwen2", "deepseek-r1-qwen", "megrez")
 TEKKEN_NAMES = ("tekken",)
 GPT_4O_NAMES = ("gpt-4o", "llama4")
-PATTERNS = (
-    (LLAMA_3_NAMES, LLAMA_3), (QWEN_2_NAMES, QWEN_2), (TEKKEN_NAMES, TEKKEN), (GPT_4O_NAMES, GPT_4O),
-)  # fmt: skip
+PATTERNS = ((LLAMA_3_NAMES, LLAMA_3), (QWEN_2_NAMES, QWEN_2), (TEKKEN_NAMES, TEKKEN), (GPT_4O_NAMES, GPT_4O))
 WHOLE_WORD_NAMES = LLAMA_3_NAMES + TEKKEN_NAMES
 """Splitters for which a word that is a token becomes that token, without regard to merges."""
 
