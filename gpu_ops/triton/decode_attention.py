@@ -20,9 +20,8 @@ from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_b
 
 # Programs that keep a large device busy.
 PROGRAMS = 1024
-# Bytes of parts that exist at a time, and of those of one row.
+# Bytes of parts that exist at a time.
 PARTS_BYTES = 256 << 20
-ROW_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ each request where it comes from (Fetch standard, Fetch Metadata); programs say 
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -71,14 +71,8 @@ class Access:
     Without keys, `hosts` are the names by which the server may be called. An admin key, where there is one, is asked
     for wherever a request comes from: what a proxy on this machine passes on looks like a request of this machine."""
 
-    def __init__(
-        self,
-        keyring: Keyring,
-        doors: dict[str, RouteAccess],
-        hosts: AllowedHosts,
-        clock: Callable[[], float] = lambda: time.monotonic(),
-    ) -> None:
-        self.keyring, self.doors, self.hosts, self.clock = keyring, doors, hosts, clock
+    def __init__(self, keyring: Keyring, doors: dict[str, RouteAccess], hosts: AllowedHosts) -> None:
+        self.keyring, self.doors, self.hosts = keyring, doors, hosts
         self.wrong = FailedKeys()
 
     def admit(self, request: Request) -> Caller:
@@ -146,7 +140,7 @@ class Access:
         found = self.keyring.caller(shown_key(request, needed))
         if found is None:
             says = "the API key is not one of this server's: check it, or ask who runs the server for one"
-            wait = self.wrong.note(peer_of(request), self.clock())
+            wait = self.wrong.note(peer_of(request), time.monotonic())
             if wait is not None:
                 says = f"too many wrong API keys came from your address: try again in {wait} s, with a right one"
                 raise AccessDenied(says, 429, "rate_limit_exceeded", {"retry-after": str(wait)})

@@ -33,7 +33,7 @@ PROMPT = (
     Parameter("cache_salt", TextType(1, MAX_SALT_CHARACTERS), "prompts with different salts share no cached prefix"),
     Parameter("prompt_cache_key", TextType(0, MAX_SALT_CHARACTERS), "counts as a part of `cache_salt`"),
     Parameter("priority", IntegerType(-MAX_PRIORITY, MAX_PRIORITY), "who waits for a worker: the lowest goes first", 0),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,4 +146,4 @@ SAMPLING = (
     Parameter("length_penalty", NeutralType((1,)), "of beam search"),
     Parameter("use_beam_search", NeutralType((False,)), "beam search"),
     Parameter("spaces_between_special_tokens", NeutralType((True,)), "spaces where special tokens are shown"),
-)  # fmt: skip
+)

@@ -77,9 +77,8 @@ async def as_json(answer: Mapping[str, Any]) -> bytes:
 
 
 async def reply(
-    request: Request, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = keep_nothing,
-    write: WriteAnswer = as_json,
-) -> HTTPResponse | None:  # fmt: skip
+    request: Request, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = keep_nothing, write: WriteAnswer = as_json
+) -> HTTPResponse | None:
     """Answer the request; return None if it was streamed. Once the answer is complete `keep` is called, before its end
     is made and sent: it may change what the end says. `write` makes the body of one that is not streamed. Raises
     PontilError only while nothing has been sent."""

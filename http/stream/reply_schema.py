@@ -37,9 +37,7 @@ def constant(value: Any) -> Schema:
 IDS = many(COUNT)
 REASON: Schema = {"enum": ["stop", "length"]}
 CHAT_REASON: Schema = {"enum": ["stop", "length", "tool_calls", "function_call"]}
-ERROR = closed(
-    {"error": closed({"message": TEXT, "type": TEXT, "param": nullable(TEXT), "code": nullable(TEXT)})}
-)  # fmt: skip
+ERROR = closed({"error": closed({"message": TEXT, "type": TEXT, "param": nullable(TEXT), "code": nullable(TEXT)})})
 # Only where an answer is not known to follow its schema.
 UNMET = closed({"state": {"enum": ["not met", "not checked"]}, "reason": TEXT})
 COUNTS = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
@@ -101,9 +99,9 @@ COMPLETION_CHUNK = closed(
 )
 CALL = {"id": TEXT, "type": constant("function"), "function": closed({"name": TEXT, "arguments": TEXT})}
 # The first chunk of a call has all fields, later ones only more of its arguments.
-CALL_PIECE = {"anyOf": [
-    closed({"index": COUNT} | CALL), closed({"index": COUNT, "function": closed({"arguments": TEXT})})
-]}  # fmt: skip
+CALL_PIECE = {
+    "anyOf": [closed({"index": COUNT} | CALL), closed({"index": COUNT, "function": closed({"arguments": TEXT})})]
+}
 SOUND = {"id": TEXT, "data": TEXT, "expires_at": COUNT, "transcript": TEXT}
 MESSAGE = closed(
     {

@@ -144,9 +144,7 @@ class ResumableFormat:
     def content(self, index: int, text: str) -> str | None:
         return self.form.content(index, text)
 
-    def whole(
-        self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]
-    ) -> dict[str, Any]:  # fmt: skip
+    def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         return self.form.whole(choices, usage, verdicts)
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:

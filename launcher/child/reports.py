@@ -92,7 +92,7 @@ FIELDS: dict[type[Report], dict[str, tuple[type, ...]]] = {
         for name, hint in get_type_hints(made).items()
     }
     for made in KINDS.values()
-}  # fmt: skip
+}
 
 
 def decode(line: bytes) -> Report | None:

@@ -74,7 +74,7 @@ def undrain(names: tuple[str, ...]) -> dict[str, Any]:
 @changes_a_launch
 def restart(
     names: tuple[str, ...], everyone: bool, proxies: bool, drain_timeout: float | None, force: bool
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Replace a WORKER's process by a new one, or every worker's with --all: one at a time, and only while all others
     serve. Drains each first, as `drain` does. A worker that was drained or given up serves again.
     """

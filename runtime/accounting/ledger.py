@@ -195,7 +195,7 @@ class LedgerEntry:
         self.elsewhere[attempt, worker] = proxy
         self.shares[attempt, worker, 0] = WorkShare(
             Book(), phase, 0, booked, booked=booked, cached=cached, computed=computed
-        )  # fmt: skip
+        )
 
     @property
     def generated(self) -> int:

@@ -63,9 +63,7 @@ class FileWriter:
     @property
     def row(self) -> ProxyRow:
         """The row of a proxy that begins."""
-        return ProxyRow(
-            self.incarnation, time.time(), OPEN, 0, 0, 0, 0, 0, 0, 0, name=self.name, fleet=self.fleet
-        )  # fmt: skip
+        return ProxyRow(self.incarnation, time.time(), OPEN, 0, 0, 0, 0, 0, 0, 0, name=self.name, fleet=self.fleet)
 
 
 ALONE = FileWriter()

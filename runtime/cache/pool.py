@@ -29,11 +29,11 @@ class BlockPool:
     of most tokens, while the block still has its content.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex | None = None) -> None:
+    def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ValueError("a pool needs block 0 and at least one more")
         self.num_blocks = num_blocks
-        self.index = index or PrefixIndex()
+        self.index = PrefixIndex()
         self.free_list = list(range(num_blocks - 1, 0, -1))
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.owners: dict[int, int] = {}

@@ -41,10 +41,8 @@ class AnswerReader:
         if self.calls is None:
             return list(parts)
         return [
-            found
-            for part in parts
-            for found in (self.calls.feed(part.text) if isinstance(part, Content) else (part,))
-        ]  # fmt: skip
+            found for part in parts for found in (self.calls.feed(part.text) if isinstance(part, Content) else (part,))
+        ]
 
     def identified(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         make = self.make_id

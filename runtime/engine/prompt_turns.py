@@ -114,7 +114,7 @@ class TurnLevel:
 
     def line_up(self, prompts: list[Sequence]) -> None:
         """Sort the prompts of this step by caller, and forget those that are not among them."""
-        self.taken = {one: self.taken[one] for one in prompts if one in self.taken}
+        self.taken = {prompt: self.taken[prompt] for prompt in prompts if prompt in self.taken}
         before, self.callers = self.callers, {}
         for sequence in prompts:
             name = sequence.standing.share.caller

@@ -169,9 +169,7 @@ class TierLoads:
         """Return the counts under their names in heartbeats; none without a tier."""
         if self.store is None:
             return {}
-        mine = {
-            "kv_tier_hit_tokens": self.hits, "kv_tier_refused_loads": self.refused, "kv_tier_late_loads": self.late,
-        }  # fmt: skip
+        mine = {"kv_tier_hit_tokens": self.hits, "kv_tier_refused_loads": self.refused, "kv_tier_late_loads": self.late}
         return {**self.store.counters(), **mine}
 
     def gauges(self) -> dict[str, int]:

@@ -44,8 +44,6 @@ class Partition:
         return self.columns(count)
 
 
-UNDIVIDED = Partition()
-
 # The division of a product: from a rank and the number of outputs to the outputs of this rank.
 Cut = Callable[[Partition, int], range]
 

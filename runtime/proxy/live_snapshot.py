@@ -100,8 +100,8 @@ class LiveSnapshot:
 
     def totals(self, processes: Sequence[Mapping[str, Any]], flows: Sequence[Mapping[str, Any]], now: float) -> Any:
         """Return the sums over all workers, and the requests of this proxy."""
-        requests = [one for one in self.proxy.requests.values() if not one.trial]
-        begun = sum(one.times.begun for one in requests)
+        requests = [request for request in self.proxy.requests.values() if not request.trial]
+        begun = sum(request.times.begun for request in requests)
         figures = [row["figures"] for row in processes if "figures" in row]
         return {
             "running": begun,
@@ -158,7 +158,7 @@ class LiveSnapshot:
                 name = request.attempts.route.name
                 moved[name] = moved.get(name, 0) + request.reports.pulled.bytes
                 opened[name] = opened.get(name, 0) + is_handed_over(request)
-        known = {one.hello.name for one in self.proxy.registry.workers.values()}
+        known = {worker.hello.name for worker in self.proxy.registry.workers.values()}
         flows = []
         for name in dict.fromkeys((*opened, *moved)):
             giving, arrow, taking = name.partition(">")

@@ -109,7 +109,7 @@ class Proxy:
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.in_flight = InFlight(
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
-        )  # fmt: skip
+        )
         self.slow_readers = SlowReaders(self.requests, self.dispatcher, self.admissions, clock)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)

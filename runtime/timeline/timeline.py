@@ -53,9 +53,7 @@ class TimeEvent:
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        shown = {
-            "name": self.name, "process": self.process, "at": round(self.at, DIGITS), "attempt": self.attempt,
-        }  # fmt: skip
+        shown = {"name": self.name, "process": self.process, "at": round(self.at, DIGITS), "attempt": self.attempt}
         return shown | ({} if self.reason is None else {"reason": self.reason})
 
 

@@ -57,7 +57,7 @@ def test_each_outcome_is_told_with_its_output(tmp_path: Path) -> None:
 
 
 def test_what_takes_longest_is_begun_first() -> None:
-    """Of the files that its kind of process takes, and then of those that are left."""
+    """The files of the kind that its process takes come first, then those that are left."""
     files = [name for name in LONGEST if "/" in name]
     assert all((ROOT / name).is_file() for name in files)
     tests = [f"{name}::test_a" for name in ("tests/runtime/test_a.py", "tests/system/test_b.py", *reversed(files))]

@@ -322,6 +322,5 @@ class GenerationRoutes:
         params = sampling.params
         apart = params.prompt_logprobs is not None and not (echo and params.logprobs is not None)
         return ShownText(
-            self.proxy.tokenizer, params.skip_special_tokens, params.logprobs is not None, apart, echo, added,
-            continued,
-        )  # fmt: skip
+            self.proxy.tokenizer, params.skip_special_tokens, params.logprobs is not None, apart, echo, added, continued
+        )

@@ -129,9 +129,7 @@ class MessageItem(TextItem):
         return self.events.delta(self.frame, text, b',"logprobs":%b' % (compact(new) if new else b"[]"))
 
     def done(self, status: str) -> bytes:
-        told = self.events.event(
-            "response.output_text.done", **self.about(), text=self.text, logprobs=self.logprobs
-        )  # fmt: skip
+        told = self.events.event("response.output_text.done", **self.about(), text=self.text, logprobs=self.logprobs)
         return told + self.events.event("response.content_part.done", **self.about(), part=self.part())
 
 

@@ -29,9 +29,9 @@ REASONING = closed(
     },
     ("status",),
 )
-CALL = closed({
-    "id": TEXT, "type": constant("function_call"), "status": STATUS, "arguments": TEXT, "call_id": TEXT, "name": TEXT,
-})  # fmt: skip
+CALL = closed(
+    {"id": TEXT, "type": constant("function_call"), "status": STATUS, "arguments": TEXT, "call_id": TEXT, "name": TEXT}
+)
 OUTPUT_ITEM: Schema = {"anyOf": [MESSAGE, REASONING, CALL]}
 INPUT_ITEM: Schema = {"anyOf": [
     closed({"id": TEXT, "type": constant("message"), "status": STATUS, "role": TEXT,

@@ -57,5 +57,5 @@ SPEECH = (
     Parameter("instructions", InertType(TextType(), ("",)), "how to speak"),
     Parameter("speed", NeutralType((1,)), "another speed"),
     Parameter("stream_format", NeutralType(("audio",)), "events in place of the sound itself"),
-)  # fmt: skip
+)
 TABLE = ParameterTable(SPEECH)

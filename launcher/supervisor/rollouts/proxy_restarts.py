@@ -55,7 +55,7 @@ class ProxyRestarts:
 
 def advance_proxies(
     change: ProxyRestarts, states: Mapping[str, ChildState], now: float
-) -> tuple[ProxyRestarts, ProxyAction | None] | None:  # fmt: skip
+) -> tuple[ProxyRestarts, ProxyAction | None] | None:
     """Return the next state with what is to be done about the first proxy that is left; None while there is nothing. A
     proxy is drained only while all others serve."""
     if change.is_over:
@@ -77,7 +77,7 @@ def advance_proxies(
 
 def waiting(
     change: ProxyRestarts, name: str, states: Mapping[str, ChildState], now: float
-) -> tuple[ProxyRestarts, ProxyAction | None] | None:  # fmt: skip
+) -> tuple[ProxyRestarts, ProxyAction | None] | None:
     missing = [other for other, state in states.items() if other != name and state is not ChildState.READY]
     if not missing and states.get(name) is ChildState.READY:
         return change.turned(ProxyStep.ENDS, now), ProxyAction.DRAIN

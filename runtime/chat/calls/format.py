@@ -101,9 +101,7 @@ LLAMA4_PYTHONIC = CallFormat(
     "llama4_pythonic", PythonSyntax(), ("<|python_start|>",), ("<|python_end|>",),
     begin="[", between=", ", end="]", anywhere=False, lists="always",
 )  # fmt: skip
-MISTRAL_NAMED = NamedSyntax(
-    "", "[ARGS]", "", re.compile(rf"\s*{NAME}(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*{{")
-)  # fmt: skip
+MISTRAL_NAMED = NamedSyntax("", "[ARGS]", "", re.compile(rf"\s*{NAME}(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*{{"))
 MISTRAL_OBJECT = ObjectSyntax("arguments")
 MISTRAL = CallFormat(
     "mistral", EitherSyntax(MISTRAL_OBJECT, MISTRAL_NAMED, writes_objects=True), ("[TOOL_CALLS]",), (),

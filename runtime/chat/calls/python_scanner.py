@@ -19,9 +19,7 @@ from pontil.runtime.chat.calls.json_scanner import (
 CLOSERS = {"{": "}", "[": "]", "(": ")"}
 JSON_BRACKETS = {"(": "[", ")": "]"}
 # JSON's own words count too: models mix them up, and grammars ask for them.
-WORDS = {
-    "True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null",
-}  # fmt: skip
+WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 WORD = re.compile(r"[0-9A-Za-z_.+-]")
 ESCAPES = {
     "n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",

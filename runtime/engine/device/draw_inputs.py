@@ -85,9 +85,7 @@ class LogprobPlan:
         for one, table in zip(self.asked, tables, strict=True):
             token = tokens[one.draw] if one.token == DRAWN else one.token
             ids = (token, *one.named)
-            some: list[Entry] = list(
-                zip(ids, own[at : at + len(ids)], ranks[at : at + len(ids)], strict=True)
-            )  # fmt: skip
+            some: list[Entry] = list(zip(ids, own[at : at + len(ids)], ranks[at : at + len(ids)], strict=True))
             at += len(ids)
             others = sorted(some[1:], key=lambda entry: entry[2]) if one.named else table[: one.count]
             found.append(TokenLogprobs((some[0], *others)))

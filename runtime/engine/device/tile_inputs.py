@@ -3,30 +3,17 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from pontil.gpu_ops.kernels.tile import TileSpan
-from pontil.gpu_ops.kv.device_tile import TILE_NUMBERS, DeviceTile, cut
+from pontil.gpu_ops.kv.device_tile import TILE_NUMBERS, cut
 from pontil.runtime.engine.device.buckets import bucket_of
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.tiles.plan import TilePlan
 
 # Tables are as wide as a multiple of this: rows of a multiple of 16 bytes are read fastest.
 TABLE_STEP = 4
-
-
-@dataclass(frozen=True, slots=True)
-class TileInputs:
-    """A tile on the device. `ids` int32 [rows]: a negative one, -1 - place, is the id at that place of the last
-    results. `wanted` int64: the rows whose final hidden states are used; all of them, in order, if there is none."""
-
-    ids: Tensor
-    tile: DeviceTile
-    wanted: Tensor | None = None
-    embeddings: Tensor | None = None
 
 
 def row_sections(plan: TilePlan, rows: int, block_size: int) -> list[Array]:

@@ -60,7 +60,7 @@ class TileStep:
     @property
     def places(self) -> dict[Sequence, int]:
         """The places of the ids of sequences that draw one each."""
-        owners = Counter(one.sequence for one in self.draws.draws)
+        owners = Counter(draw.sequence for draw in self.draws.draws)
         return {one.sequence: self.first + at for at, one in enumerate(self.draws.draws) if owners[one.sequence] == 1}
 
     def write(self, layers: TileForward, sections: StepSections, first: int) -> None:
@@ -77,7 +77,7 @@ class TileStep:
             for at in range(0, len(self.plan.recorded), RECORDED_TOGETHER)
         ]
         self.recorded_rows = sections.add([np.array(part, np.int64) for part in parts])
-        self.edit_sections = sections.add([one.numpy() for one in self.draws.edits.tensors])
+        self.edit_sections = sections.add([tensor.numpy() for tensor in self.draws.edits.tensors])
         self.logprob_sections = sections.add(self.logprobs.sections if self.asked else [])
         self.recorded_sections = [sections.add(one.sections) for one in self.recorded]
 

@@ -166,7 +166,7 @@ class AdaptivePolicy:
     ) -> tuple[DraftPlan, float]:
         """Return the best of the plans that `fill` makes and the account can pay, by the most guesses for a sequence,
         and its tokens per second."""
-        most, best = max(one.limit for one in options), (DraftPlan.empty(len(options)), 0.0)
+        most, best = max(option.limit for option in options), (DraftPlan.empty(len(options)), 0.0)
         while most:
             plan = self.fill(options, room, with_model, rate, most)
             most = min(most, max(plan.models + plan.lookups))
@@ -182,7 +182,7 @@ class AdaptivePolicy:
         """Give every sequence, oldest first, as many guesses as are worth their cost at so many tokens per second, from
         the source that promises more."""
         plan, row = DraftPlan.empty(len(options)), rate * self.target.per_row
-        ready = sum(one.is_ready for one in options)
+        ready = sum(option.is_ready for option in options)
         step = rate * self.draft_seconds(ready) / ready if with_model and ready else 0.0
         for place, one in enumerate(options):
             most = min(one.limit, room, longest)

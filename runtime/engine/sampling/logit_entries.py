@@ -141,13 +141,6 @@ def edits_of(
     )
 
 
-def edit(
-    logits: Tensor, sequences: list[Sequence], ahead: list[int] | None = None, bitmask: Bitmask = NO_MASKS
-) -> Tensor:
-    """Return the logits, float32 [rows, vocabulary], as the sequences' parameters change them."""
-    return edits_of(sequences, logits.shape[1], ahead, bitmask).moved(lambda one: one.to(logits.device)).apply(logits)
-
-
 def penalty_entries(rows: list[LogitRow], total: int) -> tuple[Tensor, ...]:
     factors = [(1.0, 0.0, 0.0)] * total
     counted = []

@@ -28,9 +28,9 @@ class Known:
 
 @dataclass(slots=True)
 class OutputRecord:
-    """Of an output, `received` tokens were sampled elsewhere, the first `delivered` of which the client has already,
-    and `generated` here, counted from the shapes of their tensors. `logprobs` are those of the tokens that were not
-    delivered, `prompt_logprobs` those of the prompt so far, if requested."""
+    """The origins of an output: `received` tokens were sampled elsewhere, the first `delivered` of which the client has
+    already, and `generated` here, counted from the shapes of their tensors. `logprobs` are those of the tokens that
+    were not delivered, `prompt_logprobs` those of the prompt so far, if requested."""
 
     received: int = 0
     delivered: int = 0

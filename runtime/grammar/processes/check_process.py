@@ -18,8 +18,8 @@ class AnswerCheckProcess(BoundedProcess):
 
     name, module, work = "answers", "pontil.runtime.grammar.processes.check_child", "checks answers"
 
-    def __init__(self, limits: ChildLimits | None = None, timeout: float = CHECK_TIMEOUT) -> None:
-        super().__init__(limits or ChildLimits(cpu_seconds=CPU_SECONDS), timeout)
+    def __init__(self, timeout: float = CHECK_TIMEOUT) -> None:
+        super().__init__(ChildLimits(cpu_seconds=CPU_SECONDS), timeout)
 
     async def verdict(self, schema: str, text: str) -> Verdict | None:
         """Return whether the answer follows the schema, given as JSON; None if the check took too much of anything."""

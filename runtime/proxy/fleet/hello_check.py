@@ -7,9 +7,7 @@ from pontil.runtime.config.worker_config import WorkerRole
 from pontil.runtime.wire.messages import Hello
 
 # The least of each number. Block 0 is padding, so that one block holds nothing.
-LEAST = {
-    "block_size": 1, "num_blocks": 2, "max_num_seqs": 1, "max_model_len": 1, "max_num_batched_tokens": 1,
-}  # fmt: skip
+LEAST = {"block_size": 1, "num_blocks": 2, "max_num_seqs": 1, "max_model_len": 1, "max_num_batched_tokens": 1}
 # No machine has more of anything.
 MOST = 1 << 40
 ROLES = frozenset(get_args(WorkerRole))

@@ -89,7 +89,7 @@ class WorkerGroup:
         workers = () if release is None else releases[release]
         hello = workers[0].hello if workers else self.any_hello
         return RegistrySnapshot(
-            tuple([one.loads.get(0) or one.load for one in workers]), hello, self.fingerprints, release
+            tuple([worker.loads.get(0) or worker.load for worker in workers]), hello, self.fingerprints, release
         )
 
     def snapshot_of_all(self) -> RegistrySnapshot:
@@ -207,7 +207,7 @@ class Registry:
             return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
         if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
             return misplaced
-        known = [one.hello for one in self.of(self.key_of(message)).workers]
+        known = [worker.hello for worker in self.of(self.key_of(message)).workers]
         revision = WorkerRelease.of(message).revision
         first = next((one for one in known if WorkerRelease.of(one).revision == revision), None)
         return objection(message, first) if first else None

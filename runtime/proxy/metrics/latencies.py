@@ -116,9 +116,7 @@ class Latencies:
         if first is not None and request.complete:
             self.add_complete(request, billed, first, exemplar)
 
-    def add_complete(
-        self, request: Request, billed: Usage, first: float, exemplar: dict[str, str] | None
-    ) -> None:  # fmt: skip
+    def add_complete(self, request: Request, billed: Usage, first: float, exemplar: dict[str, str] | None) -> None:
         last, longest = request.times.last_frame, max(len(answer.ids) for answer in request.answers)
         self.whole.observe(last - request.times.arrived, exemplar)
         self.inference.observe(last - request.times.arrived - (request.times.queued or 0.0), exemplar)

@@ -22,7 +22,7 @@ def picker_metrics(requests: Mapping[str, Request], registry: Registry, model: s
     asked = [request for request in list(requests.values()) if request.is_clients]
     queued = sum(not request.attempts.phases for request in asked)
     waiting = min(len(asked), queued + sum(map(own_waiting, workers)))
-    blocks, free = sum(one.capacity for one in workers), sum(one.free_blocks for one in workers)
+    blocks, free = sum(worker.capacity for worker in workers), sum(worker.free_blocks for worker in workers)
     used = 1.0 - min(free, blocks) / blocks if blocks else 0.0
     gauges = (
         ("num_requests_running", "Requests that a worker has scheduled", len(asked) - waiting),
@@ -102,7 +102,7 @@ class ScrapeCollector(Collector):
         """Yield the series on workers, from their last heartbeats. A worker that is gone has no series."""
         workers = list(self.registry.workers.values())
         caches = [one for one in workers if one.has_cache]
-        blocks, free = sum(one.capacity for one in caches), sum(one.free_blocks for one in caches)
+        blocks, free = sum(cache.capacity for cache in caches), sum(cache.free_blocks for cache in caches)
         yield GaugeMetricFamily(
             "pontil_kv_cache_usage_perc", "Part of all workers' KV blocks that is in use; 1 is all of them",
             value=used(blocks, free),

@@ -58,7 +58,7 @@ class ResumableStreams:
 
     def begin(
         self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None], has_id: Callable[[], bool]
-    ) -> tuple[str, Stream]:  # fmt: skip
+    ) -> tuple[str, Stream]:
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
         the caller needs to render it again, `cut` ends the connection of the reader, who `has_id` once told. Raises
         Unavailable if that cannot be.

@@ -118,7 +118,7 @@ def restored(
 
 def take_state(
     request: Request, ids: Sequence[list[int]], state: Mapping[str, Any], retold: Sequence[RetoldText]
-) -> None:  # fmt: skip
+) -> None:
     attempt = request.attempts.number = state["attempt"]
     request.attempts.excused = attempt + 1
     for choice, (reason, match) in state["reasons"].items():

@@ -25,7 +25,7 @@ class StreamJournal:
 
     def __init__(
         self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.record, self.request, self.incarnation, self.left = record, request, incarnation, left
         self.detached_at: float | None = None
         self.written = [0] * len(request.answers)

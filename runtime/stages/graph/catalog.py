@@ -216,7 +216,7 @@ SPEECH_DEMO = GraphModel(
     ),
     audio="speaker",
     recognizer="recognizer",
-)  # fmt: skip
+)
 # For tests, and for demonstrations without downloads: the text of any model, spoken as tones. Its directory says so in
 # `architectures` of config.json.
 TINY_SPEECH = GraphModel(

@@ -75,7 +75,7 @@ def refused(message: str, status: int = 400) -> RequestError:
     return RequestError(message, status=status, code="invalid_audio")
 
 
-def read_wav(data: bytes, most_seconds: int = MOST_SECONDS) -> Sound:
+def read_wav(data: bytes) -> Sound:
     """Read a WAV file; several channels become their mean. Raises RequestError for what is none, or is over a limit."""
     check_bytes(data)
     if not is_wav(data):
@@ -87,14 +87,14 @@ def read_wav(data: bytes, most_seconds: int = MOST_SECONDS) -> Sound:
         elif name == b"data":
             if form is None:
                 raise refused("the WAV file has its samples before the chunk `fmt ` that describes them: write it anew")
-            return to_sound(body, form, most_seconds)
+            return to_sound(body, form)
     raise refused("the WAV file has no chunk `data`, so no samples: write it anew")
 
 
-def read_pcm16(data: bytes, rate: int, most_seconds: int = MOST_SECONDS) -> Sound:
+def read_pcm16(data: bytes, rate: int) -> Sound:
     """Read one channel of bare 16-bit samples, the lowest byte first. Raises RequestError."""
     check_bytes(data)
-    return to_sound(memoryview(data), WavFormat(PCM, 1, rate, 16), most_seconds)
+    return to_sound(memoryview(data), WavFormat(PCM, 1, rate, 16))
 
 
 def check_bytes(data: bytes) -> None:
@@ -156,7 +156,7 @@ def read_format(body: memoryview) -> WavFormat:
     return form
 
 
-def to_sound(body: memoryview, form: WavFormat, most_seconds: int) -> Sound:
+def to_sound(body: memoryview, form: WavFormat) -> Sound:
     """Convert samples of any format, after checks that need no conversion."""
     if form.rate not in RATES:
         raise refused(f"the audio has {form.rate} samples a second, {RATES[0]} to {RATES[-1]} are read: {CONVERT}")
@@ -166,9 +166,9 @@ def to_sound(body: memoryview, form: WavFormat, most_seconds: int) -> Sound:
             f"the audio has {len(body)} bytes of samples, not one or more whole frames of {form.frame_bytes} bytes: "
             "send all of it"
         )
-    if frames > most_seconds * form.rate:
+    if frames > MOST_SECONDS * form.rate:
         raise refused(
-            f"the audio has {frames / form.rate:.1f} seconds, at most {most_seconds} are read: "
+            f"the audio has {frames / form.rate:.1f} seconds, at most {MOST_SECONDS} are read: "
             "send a shorter recording",
             413,
         )

@@ -28,9 +28,7 @@ MOST_GROUPS = 64
 MOST_POSITIONS = 1 << 20
 MEDIA = ("audio_token_id", "image_token_id", "video_token_id")
 # Hugging Face's values of ids that are missing from config.json.
-MARKS = {
-    "im_start": 151644, "user": 872, "assistant": 77091, "tts_bos": 151672, "tts_eos": 151673, "tts_pad": 151671,
-}  # fmt: skip
+MARKS = {"im_start": 151644, "user": 872, "assistant": 77091, "tts_bos": 151672, "tts_eos": 151673, "tts_pad": 151671}
 
 
 def is_omni(path: Path) -> bool:

@@ -93,9 +93,7 @@ class DecoderBlock:
 
     def __init__(self, weights: Weights, prefix: str, channels: int, rate: int) -> None:
         self.activation = Snake(weights, f"{prefix}0", channels)
-        self.convolution = UpsamplingConvolution(
-            weights, f"{prefix}1.conv", (channels, channels // 2), 2 * rate, rate
-        )  # fmt: skip
+        self.convolution = UpsamplingConvolution(weights, f"{prefix}1.conv", (channels, channels // 2), 2 * rate, rate)
         self.units = [
             ResidualUnit(weights, f"{prefix}{number + 2}.", channels // 2, dilation)
             for number, dilation in enumerate(DILATIONS)

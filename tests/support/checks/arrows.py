@@ -236,7 +236,7 @@ ARROWS: dict[str, set[str]] = {
     "http/routes": {
         "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
         "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime", "runtime/chat", "runtime/proxy",
-        "runtime/tokenizer",
+        "runtime/timeline", "runtime/tokenizer",
     },
     "http/server": {
         "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",

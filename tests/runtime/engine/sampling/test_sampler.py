@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import VOCAB, build, drain, reference, rig, sequence
 from torch import Tensor
 
-from pontil.runtime.engine.sampling.logit_entries import edit
+from pontil.runtime.engine.sampling.logit_entries import edits_of
 from pontil.runtime.engine.sampling.sampler import sample_rows
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.token_rules import TokenCounts, penalized
@@ -101,6 +101,11 @@ def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, outpu
             (together,) = sample_rows(logits, [fresh], [draft])
             assert together.tokens == tokens[: right + 1] and together.count == right + 1 and together.drafted == 6
             assert together.logprobs == [entry for step in steps[: right + 1] for entry in step.logprobs]
+
+
+def edit(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    """Return the logits, float32 [rows, vocabulary], as the sequences' parameters change them."""
+    return edits_of(sequences, logits.shape[1]).apply(logits)
 
 
 def test_logits_are_read_only_and_untouched_where_nothing_is_asked() -> None:
