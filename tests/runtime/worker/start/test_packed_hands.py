@@ -101,7 +101,7 @@ def test_even_its_owner_opens_a_packed_file_only_to_read(model: Path, cache: Pat
             file.open("r+b")
 
 
-@pytest.mark.parametrize("hand", [os.utime, lambda path: shutil.copy(path, path.parent / "n").rename(path)])
+@pytest.mark.parametrize("hand", [os.utime, lambda path: Path(shutil.copy(path, path.parent / "n")).rename(path)])
 def test_a_model_that_changes_while_it_is_read_is_refused_and_not_kept(
     model: Path, cache: Path, hand: Callable[[Path], object]
 ) -> None:
