@@ -80,10 +80,10 @@ def as_gguf(change: Callable[[bytes], bytes] = bytes, **changes: Any) -> Break:
 
 
 def with_unknown_type(content: bytes) -> bytes:
-    """Change the first matrix's type to Q2_K: name, 2 dimensions, type."""
+    """Change the first matrix's type to NVFP4: name, 2 dimensions, type."""
     name = b"token_embd.weight"
     at = content.index(name) + len(name) + 4 + 2 * 8
-    return content[:at] + int(gguf.GGMLQuantizationType.Q2_K).to_bytes(4, "little") + content[at + 4 :]
+    return content[:at] + int(gguf.GGMLQuantizationType.NVFP4).to_bytes(4, "little") + content[at + 4 :]
 
 
 BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
@@ -108,7 +108,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
     "a GGUF file without a tensor": (
         as_gguf(drop="blk.1.attn_q.weight"), (), "lacks the tensor model.layers.1.self_attn.q_proj.weight",
     ),
-    "a GGUF file of an unknown type": (as_gguf(with_unknown_type), (), "Q2_K, which cannot be read"),
+    "a GGUF file of an unknown type": (as_gguf(with_unknown_type), (), "NVFP4, which cannot be read"),
     "a quantization that the file has not": (whole, ("--quantization", "gguf"), "needs a GGUF file: use int8"),
     "a quantization without kernels": (
         whole, ("--quantization", "int8", "--kernels", "torch"), "--quantization int8 needs a CPU's kernels",

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pontil.runtime.loaders.gguf.block_sizes import BLOCKS
 from pontil.runtime.loaders.gguf.ggml_levels import SPLITS, dequantize
 
 
@@ -52,9 +53,8 @@ FLOATS = {
     30: GgmlType("BF16", 1, 2, bfloat16),
 }
 WITH_SCALES = {
-    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17),
+    2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
+    20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4",
 }  # fmt: skip
 FROM_CODEBOOKS = {
     16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
@@ -64,7 +64,10 @@ FROM_CODEBOOKS = {
 """Types whose numbers are places in tables of vectors, or of three values."""
 GGML_TYPES: dict[int, GgmlType] = {
     **FLOATS,
-    **{number: GgmlType(*form, partial(dequantize, SPLITS[number])) for number, form in WITH_SCALES.items()},
+    **{
+        number: GgmlType(name, *BLOCKS[number], partial(dequantize, SPLITS[number]))
+        for number, name in WITH_SCALES.items()
+    },
     **{number: GgmlType(*form, partial(by_package, number)) for number, form in FROM_CODEBOOKS.items()},
 }
 OTHER_NAMES = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0"}
