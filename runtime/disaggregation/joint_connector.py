@@ -113,9 +113,10 @@ class JointConnector:
 
     def unreachable(self) -> dict[str, str]:
         """Return the attached peers from which some rank can pull nothing, with the reasons."""
-        lost = sorted({key.rpartition("/")[0] for key in self.transport.lost()})
         broken = {name: peer.broken for name, peer in self.peers.items() if peer.broken is not None}
-        return broken | dict.fromkeys(lost, PEER_ENDED)
+        if not (lost := self.transport.lost()):
+            return broken
+        return broken | dict.fromkeys(sorted({key.rpartition("/")[0] for key in lost}), PEER_ENDED)
 
     def pull(self, pull: Pull) -> None:
         """Begin a pull. One from an unknown peer is the transport's to refuse."""

@@ -56,14 +56,15 @@ class IdleWorkers:
     def pairs(self) -> Iterator[tuple[str, str]]:
         for process in self.site.proxies:
             if process.stopped_at is None:
-                for request, worker in waiting_beside_idle(process, self.site.all_workers):
+                for request, worker in waiting_beside_idle(process, self.site):
                     yield f"{request} in {process}", repr(worker)
 
 
-def waiting_beside_idle(process: ProxyProcess, workers: list[WorkerProcess]) -> Iterator[tuple[str, WorkerProcess]]:
+def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator[tuple[str, WorkerProcess]]:
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
     heads = [(key, one) for key, group in process.proxy.admissions.by_group.items() for one in group.queue.heads()]
+    workers = site.all_workers if heads else []
     for key, request in heads:
         known = process.proxy.registry.of(key).serving(request.release)
         usable = {one.hello.name for one in known if not one.leaving and one.role != "prefill"}

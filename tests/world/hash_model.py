@@ -99,7 +99,9 @@ def tokens_of(sequence: EngineSequence, start: int, end: int) -> Sequence[int]:
     if sequence.streams.inputs is not None:
         return [value_of(row) for row in sequence.streams.inputs.rows(start, end - start).tolist()]
     prompt = sequence.prompt
-    return prompt[start:end] + sequence.output[max(0, start - len(prompt)) : max(0, end - len(prompt))]
+    if start >= (count := len(prompt)):
+        return sequence.output[start - count : end - count]
+    return prompt[start:end] + sequence.output[: max(0, end - count)]
 
 
 class PrefixHashes:
@@ -113,16 +115,21 @@ class PrefixHashes:
 
     def extend(self, span: Span) -> None:
         """Add the positions before the end of a span that are new."""
-        start, end = self.count, max(self.count, span.start + span.count)
-        tokens = tokens_of(span.sequence, start, end) if start < end else ()
+        start, end = self.count, span.start + span.count
+        if end <= start:
+            return
         running, cells, size = self.running, self.cells, self.size
-        for position, token in zip(range(start, end), tokens, strict=True):
-            block, offset = divmod(position, size)
+        tokens, offset = tokens_of(span.sequence, start, end), start % size
+        assert len(tokens) == end - start, "each position has a token"
+        place = 2 * (start - offset) + offset
+        for token in tokens:
             if not offset:
-                cells.extend(bytes(2 * size))
+                cells.frombytes(bytes(2 * size * cells.itemsize))
             running = mixed(running, token)
-            place = 2 * block * size + offset
             cells[place], cells[place + size] = running & LOW, running >> HALF
+            place, offset = place + 1, offset + 1
+            if offset == size:
+                place, offset = place + size, 0
         self.running, self.count = running, end
 
     def adopt(self, cells: NDArray[np.int32], count: int) -> None:
@@ -248,6 +255,10 @@ class HashRunner:
         for index in range(start // size, -(-end // size)):
             first, after, base = max(start - index * size, 0), min(end - index * size, size), 2 * index * size
             cells = self.cells[blocks[index]]
+            if after == first + 1:
+                for place, plane, form in self.places:
+                    cells[place + first] = hashes.cells[base + plane + first] ^ form
+                continue
             for place, plane, form in self.places:
                 part = hashes.cells[base + plane + first : base + plane + after]
                 cells[place + first : place + after] = [cell ^ form for cell in part] if form else part

@@ -6,10 +6,10 @@ happens after the resumption."""
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from virtual_time import SeededWorld
 
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 FIRST_PID = 1 << 23
 # Exit code after an error that a process reports.
 FAILED = 1
+
+Kind = TypeVar("Kind")
+
+
+@cache
+def classes_of(made: Any) -> frozenset[Any]:
+    """Return a class and its bases, remembered: of an abstract class each `isinstance` is a call in Python."""
+    return frozenset(made.__mro__)
+
+
+def those_of(kind: Callable[..., Kind], some: Iterable[Any]) -> list[Kind]:
+    """Return those that are of a class."""
+    return [one for one in some if kind in classes_of(one.__class__)]
 
 
 class WorldProcess(ABC):
@@ -67,7 +80,8 @@ class WorldProcess(ABC):
 
     def notify(self) -> None:
         """Have it take a turn as soon as it can."""
-        self.wake_at(max(self.world.now(), self.busy_until))
+        now = self.world.now()
+        self.wake_at(now if now > self.busy_until else self.busy_until)
 
     def wake_at(self, when: float) -> None:
         if self.ends is None and (self.due is None or when < self.due):
@@ -85,14 +99,15 @@ class WorldProcess(ABC):
         self.turns += 1
         # As `inside`, which costs a good part of a turn.
         world, before = self.world, self.world.current
-        world.current, self.ahead = self, max(0.0, self.busy_until - world.time)
+        world.current, ahead = self, self.busy_until - world.time
+        self.ahead = ahead if ahead > 0.0 else 0.0
         try:
             after = self.turn()
         finally:
             self.busy_until = world.time + self.ahead
             world.current, self.ahead = before, 0.0
         if after is not None:
-            self.wake_at(max(after, self.busy_until))
+            self.wake_at(after if after > self.busy_until else self.busy_until)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -105,15 +120,6 @@ class WorldProcess(ABC):
             self.busy_until = world.time + self.ahead
             world.current, self.ahead = before, 0.0
 
-    @contextmanager
-    def in_a_thread(self) -> Iterator[None]:
-        """Run as a helper thread of this process: its turns take no longer for it."""
-        before, self.world.current, self.ahead = self.world.current, self, 0.0
-        try:
-            yield
-        finally:
-            self.world.current, self.ahead = before, 0.0
-
     def job(self, when: float, work: Callable[[], object]) -> None:
         """Have a helper thread of this process do something at a time, if it lives and is not stopped by then."""
 
@@ -125,8 +131,12 @@ class WorldProcess(ABC):
         if self.stopped_at is not None:
             self.held.append(partial(self.begin_job, work))
             return
-        with self.in_a_thread():
+        # Its turns take no longer for it.
+        before, self.world.current, self.ahead = self.world.current, self, 0.0
+        try:
             work()
+        finally:
+            self.world.current, self.ahead = before, 0.0
 
     def acts(self, when: float, work: Callable[[], object]) -> None:
         """Do at a time what a turn of this process has just done for that time: not if it dies before, and later if it

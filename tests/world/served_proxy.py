@@ -2,17 +2,20 @@
 """A proxy's process: the real proxy, app and service, with sanic's protocol over the world's connections."""
 
 import asyncio
+import inspect
 import json
 import os
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any, cast
 
 from event_loop import LoopProcess
+from jinja2 import Environment
 from processes import FAILED
 from sanic.application.constants import ServerStage
 from sanic.application.state import ApplicationServerInfo
+from sanic.mixins import routes
 from sanic.touchup.service import TouchUp
 from sanic_routing import router
 from virtual_time import HERE, ProcessDied, SeededWorld
@@ -178,10 +181,40 @@ def leave_pages_seldom() -> None:
 
 
 def compile_routes_once() -> None:
-    """Have sanic compile the source of each router for the first app of this process only: all apps are alike."""
-    untyped: Any = router
+    """Have sanic look at signatures of handlers, and compile the source of a router, for the first app of this process
+    only: all apps are alike."""
+    known = dict[CodeType, inspect.Signature]()
+
+    def signed(handler: Any) -> inspect.Signature:
+        code = inspect.unwrap(getattr(handler, "__func__", handler)).__code__
+        if code not in known:
+            known[code] = inspect.signature(handler)
+        return known[code]
+
+    untyped: Any = routes
+    untyped.signature = signed
+    untyped = router
     untyped.ast = SimpleNamespace(parse=str, unparse=str, fix_missing_locations=str)
     untyped.compile = cache(compile)
+
+
+def read_templates_once() -> None:
+    """Have jinja parse and compile each template for the first proxy of this process only: all have the same."""
+    parse, make = Environment.parse, Environment.compile
+    trees, made = dict[str, Any](), dict[Any, Any]()
+
+    def parse_once(own: Environment, source: str) -> Any:
+        if source not in trees:
+            trees[source] = parse(own, source)
+        return trees[source]
+
+    def compile_once(own: Environment, source: Any) -> Any:
+        if source not in made:
+            made[source] = make(own, source)
+        return made[source]
+
+    untyped: Any = Environment
+    untyped.parse, untyped.compile = parse_once, compile_once
 
 
 def adapt_protocol_once() -> None:

@@ -38,6 +38,7 @@ def read(folder: Path) -> TinyModel:
     bounded_answers.answer_in_this_process()
     served_proxy.adapt_protocol_once()
     served_proxy.compile_routes_once()
+    served_proxy.read_templates_once()
     served_proxy.leave_pages_seldom()
     engine_process.measure_tiers_at_once()
     served_proxy.read_records_whole()

@@ -14,7 +14,7 @@ from typing import Any
 from engine_process import EngineProcess, TinyModel
 from ghost_blocks import GhostRecords
 from plain_process import PlainProcess
-from processes import WorldProcess
+from processes import WorldProcess, those_of
 from rank_process import DriverProcess, FollowerProcess
 from served_proxy import ProxyProcess
 from site_plan import SitePlan
@@ -345,22 +345,21 @@ class SupervisedSite:
     @property
     def processes(self) -> list[WorldProcess]:
         """The processes that have not been reaped, in the order of the plan."""
-        running = [one.process for child in self.children for one in child.processes]
-        return [one for one in running if isinstance(one, WorldProcess)]
+        return those_of(WorldProcess, [one.process for child in self.children for one in child.processes])
 
     @property
     def all_workers(self) -> list[WorkerProcess]:
         """Those that have loaded, of every kind."""
-        return [one for one in self.processes if isinstance(one, WorkerProcess) and one.alive and one.worker]
+        return [one for one in those_of(WorkerProcess, self.processes) if one.alive and one.worker]
 
     @property
     def workers(self) -> list[EngineProcess]:
         """Those that generate."""
-        return [one for one in self.all_workers if isinstance(one, EngineProcess)]
+        return those_of(EngineProcess, self.all_workers)
 
     @property
     def proxies(self) -> list[ProxyProcess]:
-        return [one for one in self.processes if isinstance(one, ProxyProcess) and one.alive and one.listens]
+        return [one for one in those_of(ProxyProcess, self.processes) if one.alive and one.listens]
 
     @property
     def has_its_keys(self) -> bool:

@@ -181,15 +181,17 @@ class Worker(Workload):
         self.settle(now)
 
     def outlook(self) -> Outlook:
-        has_work = self.machine.engine.has_work
-        open_transfers = self.prefill.kv_sender.open or self.decode.kv_receiver.open or self.decode.draining
-        owed = self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs
-        busy = self.requests or self.machine.engine.sequences or open_transfers or owed
+        engine, has_work = self.machine.engine, self.machine.engine.has_work
+        owed = bool(self.prefill.outbox.backlogs or self.decode.peers.outbox.backlogs)
+        is_idle = not (
+            engine.sequences or owed or self.prefill.kv_sender.open or self.decode.kv_receiver.open
+            or self.decode.draining or self.requests
+        ) and self.stage.is_idle  # fmt: skip
         if has_work:
             patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         else:
             patience = CONGESTION_PAUSE if owed else BEAT
-        return Outlook(has_work, not busy and self.stage.is_idle, patience)
+        return Outlook(has_work, is_idle, patience)
 
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()

@@ -13,7 +13,7 @@ from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.wire.messages import Message
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.process.role_change import AssignedRole
-from pontil.runtime.worker.process.workload import Workload
+from pontil.runtime.worker.process.workload import Outlook, Workload
 
 logger = logging.getLogger("pontil.worker")
 
@@ -140,12 +140,13 @@ class WorkerLoop:
             self.hear(message, now, link)
         self.tick(now)
         if self.workload.outlook().has_work and not self.link.congested:
-            self.step()
+            self.outlook = self.step()
         else:
             self.idle_work.spend(now)
+            self.outlook = self.workload.outlook()
         if self.assigned_role.is_overdue(self.now):
             self.workload.drop(Failure("the worker drains", 503, moved=True), None, self.now)
-        self.outlook = self.workload.outlook()
+            self.outlook = self.workload.outlook()
         self.assigned_role.tell(idle=self.outlook.is_idle)
         self.steps.rest(self.outlook.has_work and not self.link.congested)
         self.stopping = self.stopping or self.outlook.is_over
@@ -158,12 +159,15 @@ class WorkerLoop:
         patience = self.outlook.patience
         return patience if self.outlook.has_work else self.idle_work.patience(self.now, patience)
 
-    def step(self) -> None:
+    def step(self) -> Outlook:
+        """Make one step. Return the outlook after it."""
         self.idle_work.end()
         self.steps.begin()
         self.workload.step(time.monotonic())
         self.now = time.monotonic()
-        self.steps.end(self.workload.outlook().has_work)
+        outlook = self.workload.outlook()
+        self.steps.end(outlook.has_work)
+        return outlook
 
     def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
         """Handle a message that came by this link, by default the first."""
