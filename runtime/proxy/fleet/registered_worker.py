@@ -21,20 +21,20 @@ FIXED = (EMBED, NODE)
 @dataclass(slots=True)
 class Contact:
     """The contact to a worker, which changes with each message. It is not `reachable` between a message that its socket
-    did not take and the next one that is heard of it."""
+    did not take and the next one that is heard of it, and `confirmed` once the supervisor's table has shown it."""
 
     last_heard: float
     reachable: bool = True
+    confirmed: bool = False
 
 
 @dataclass(slots=True)
 class RegisteredWorker:
-    """One registered worker. `counters` and `gauges` are the last that it reported; `confirmed` means that the
-    supervisor's table has shown it. It has yet to compute `uncomputed` prompt tokens, and to end `taken` choices:
-    `seat_counts` and `prompt_counts` have its choices and its uncomputed prompts by caller. It was `drained` when it
-    left: prompts that it computed lie with their decode workers, which tell if they do not. It serves requests of
-    `group` only. `recent` tokens were given to it or made by it lately (runtime/proxy/dispatch/recent_work.py). It
-    cannot pull from `lost_peers` now."""
+    """One registered worker. `counters` and `gauges` are the last that it reported. It has yet to compute `uncomputed`
+    prompt tokens, and to end `taken` choices: `seat_counts` and `prompt_counts` have its choices and its uncomputed
+    prompts by caller. It was `drained` when it left: prompts that it computed lie with their decode workers, which tell
+    if they do not. It serves requests of `group` only. `recent` tokens were given to it or made by it lately
+    (runtime/proxy/dispatch/recent_work.py). It cannot pull from `lost_peers` now."""
 
     hello: Hello
     contact: Contact
@@ -47,7 +47,6 @@ class RegisteredWorker:
     free_blocks: int = 0
     leaving: bool = False
     drained: bool = False
-    confirmed: bool = False
     group: str | None = None
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     recent: float = 0.0

@@ -186,7 +186,7 @@ class Registry:
         )
         worker.free_blocks = worker.capacity
         worker.recent = self.even_share(worker)
-        worker.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
+        worker.contact.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
         self.version += 1
         return None
@@ -289,9 +289,10 @@ class Registry:
         table shows alive: the supervisor distinguishes busy workers from dead ones."""
         watched = table_age is not None and table_age <= FRESH
         longer = max(self.ttl, WATCHED_TTL)
-        limits = {key: longer if watched and worker.confirmed else self.ttl for key, worker in self.workers.items()}
         return self.remove(
-            worker for key, worker in self.workers.items() if now - worker.contact.last_heard > limits[key]
+            worker
+            for worker in self.workers.values()
+            if now - worker.contact.last_heard > (longer if watched and worker.contact.confirmed else self.ttl)
         )
 
     def show(self, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredWorker]:
@@ -308,9 +309,9 @@ class Registry:
             row = by_name.get(worker.hello.name)
             alive = row is not None and row.pid == worker.hello.pid and not row.dead
             ended = (worker.hello.name, worker.hello.pid) in self.ended
-            if (worker.confirmed or ended) and not alive:
+            if (worker.contact.confirmed or ended) and not alive:
                 gone.append(worker)
-            worker.confirmed = worker.confirmed or alive
+            worker.contact.confirmed = worker.contact.confirmed or alive
         return self.remove(gone)
 
     def is_late(self, message: Hello) -> bool:

@@ -26,7 +26,6 @@ MIRRORS = {
 FIELDS = {
     "Architecture": 30,
     "ModelConfig": 28,
-    "RegisteredWorker": 21,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
     "Supervisor": 21,
