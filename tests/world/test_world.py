@@ -75,6 +75,12 @@ def test_an_answer_stays_with_its_release_whoever_continues_it() -> None:
 
 
 @LONG
+def test_streams_outlive_the_restart_of_a_proxy_while_the_others_are_down() -> None:
+    code, said = simulated("--seeds", "4", "--kinds", "cut,kill,kill twice,oom,stop", "--faults", "10")
+    assert code == 0, "\n".join(said)
+
+
+@LONG
 @pytest.mark.parametrize(
     ("file", "line", "other"),
     [
