@@ -261,7 +261,7 @@ class Service:
 
     def leave(self, timeout: float) -> None:
         """Take no more connections, since another proxy does, and end once those that are open have no request."""
-        self.hands_over = True
+        self.hands_over = self.proxy.books.has_successor = True
         self.app.config.GRACEFUL_SHUTDOWN_TIMEOUT = timeout + GRACE_SECONDS
         asyncio.get_running_loop().call_later(timeout, self.hand_over)
         self.app.stop()

@@ -120,7 +120,9 @@ class ResumableRoutes:
                 says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
                 raise RequestError(says, code=CODE)
             context.body = context.head["body"]
-            request.ctx.ticket = replace(request.ctx.ticket, release=release_of(claimed), continues=True)
+            request.ctx.ticket = replace(
+                request.ctx.ticket, release=release_of(claimed), continues=True, has_part=context.since.has_part
+            )
             context.retold = await self.proxy.streams.retold(claimed)
             return await handler(request)
         finally:

@@ -99,6 +99,11 @@ class ResumePoint:
             return group.choice < len(self.places) and group.follows(self.places[group.choice])
         return not self.tail or all(place.ended for place in self.places)
 
+    @property
+    def has_part(self) -> bool:
+        """True if the reader has any token. The proxy that told it may have ended before it recorded that."""
+        return self.group is not None or any(place.ids for place in self.places)
+
     def place(self, choice: int) -> ChoicePlace:
         return self.places[choice] if self.places else ChoicePlace()
 

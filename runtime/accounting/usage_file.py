@@ -52,13 +52,15 @@ LARGEST = (1 << 63) - 1
 @dataclass(frozen=True, slots=True)
 class FileWriter:
     """A proxy that writes to the file: alone, or with the others of its `fleet`. When it opens the file, the open rows
-    of the requests `kept` stay open, whoever began them. Requests older than so many `days` are removed."""
+    of the requests `kept` stay open, whoever began them; when it closes it as the last one, those `left` to a
+    successor. Requests older than so many `days` are removed."""
 
     incarnation: str = "-"
     name: str | None = None
     fleet: str | None = None
     kept: Callable[[], Collection[str]] = tuple
     days: int | None = None
+    left: Callable[[], Collection[str]] = tuple
 
     @property
     def row(self) -> ProxyRow:
@@ -170,11 +172,11 @@ class UsageFile:
             self.removal.work(self.database, time.time())
 
     def end(self) -> None:
-        """Close the file after a last word. The last of a fleet leaves no row open: nobody is left to continue it."""
+        """Close the file after a last word. The last of a fleet leaves no row open that nobody is left to continue."""
         if self.database is not None and self.lock is not None:
             with suppress(BlockingIOError, sqlite3.Error):
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                lose_all(self.database, ())
+                lose_all(self.database, self.writer.left())
         self.close()
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ LAST_LINE = re.compile(
 
 # That the default seeds hold, of which some have workers of one kind and some have ranks, is in test_seeds.py.
 LONG = pytest.mark.long
+# A seed in which one of them has the server's key, when it has two hosts with keys.
+STRANGERS_SEEN = 8
 PAIR, RANKS = ("--prefill-ranks", "1", "--decode-ranks", "1"), ("--prefill-ranks", "2", "--decode-ranks", "2")
 
 
@@ -63,6 +65,40 @@ def test_a_past_fault_of_ranks_is_found() -> None:
     few = ("--prefill-ranks", "1", "--decode-ranks", "2", "--requests", "20", "--faults", "0", "--changes", "0")
     code, said = simulated("--seeds", "1", *few, "--past", "plans-without-news-are-not-answered")
     assert code == 1 and "every_plan_is_carried_out_and_answered" in said[0], said
+
+
+@LONG
+def test_an_answer_stays_with_its_release_whoever_continues_it() -> None:
+    """A proxy dies before it has recorded the first tokens, and the next one knows workers of the other one only."""
+    code, said = simulated("--seeds", "41", "--kinds", "silence,cut,kill", "--faults", "8")
+    assert code == 0, "\n".join(said)
+
+
+@LONG
+def test_streams_outlive_the_restart_of_a_proxy_while_the_others_are_down() -> None:
+    code, said = simulated("--seeds", "4", "--kinds", "cut,kill,kill twice,oom,stop", "--faults", "10")
+    assert code == 0, "\n".join(said)
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("file", "line", "other"),
+    [
+        ("runtime/wire/links/zap_authenticator.py", '[b"200", b"OK"] if ours else', '[b"200", b"OK"] if True else'),
+        ("runtime/transfer/grants.py", "hmac.compare_digest(granted.stamp(request), stamp) and proper", "proper"),
+    ],
+    ids=["an authenticator", "grants"],
+)  # fmt: skip
+def test_strangers_are_found_who_are_let_in(
+    file: str, line: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (found,) = [text for text in (ROOT / file).read_text().splitlines() if line in text]
+    patch = f"--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-{found}\n+{found.replace(line, other)}\n"
+    (tmp_path / "open.patch").write_text(patch)
+    monkeypatch.setattr(past_faults, "PAST", tmp_path)
+    given = ("--hosts", "2", "--keys", "1", "--first")
+    code, said = past_faults.run_past("open", tmp_path, range(STRANGERS_SEEN, STRANGERS_SEEN + 1), given)
+    assert code == 1 and "strangers_are_not_heard" in said, said
 
 
 @pytest.mark.parametrize("name", past_faults.names())

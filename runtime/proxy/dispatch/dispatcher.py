@@ -52,7 +52,7 @@ class PrefixLookup:
     def settle(self, request: Request, group: WorkerGroup) -> None:
         """Give a request another release if no worker of its own takes requests any more. An answer that has begun has
         to be ended where it began."""
-        if request.release is None or request.times.begun:
+        if request.release is None or request.times.begun or request.ticket.has_part:
             return
         if request.release in group.current.releases:
             return

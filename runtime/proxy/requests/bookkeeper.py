@@ -54,7 +54,12 @@ class Bookkeeper:
     ) -> None:
         self.config, self.incarnation, self.clock = config, incarnation, clock
         self.ledger = Ledger()
-        self.log = None if config.usage_log is None else UsageLog(open_file(config, incarnation, kept), threads)
+        # True if another proxy goes on with what this one leaves, although none may run when it ends.
+        self.has_successor = False
+        self.log = None
+        if config.usage_log is not None:
+            file = open_file(config, incarnation, kept, lambda: kept() if self.has_successor else ())
+            self.log = UsageLog(file, threads)
         self.started = time.time()
         self.open: dict[str, Request] = {}
         self.seen: dict[str, int] = {}
@@ -199,9 +204,11 @@ class Bookkeeper:
         )  # fmt: skip
 
 
-def open_file(config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]]) -> UsageFile:
+def open_file(
+    config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]], left: Callable[[], Collection[str]]
+) -> UsageFile:
     """Open the usage log. Proxies that share a folder write to it together."""
-    writer = FileWriter(incarnation, config.name, config.shared_folder, kept, config.usage_log_days)
+    writer = FileWriter(incarnation, config.name, config.shared_folder, kept, config.usage_log_days, left)
     return UsageFile(Path(str(config.usage_log)), writer)
 
 

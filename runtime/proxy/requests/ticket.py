@@ -39,7 +39,8 @@ class Ticket:
     found in the workers' logs. `caller` names the API key, whose `allowance` it has. The lowest `priority` is served
     first, callers of equal priority in turns. Prompts with another `cache_salt` share no cached prefix. `received` is
     the HTTP request, where it came by one. One that `continues` a stream asks for the rest of an answer that a
-    `release` of the workers has begun: it is counted already."""
+    `release` of the workers has begun: it is counted already. Of that answer the client may have some tokens: it
+    `has_part` then, whatever else is known of them."""
 
     name: str | None = None
     caller: str = NO_KEY
@@ -49,6 +50,7 @@ class Ticket:
     received: ReceivedRequest | None = None
     release: WorkerRelease | None = None
     continues: bool = False
+    has_part: bool = False
 
     @property
     def weight(self) -> float:

@@ -333,3 +333,8 @@ def test_an_id_is_what_it_was_written_as() -> None:
     for event in (NAME, f"{NAME}:1.2_3.4e", f"{NAME}:1.2+0.3.4.1", f"{NAME}:1.2e_3.4eu2", f"{NAME}:1.2+0.1.2e.1"):
         assert str(read_event_id(event)).removesuffix(":") == event
     assert read_event_id(NAME) == ResumePoint(NAME)
+
+
+def test_an_id_says_whether_its_reader_has_any_token() -> None:
+    for places, has_part in (("", False), (":0.0", False), (":0.0_2.0", True), (":0.0+0.1.4.1", True)):
+        assert read_event_id(NAME + places).has_part == has_part, places

@@ -253,3 +253,12 @@ def test_the_last_of_a_launch_leaves_no_row_open(tmp_path: Path) -> None:  # A12
     assert states(path) == [("kept", LOST, 3)]
     with closing(open_to_read(path)) as database:
         assert {state for (state,) in database.execute("SELECT state FROM proxies")} == {LOST}
+
+
+def test_the_last_one_that_has_a_successor_leaves_what_that_goes_on_with(tmp_path: Path) -> None:  # A12
+    """It restarts while all others are down."""
+    path = tmp_path / "usage.db"
+    last = UsageFile(path, replace(member(2), left=lambda: ("left",)))
+    last.write([replace(REQUEST, id=name, proxy="killed", state=OPEN) for name in ("left", "lost")])
+    last.end()
+    assert states(path) == [("left", OPEN, 3), ("lost", LOST, 3)]

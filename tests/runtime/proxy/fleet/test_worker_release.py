@@ -142,6 +142,26 @@ def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play
     play(scene)
 
 
+def test_an_answer_of_which_the_client_has_a_part_is_not_continued_by_another_release(play: Play) -> None:
+    """Its tokens may have been told by a proxy that ended before it recorded any."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        old = await live_proxy.worker("mixed:0", script=silent)
+        stream = live_proxy.submit([5], PARAMS)
+        stream.request.ticket = replace(stream.request.ticket, has_part=True)
+        await submitted(old)
+        new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
+        await leaves(live_proxy, old)
+        live_proxy.proxy.dispatcher.retry(stream.request, "it died", "died")
+        assert not stream.request.times.begun and stream.request.id in live_proxy.proxy.dispatcher.stranded
+        again = await live_proxy.worker("mixed:2")
+        await submitted(again)
+        assert new.submits.empty()
+        stream.cancel()
+
+    play(scene)
+
+
 def test_a_request_that_has_no_answer_yet_goes_to_the_release_that_is_left(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
         old = await live_proxy.worker("mixed:0", script=silent)
