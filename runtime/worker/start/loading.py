@@ -98,7 +98,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     named = name_of_kernels(device, kernels, config.deterministic)
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
-    kept = open_kept(config, bits_identity(config, model_config, checkpoint.fingerprint, layout, dtype, named))
+    kept = open_kept(config, model_config, checkpoint.fingerprint, layout, dtype, named)
     left = None if kept is None else kept.num_blocks
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
@@ -106,11 +106,14 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     )  # fmt: skip
 
 
-def open_kept(config: WorkerConfig, identity: bytes) -> KeptPool | None:
-    """Open the files that the launcher holds for this process, if it does. A GPU's memory ends with its process."""
+def open_kept(
+    config: WorkerConfig, model: ModelConfig, fingerprint: str, layout: KVLayout, dtype: str, kernels: str
+) -> KeptPool | None:
+    """Open the files that the launcher holds for this process, if it does. A GPU's memory ends with its process.
+    Only then is the identity needed, for which all files of code are looked at."""
     if config.kept_memory is None or config.device != "cpu":
         return None
-    return KeptPool(*config.kept_memory, identity)
+    return KeptPool(*config.kept_memory, bits_identity(config, model, fingerprint, layout, dtype, kernels))
 
 
 @contextmanager

@@ -38,6 +38,8 @@ class FarHooks:
         self.config, self.pipe = config, pipe
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and report.when != "call" and report.duration < (self.config.option.durations_min or 0.0):
+            return  # it is shown nowhere
         data = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         self.pipe.send({"report": data})
 
