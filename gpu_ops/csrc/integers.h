@@ -23,6 +23,18 @@ INLINE NativeIntegers multiply_high(NativeIntegers a, NativeIntegers b) {
 #endif
 }
 
+#if defined(__AVX2__)
+#define PONTIL_DIGITS
+// The products of bytes without a sign and bytes with one, neighbours summed. They must fit 16 bits.
+INLINE NativeIntegers multiply_bytes(NativeWords levels, NativeWords digits) {
+#if defined(__AVX512BW__)
+    return (NativeIntegers)_mm512_maddubs_epi16((__m512i)levels, (__m512i)digits);
+#else
+    return (NativeIntegers)_mm256_maddubs_epi16((__m256i)levels, (__m256i)digits);
+#endif
+}
+#endif
+
 // Pairs of weights and of activations, as accumulate.h multiplies them.
 struct Int16 {
     enum { PER_WORD = 2, STEPS = 1 };

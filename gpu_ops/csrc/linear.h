@@ -10,6 +10,12 @@
 
 enum { GROUP = 2 * LANES };  // outputs whose weights are stored together
 enum { ROWS_AT_ONCE = ROWS_OF_1 };
+// Rows of unpacked weights at once. With 32 registers so few rows that float sums stay in registers as well.
+#if defined(__AVX512F__)
+enum { UNPACKED_ROWS = 7, SUMS_STAY = 1 };
+#else
+enum { UNPACKED_ROWS = ROWS_AT_ONCE, SUMS_STAY = 0 };
+#endif
 // Memory for so many rows follows the inputs: see tiles.h.
 enum { ROWS_BEHIND = 31 };
 

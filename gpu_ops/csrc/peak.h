@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The most that a processor can do, by the instructions that the products use: what their speed is compared with.
 #pragma once
-#include "quantized.h"
+#include "products.h"
 
 #if defined(__aarch64__)
 enum { CHAINS = 16 };  // the largest processors begin four in a cycle, and each takes four

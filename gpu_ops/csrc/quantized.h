@@ -5,11 +5,8 @@
 #pragma once
 #include <type_traits>
 
-#include "integers.h"
+#include "integer_rows.h"
 #include "linear.h"
-#if defined(PONTIL_TILES)
-#include "tiles.h"
-#endif
 
 // Words of activations whose products with weights fit 32 bits: 64 times 2^12 times 2^13.
 enum { EXACT_WORDS = 32 };
@@ -113,13 +110,6 @@ static void level_product(const LevelGroups& groups, const uint32_t* x, size_t s
     }
 }
 
-// Rows of unpacked weights at once. With 32 registers so few rows that float sums stay in registers as well.
-#if defined(__AVX512F__)
-enum { UNPACKED_ROWS = 7, SUMS_STAY = 1 };
-#else
-enum { UNPACKED_ROWS = ROWS_AT_ONCE, SUMS_STAY = 0 };
-#endif
-
 // If there are more rows than fit one pass, so many of them keep the weights that they unpack for the others. If none
 // do, weights are unpacked before: with few registers that takes less time, except for bytes, which arrive slowly.
 template <class Source>
@@ -205,12 +195,6 @@ static void unpack_group(const LevelGroups& groups, uint32_t* plain) {
     }
 }
 
-// Rows of activations as whole numbers: pairs [rows][words], and the unit of each row.
-struct IntegerRows {
-    const uint32_t* x;
-    const float* units;
-};
-
 // Brings sums of 32 outputs into units.
 INLINE void to_units(const Matrix& matrix, int output, float unit, float* sums) {
     for (int lane = 0; lane < GROUP; lane += NATIVE_LANES) {
@@ -281,16 +265,23 @@ static float take_integers(const typename T::Active* from, int words, uint32_t* 
     return result;
 }
 
+// Of all rows; with `digits` also what products with blocks take.
 template <class T>
-static IntegerRows take_integer_rows(Context& context, const uint32_t* x, int rows, int words) {
-    uint32_t* integers = context.integers.take<uint32_t>(size_t(rows) * words);
+static IntegerRows take_integer_rows(Context& context, const uint32_t* x, int rows, int words, bool digits) {
+    const size_t size = size_t(rows) * words, parts = digits ? size : 0;
+    uint32_t* integers = context.integers.take<uint32_t>(size + parts + parts / SIXTEEN_WORDS + parts / SUMS_WORDS);
     float* units = context.units.take<float>(rows);
     const auto* from = reinterpret_cast<const typename T::Active*>(x);
+    IntegerRows all{integers, units, integers + size, integers + size + parts, nullptr, words};
+    all.sums = all.biases + parts / SIXTEEN_WORDS;
     context.threads.share(rows, [&](int first, int end, int) {
-        for (int row = first; row < end; row++)
-            units[row] = take_integers<T>(from + size_t(row) * words * 2, words, integers + size_t(row) * words);
+        for (int row = first; row < end; row++) {
+            uint32_t* made = integers + size_t(row) * words;
+            units[row] = take_integers<T>(from + size_t(row) * words * 2, words, made);
+            if (digits) take_digits(all, row);
+        }
     });
-    return {integers, units};
+    return all;
 }
 
 // Multiplies a part's rows with the groups [first, end) of outputs of its matrix.
@@ -300,87 +291,11 @@ static void multiply_level_part(Context& context, const Part& part, int first, i
     const Matrix& matrix = *part.matrix;
     const int most = context.rows_in_cache(matrix.words * sizeof *all.x);
     for (int start = part.row, last = part.row + part.rows; start < last; start += most) {
-        const IntegerRows some{all.x + size_t(start) * matrix.words, all.units + start};
+        const IntegerRows some = all.from(start);
         finish.first = start;
         const int unit = part.rows <= VERY_FEW_ROWS ? GROUPS_AT_ONCE : 1;
         for (int group = first; group < end; group += unit)
             multiply_level_groups<Source>(matrix, group, end - group < unit ? 1 : unit, some,
                                           std::min(most, last - start), scratch, finish);
     }
-}
-template <class T>
-static void multiply_part(Context& context, const Part& part, int first, int end, const uint32_t* x, Finish finish) {
-#if defined(PONTIL_TILES)
-    TileScope scope;
-    (void)scope;
-#endif
-    const Matrix& matrix = *part.matrix;
-    const size_t stride = size_t(matrix.words) * T::STEPS, size = size_t(matrix.words) * GROUP;
-    const int most = context.rows_in_cache(stride * sizeof *x);
-    for (int start = part.row, last = part.row + part.rows; start < last; start += most) {
-        const int count = std::min(most, last - start);
-        const uint32_t* some = x + start * stride;
-        finish.first = start;
-        for (int group = first; group < end; group++) {
-#if defined(PONTIL_TILES)
-            if constexpr (std::is_same_v<T, BFloat16>) {
-                multiply_tiles(matrix, group, some, count, finish);
-                continue;
-            }
-#endif
-            const uint32_t* weights = matrix.data + group * size;
-            multiply_rows<T>(weights, weights + size, matrix.words, some, count, group * GROUP, finish);
-        }
-    }
-}
-
-// Computes several products at once: of `count` parts of the rows x [rows][words * STEPS], which all have as many
-// inputs.
-template <class T>
-static void multiply_parts(Context& context, const Part* parts, int count, const uint32_t* x, int rows,
-                           const Finish& finish) {
-    IntegerRows integers{};
-    int groups = 0;
-    for (int i = 0; i < count; i++) {
-        const Matrix& matrix = *parts[i].matrix;
-        groups += padded(matrix.outputs, GROUP) / GROUP;
-        if constexpr (std::is_same_v<T, BFloat16>)
-            if (matrix.kind >= NIBBLES && !integers.x)
-                integers = take_integer_rows<T>(context, x, rows, matrix.words);
-    }
-    context.threads.share(groups, [&](int first, int end, int thread) {
-        for (int i = 0, before = 0, own; i < count && before < end; i++, before += own) {
-            const Matrix& matrix = *parts[i].matrix;
-            own = padded(matrix.outputs, GROUP) / GROUP;
-            const int from = std::max(first - before, 0), to = std::min(end - before, own);
-            if (from >= to) continue;
-            const Finish here{finish.with, finish.call, i, 0};
-            [[maybe_unused]] Scratch& scratch = context.own[thread].weights;
-            if constexpr (std::is_same_v<T, BFloat16>) {
-                if (matrix.kind == NIBBLES)
-                    multiply_level_part<Nibbles>(context, parts[i], from, to, integers, scratch, here);
-                else if (matrix.kind == BYTES)
-                    multiply_level_part<Bytes>(context, parts[i], from, to, integers, scratch, here);
-                if (matrix.kind >= NIBBLES) continue;
-            }
-            multiply_part<T>(context, parts[i], from, to, x, here);
-        }
-    });
-}
-
-// The same, with finish(part, row, output, sums).
-template <class T, class F>
-static void multiply(Context& context, const Part* parts, int count, const uint32_t* x, int rows, F&& finish) {
-    Finish::Call call = [](void* with, int part, int row, int output, float* sums) {
-        (*static_cast<std::remove_reference_t<F>*>(with))(part, row, output, sums);
-    };
-    multiply_parts<T>(context, parts, count, x, rows, {&finish, call, 0, 0});
-}
-
-// The product of all rows with one matrix, with finish(row, output, sums).
-template <class T, class F>
-static void multiply(Context& context, const Matrix& matrix, const uint32_t* x, int rows, F&& finish) {
-    const Part all{&matrix, 0, rows};
-    multiply<T>(context, &all, 1, x, rows,
-                [&](int, int row, int output, float* sums) { finish(row, output, sums); });
 }

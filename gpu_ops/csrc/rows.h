@@ -3,7 +3,7 @@
 #pragma once
 #include <cmath>
 
-#include "quantized.h"
+#include "products.h"
 
 // size is a multiple of 16.
 INLINE float inverse_rms(const float* x, int size, float epsilon) {

@@ -214,7 +214,8 @@ class Weights:
         self.read_on(name, parts[-1])
         if parts[-1] not in self.left:
             return None
-        found = QuantizedWeights(*(self.left.pop(part) for part in parts))
+        numbers, scales, offsets = (self.left.pop(part) for part in parts)
+        found = QuantizedWeights(numbers, scales, offsets, self.left.pop(f"{name}.steps", None))
         if found.shape != (outputs, inputs):
             raise wrong_shape(name, found.shape, (outputs, inputs))
         return found

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.arena import Arena
+from pontil.gpu_ops.kernels.weights.blocks import packed_blocks
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_numbers, packed_scales, stacked
 from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
 
@@ -59,6 +60,8 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
     if isinstance(weight, Tensor):
         data = pack_floats(weight, arena)
         return Matrix(KINDS[weight.dtype], outputs, inputs, data.shape[1], 0, data, None, None, own_bias)
+    if weight.steps is not None:
+        return pack_blocks(weight, own_bias, arena)
     kind, words = weight.kind, inputs // 2 + -(inputs // 2) % WORDS
     scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
     numbers, scales, units = Grouped(outputs, arena), Grouped(outputs, arena), []
@@ -70,6 +73,17 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
         units.append(unit)
     own_units = arena.copy(padded(torch.cat(units), GROUP))
     return Matrix(kind, outputs, inputs, words, scale_words, numbers.words, scales.words, own_units, own_bias)
+
+
+def pack_blocks(weight: QuantizedWeights, own_bias: Tensor | None, arena: Arena) -> Matrix:
+    outputs, inputs = weight.shape
+    blocks, factors = Grouped(outputs, arena), []
+    for own in pieces(outputs):
+        data, factor = packed_blocks(weight.rows(own))
+        blocks.put(own, data)
+        factors.append(factor)
+    units = arena.copy(padded(torch.cat(factors), GROUP))
+    return Matrix(weight.kind, outputs, inputs, inputs // 2, 0, blocks.words, None, units, own_bias)
 
 
 def pack_floats(weight: Tensor, arena: Arena = ARENA) -> Tensor:
@@ -115,7 +129,7 @@ def alternate(gate: Tensor | QuantizedWeights, up: Tensor | QuantizedWeights) ->
     both = stack(gate, up)
     if isinstance(both, QuantizedWeights):
         panels = in_panels(both.shape[0])
-        return QuantizedWeights(both.numbers[panels], both.scales[panels], both.offsets[panels])
+        return both.chosen(panels)
     return both[in_panels(len(both))]
 
 

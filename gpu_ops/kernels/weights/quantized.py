@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.weights.structures import BYTES, NIBBLES
+from pontil.gpu_ops.kernels.weights.structures import BYTES, FOURS, NIBBLES, SIXES
 
 # The largest weight in its output's unit: 2^12, less the most that rounding of scale, offset and weight adds.
 MOST_WEIGHT = 4093
@@ -20,11 +20,13 @@ SMALLEST_UNIT = 1e-30
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
     """A weight [outputs, inputs] is `scales * numbers + offsets`. numbers are int8, or uint8 below 128; scales and
-    offsets float32 [outputs, groups], each for as many neighbouring inputs: 16, 32 or all of them."""
+    offsets float32 [outputs, groups], each for as many neighbouring inputs: 16, 32 or all of them. Those of k-quants
+    are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py)."""
 
     numbers: Tensor
     scales: Tensor
     offsets: Tensor
+    steps: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -37,12 +39,17 @@ class QuantizedWeights:
 
     @property
     def kind(self) -> int:
+        if self.steps is not None:
+            return FOURS if self.group == 32 else SIXES
         return NIBBLES if self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16 else BYTES
 
     def rows(self, own: range) -> "QuantizedWeights":
         """Some outputs of the weight: a view."""
-        kept = slice(own.start, own.stop)
-        return QuantizedWeights(self.numbers[kept], self.scales[kept], self.offsets[kept])
+        return self.chosen(slice(own.start, own.stop))
+
+    def chosen(self, outputs: slice | Tensor) -> "QuantizedWeights":
+        steps = None if self.steps is None else self.steps[outputs]
+        return QuantizedWeights(self.numbers[outputs], self.scales[outputs], self.offsets[outputs], steps)
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
@@ -68,10 +75,12 @@ def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
     """One weight with the outputs of all parts, whose kinds may differ."""
     signed = any(part.numbers.dtype == torch.int8 for part in parts)
     group = min(part.group for part in parts)
+    steps = [part.steps for part in parts if part.steps is not None and part.group == group]
     same = [part.alike(torch.int8 if signed else torch.uint8, group) for part in parts]
-    return QuantizedWeights(
-        *(torch.cat([getattr(one, name) for one in same]) for name in ("numbers", "scales", "offsets"))
+    numbers, scales, offsets = (
+        torch.cat([getattr(one, name) for one in same]) for name in ("numbers", "scales", "offsets")
     )
+    return QuantizedWeights(numbers, scales, offsets, torch.cat(steps) if len(steps) == len(parts) else None)
 
 
 def packed_numbers(numbers: Tensor, kind: int) -> Tensor:

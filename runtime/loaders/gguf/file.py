@@ -15,7 +15,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
 from pontil.runtime.loaders.gguf.config import gguf_config
-from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
 from pontil.runtime.loaders.gguf.header import GgufTensor
 from pontil.runtime.loaders.gguf.names import KEYS_OF_LATENTS, VALUES_OF_LATENTS, names_of
@@ -85,8 +85,9 @@ class GgufCheckpoint:
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the file holds as integers with scales, `name.numbers`
         (int8 or uint8), `name.scales` and `name.offsets` (float32) replace `name`: a group of neighbouring weights is
-        numbers * scale + offset. An embedding comes in both forms if the head is tied to it, else only dequantized: or,
-        with `stored_rows`, in the blocks of `embedding_type`, `name.blocks` uint8 [rows, bytes]."""
+        numbers * scale + offset, and of some types scales and offsets are whole multiples of `name.steps`. An embedding
+        comes in both forms if the head is tied to it, else only dequantized: or, with `stored_rows`, in the blocks of
+        `embedding_type`, `name.blocks` uint8 [rows, bytes]."""
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
         for name, place in self.places.items():
             embedding, counted = name == EMBEDDING, self.has_level(name)
@@ -95,8 +96,11 @@ class GgufCheckpoint:
             elif embedding or not counted:
                 yield name, self.read(whole, name, wanted)
             if counted and (not embedding or self.config.tie_word_embeddings):
-                parts = read_levels(whole[place.part], name, place)
-                for part, tensor in zip(("numbers", "scales", "offsets"), parts, strict=True):
+                held = whole[place.part]
+                parts = dict(zip(("numbers", "scales", "offsets"), read_levels(held, name, place), strict=True))
+                if place.kind in STEPS:
+                    parts = {"steps": STEPS[place.kind](blocks_of(held, name, place))} | parts
+                for part, tensor in parts.items():
                     rows = tensor.reshape(place.shape[0], -1)
                     yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()
 

@@ -161,3 +161,17 @@ def with_offsets(split: Split, blocks: Tensor) -> Parts:
 
 
 LEVELS = {number: partial(with_offsets, split) for number, split in SPLITS.items()}
+
+
+def k_steps(scale: int, minimum: int | None) -> Callable[[Tensor], Tensor]:
+    """The function that gives the steps of a block's scales and minima, float32 [blocks, 2], from these places."""
+
+    def steps(blocks: Tensor) -> Tensor:
+        one = half_at(blocks, scale)
+        return torch.cat((one, torch.zeros_like(one) if minimum is None else half_at(blocks, minimum)), dim=1)
+
+    return steps
+
+
+STEPS: dict[int, Callable[[Tensor], Tensor]] = {12: k_steps(0, 2), 14: k_steps(208, None)}
+"""Types whose scales and offsets are whole numbers of steps, for 256 numbers."""

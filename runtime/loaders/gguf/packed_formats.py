@@ -14,6 +14,8 @@ from pontil.runtime.models.config import ModelConfig
 
 SCALE_BYTES = 4
 """A scale and an offset, of 16 bits each."""
+BLOCK = 256
+"""Numbers of a k-quant's block."""
 ROUTER = "mlp.gate."
 AUTO = "auto"
 NO_GGUF = "--quantization gguf needs a GGUF file: use int8, or leave it out"
@@ -22,24 +24,28 @@ NO_GGUF = "--quantization gguf needs a GGUF file: use int8, or leave it out"
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
     """Numbers of so many bits. Whole numbers have a scale and an offset for each `group` of neighbours; floats have no
-    groups."""
+    groups. Those of a k-quant that is kept as it is have blocks of so many bytes."""
 
     bits: int
     group: int | None = None
+    block_bytes: int | None = None
 
     def size(self, count: int) -> int:
         """Return the bytes of so many numbers."""
+        if self.block_bytes is not None:
+            return self.block_bytes * count // BLOCK
         scales = 0 if self.group is None else SCALE_BYTES * count // self.group
         return self.bits * count // 8 + scales
 
 
 GGUF_FORMATS = {
     2: NumberFormat(4, 32), 3: NumberFormat(4, 32), 6: NumberFormat(8, 32), 7: NumberFormat(8, 32),
-    8: NumberFormat(8, 32), 10: NumberFormat(4, 16), 11: NumberFormat(4, 16), 12: NumberFormat(4, 32),
-    13: NumberFormat(8, 32), 14: NumberFormat(8, 16), 20: NumberFormat(8, 32), 23: NumberFormat(8, 32),
+    8: NumberFormat(8, 32), 10: NumberFormat(4, 16), 11: NumberFormat(4, 16), 12: NumberFormat(4, 32, 144),
+    13: NumberFormat(8, 32), 14: NumberFormat(8, 16, 212), 20: NumberFormat(8, 32), 23: NumberFormat(8, 32),
     39: NumberFormat(8, 32),
 }  # fmt: skip
-"""By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8."""
+"""By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8, and blocks of
+Q4_K and Q6_K."""
 
 
 def choose_quantization(asked: str, has_levels: bool, dtype: str, has_kernels: bool) -> str:
@@ -63,8 +69,10 @@ def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
 
 
 def stacked(formats: list[NumberFormat]) -> NumberFormat:
-    """Return the format of several weights in one product: floats if one of them is, else the wider numbers in the
-    smaller groups. So the Q6_K values of a layer make its Q4_K queries and keys wider too."""
+    """Return the format of several weights in one product: floats if one of them is, else their own if all have it,
+    else the wider numbers in the smaller groups. So a layer's Q6_K values make its Q4_K queries and keys wider too."""
+    if len(set(formats)) == 1:
+        return formats[0]
     groups = [one.group for one in formats if one.group is not None]
     if len(groups) < len(formats):
         return next(one for one in formats if one.group is None)

@@ -12,6 +12,8 @@ from pontil.gpu_ops.kernels.compile.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_scales, per_channel, stacked
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
+from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 
 # Numbers from 0 on, or from -128.
 RANGES = {"nibbles": (0, 16), "bytes": (0, 64), "signed": (-128, 128)}
@@ -30,6 +32,20 @@ def random_levels(kind: str, outputs: int, inputs: int, group: int, seed: int = 
     # float16, as in a file.
     scales, offsets = (scales * 1e-3).half().float(), (offsets * 8e-3).half().float()
     return QuantizedWeights(numbers.to(torch.int8 if low else torch.uint8), scales, offsets)
+
+
+def random_blocks(kind: int, outputs: int, blocks: int, seed: int = 1) -> QuantizedWeights:
+    """Weights of random bytes in a ggml type, but for the float16 steps of its blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    form, at = GGML_TYPES[kind], {12: [0, 2], 14: [208]}[kind]
+    stored = torch.randint(0, 256, (outputs * blocks, form.size), dtype=torch.uint8, generator=generator)
+    for place in at:
+        step = torch.randn(len(stored), 1, generator=generator) * 1e-3
+        stored[:, place : place + 2] = step.half().view(torch.uint8)
+    parts = [part.reshape(outputs, -1) for part in (*LEVELS[kind](stored), STEPS[kind](stored))]
+    weight = QuantizedWeights(*parts)
+    assert torch.allclose(weight.dense(), form.read(stored).view(outputs, -1), rtol=1e-6, atol=1e-9)
+    return weight
 
 
 def check(library: KernelLibrary, levels: QuantizedWeights, x: Tensor) -> None:
@@ -55,6 +71,55 @@ def test_products(library: KernelLibrary, kind: str, outputs: int, groups: int, 
     check(library, random_levels(kind, outputs, groups * group, group), x)
 
 
+def rounded_rows(x: Tensor) -> Tensor:
+    """Rows of bfloat16 numbers rounded to whole numbers of 13 bits and a sign, in float64."""
+    x = x.bfloat16().double()
+    return (x / units_of(x)).round() * units_of(x)
+
+
+def units_of(x: Tensor) -> Tensor:
+    return torch.exp2(torch.floor(torch.log2(x.abs().amax(1, keepdim=True))) - 12)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    kind=st.sampled_from([12, 14]), outputs=st.integers(1, 100), blocks=st.integers(1, 4), rows=st.integers(1, 40),
+)  # fmt: skip
+def test_products_with_blocks(library: KernelLibrary, kind: int, outputs: int, blocks: int, rows: int) -> None:
+    """The only roundings are those of activations, of the sums of 32 of them that minima take, to eight units, and of
+    float32 sums, of which there are few."""
+    weight, x = random_blocks(kind, outputs, blocks), torch.randn(rows, 256 * blocks)
+    check(library, weight, x)
+    found, expected = library.linear(pack(weight), x), rounded_rows(x) @ weight.dense().double().T
+    allowed = 2e-6 * (rounded_rows(x).abs() @ weight.dense().double().abs().T)
+    if kind == 12:
+        allowed += 4 * units_of(x.bfloat16().double()) * weight.offsets.double().abs().sum(1)
+    assert bool(((found - expected).abs() <= allowed).all())
+
+
+@pytest.mark.parametrize("kind", [12, 14])
+def test_the_largest_sums_of_blocks_fit_their_words(library: KernelLibrary, kind: int) -> None:
+    """Every level, scale and activation the largest that there is, with the same sign: no sum wraps around."""
+    weight = random_blocks(kind, 33, 2)
+    assert weight.steps is not None
+    weight.steps[:] = 1.0
+    scale, number, offset = (63.0, 15, -63.0) if kind == 12 else (-128.0, 0, 4096.0)
+    weight.scales[:], weight.numbers[:], weight.offsets[:] = scale, number, offset
+    x = torch.full((13, 512), 255 / 128)
+    x[::2] *= -1
+    expected = x.double() @ weight.dense().double().T
+    assert torch.allclose(library.linear(pack(weight), x).double(), expected, rtol=1e-6)
+
+
+def test_blocks_stay_blocks_where_all_parts_are() -> None:
+    fours, sixes = random_blocks(12, 32, 1), random_blocks(14, 32, 1)
+    assert stacked([fours, fours]).steps is not None and stacked([fours, sixes]).steps is None
+    assert torch.equal(stacked([fours, sixes]).dense(), torch.cat([fours.dense(), sixes.dense()]))
+    both = alternate(fours, random_blocks(12, 32, 1, seed=5))
+    assert isinstance(both, QuantizedWeights) and both.steps is not None
+    assert torch.equal(both.dense()[:16], fours.dense()[:16]) and both.steps.shape == (64, 2)
+
+
 @pytest.mark.parametrize("inputs", [16, 48, 576, 1536])
 def test_one_scale_an_output(library: KernelLibrary, inputs: int) -> None:
     weight = torch.randn(70, inputs, generator=torch.Generator().manual_seed(3))
@@ -75,9 +140,12 @@ def test_parts_of_different_kinds_become_one(library: KernelLibrary) -> None:
 
 def test_every_instruction_set_has_the_same_bits() -> None:
     """Sums are exact but for additions in float32, which all do in the same order."""
-    matrix, x = pack(random_levels("bytes", 64, 544, 16)), torch.randn(9, 544)
-    found = [kernels.opened(one.name).linear(matrix, x) for one in usable_sets() if "-DPONTIL_TILES" not in one.flags]
-    assert len(found) > 1 and all(torch.equal(one, found[0]) for one in found)
+    opened = [kernels.opened(one.name) for one in usable_sets() if "-DPONTIL_TILES" not in one.flags]
+    for weight in (random_levels("bytes", 64, 544, 16), random_blocks(12, 64, 3), random_blocks(14, 64, 3)):
+        matrix, x = pack(weight), torch.randn(19, weight.shape[1])
+        for rows in (1, len(x)):
+            found = [one.linear(matrix, x[:rows]) for one in opened]
+            assert len(found) > 1 and all(torch.equal(one, found[0]) for one in found)
 
 
 @pytest.mark.parametrize("spoiled", [float("inf"), float("nan")])
@@ -86,9 +154,10 @@ def test_what_is_not_finite_is_not_hidden(library: KernelLibrary, spoiled: float
     x[1, 5] = spoiled
     found = library.linear(pack(levels), x)
     assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
-    levels.scales[7, 1] = spoiled
-    found = library.linear(pack(levels), x[:1])
-    assert not found[0, 7].isfinite() and found[0, torch.arange(32) != 7].isfinite().all()
+    for weight in (levels, random_blocks(12, 32, 1), random_blocks(14, 32, 1)):
+        weight.scales[7, 1] = spoiled
+        found = library.linear(pack(weight), torch.randn(1, weight.shape[1]))
+        assert not found[0, 7].isfinite() and found[0, torch.arange(32) != 7].isfinite().all()
 
 
 def test_weights_are_exact_to_twelve_bits() -> None:

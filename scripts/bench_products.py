@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure products with weights in blocks beside the same weights in the form of any whole numbers, in turn.
+
+    taskset -c 1 python scripts/bench_products.py [--kernels auto] [--rows 1 2 4 8 32 128] [--rounds 9]
+
+Prints one JSON object for each type and number of rows: the least and the median milliseconds of this thread's CPU time
+for both forms, and the ratio of each, blocks to the other. Weights are random, and larger than a core's caches.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch  # noqa: E402
+
+import app  # noqa: E402, F401
+from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
+from pontil.gpu_ops.kernels.weights.matrix import pack  # noqa: E402
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights  # noqa: E402
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS  # noqa: E402
+from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES  # noqa: E402
+
+CACHE = Path.home() / ".cache" / "pontil"
+OUTPUTS, INPUTS = 35840, 1536
+# The places of float16 steps in a block.
+STEP_PLACES = {12: (0, 2), 14: (208,)}
+
+
+def random_weight(kind: int) -> QuantizedWeights:
+    form = GGML_TYPES[kind]
+    blocks = torch.randint(0, 256, (OUTPUTS * INPUTS // form.numbers, form.size), dtype=torch.uint8)
+    for place in STEP_PLACES[kind]:
+        blocks[:, place : place + 2] = (torch.randn(len(blocks), 1) * 1e-3).half().view(torch.uint8)
+    numbers, scales, offsets = (part.reshape(OUTPUTS, -1) for part in LEVELS[kind](blocks))
+    return QuantizedWeights(numbers, scales, offsets, STEPS[kind](blocks).reshape(OUTPUTS, -1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 32, 128])
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    library = open_kernels(arguments.kernels, 1, CACHE, print)
+    assert library is not None
+    for kind in STEP_PLACES:
+        weight = random_weight(kind)
+        forms = [pack(weight), pack(replace(weight, steps=None))]
+        for rows in arguments.rows:
+            x = torch.randn(rows, INPUTS)
+            taken: tuple[list[float], list[float]] = ([], [])
+            for _ in range(arguments.rounds):
+                for form, seconds in zip(forms, taken, strict=True):
+                    start = time.thread_time()
+                    library.linear(form, x)
+                    seconds.append(1000 * (time.thread_time() - start))
+            (least, median), (other_least, other_median) = ((min(one), statistics.median(one)) for one in taken)
+            figures = [round(one, 2) for one in (least, median, other_least, other_median)]
+            ratios = [round(least / other_least, 2), round(median / other_median, 2)]
+            print(
+                json.dumps({"type": GGML_TYPES[kind].name, "rows": rows, "ms": figures, "ratios": ratios}), flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
