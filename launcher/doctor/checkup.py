@@ -31,7 +31,7 @@ from pontil.runtime.foundation.number_ranges import spell
 
 # Packages that the processes of a launch import, as setup.cfg declares them.
 PACKAGES = (
-    "click", "cryptography", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy", "prometheus_client",
+    "click", "cryptography", "gguf", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy", "prometheus_client",
     "prompt_toolkit", "psutil", "rich", "safetensors", "sanic", "tokenizers", "torch", "zmq",
 )  # fmt: skip
 # Seconds, compiling kernels for the first time included.
