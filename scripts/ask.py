@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait until a server is ready, ask it one question, and print the answer, its usage and its duration.
 
-    python scripts/ask.py URL PID QUESTION
+    python scripts/ask.py URL PID [QUESTION]
 
-PID is the launcher's: when it ends before the server is ready, so does the waiting. The first key in PONTIL_API_KEYS is
-sent to the server. Standard library only.
+Without a question it only waits. PID is the launcher's: when it ends before the server is ready, so does the waiting.
+The first key in PONTIL_API_KEYS is sent to the server. Standard library only.
 """
 
 import http.client
@@ -69,9 +69,15 @@ def ask(address: str, method: str, path: str, body: Any = None) -> tuple[dict[st
 
 
 def main() -> None:
-    url, pid, question = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    url, pid, questions = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     address = urlsplit(url).netloc
     wait_until_ready(address, pid)
+    for question in questions:
+        put(url, address, question)
+
+
+def put(url: str, address: str, question: str) -> None:
+    """Ask a question, and print what came."""
     model = ask(address, "GET", "/v1/models")[0]["data"][0]["id"]
     started = time.monotonic()
     body = {"model": model, "messages": [{"role": "user", "content": question}], "max_tokens": 64, "temperature": 0}

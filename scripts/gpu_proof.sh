@@ -22,6 +22,9 @@ venv=.venv
 device=cuda:0
 second=cuda:1
 model=smollm2-135m-instruct
+# Its heads can be divided by two; those of the model above cannot.
+divided=gemma3-270m
+given=
 chosen=()
 alone=
 while [ $# -gt 0 ]; do
@@ -29,7 +32,7 @@ while [ $# -gt 0 ]; do
         --venv) venv=${2:?--venv needs a folder}; shift ;;
         --device) device=${2:?--device needs a device}; shift ;;
         --second) second=${2:?--second needs a device}; shift ;;
-        --model) model=${2:?--model needs a name or a path}; shift ;;
+        --model) model=${2:?--model needs a name or a path}; divided=$model; given=$model; shift ;;
         --alone) alone=yes ;;
         -h | --help) sed -n '3,14s/^# *//p' "$0"; exit ;;
         -*) fail "There is no option $1: try --help." ;;
@@ -70,7 +73,7 @@ serve() {
     url=http://127.0.0.1:$(free_port)
     "$python" app.py launch --model "$model" --port "${url##*:}" --log-level warning "$@" &
     servers+=($!)
-    "$python" scripts/ask.py "$url" "$!" "What is the capital of France?"
+    "$python" scripts/ask.py "$url" "$!"
 }
 
 # Compare a server's answers; the other arguments are those of gpu_answers.py.
@@ -104,6 +107,7 @@ work() {
                 --kv-cache-memory 32MiB
             beside_a_cpu "$url" --alike ;;
         ranks)
+            model=$divided
             serve --role mixed --mixed "$([ "$device" = cpu ] && echo cpu:0+cpu:1 || echo "$device+$second")" \
                 --share-devices --kv-cache-memory 1GiB
             beside_a_cpu "$url" ;;
@@ -146,7 +150,7 @@ for step in "${chosen[@]}"; do
     echo "== $step"
     begun=$SECONDS
     if timeout --kill-after 30 "$limit" bash "$0" --alone --venv "$venv" --device "$device" --second "$second" \
-        --model "$model" "$step"; then
+        ${given:+--model "$given"} "$step"; then
         said+=("$step: proved in $((SECONDS - begun)) s")
     else
         said+=("$step: FAILED after $((SECONDS - begun)) s")
