@@ -303,8 +303,8 @@ class Scheduler:
         return sequence
 
     def finish(self, sequence: Sequence, finish: FinishReason) -> None:
-        """End a sequence in any state. Its blocks are released, except those of a completed sequence that hands over: a
-        peer may be reading them, and the prefill side releases them."""
+        """End a sequence in any state. Its blocks are released, except those of one that hands over and was computed or
+        has failed: a peer may be reading them, and the prefill side releases them."""
         self.queues.remove(sequence)
         self.prefix.drop(sequence)
         self.drafts.drafter.forget(sequence)
@@ -312,7 +312,7 @@ class Scheduler:
         ended = finish in (FinishReason.STOP, FinishReason.LENGTH)
         if ended and self.prefix.enabled and not sequence.streams.exchange_rows:
             self.answer_recompute.keep(sequence)
-        if not sequence.hands_over or finish in (FinishReason.ABORTED, FinishReason.ERROR):
+        if not sequence.hands_over or finish is FinishReason.ABORTED:
             self.memory.give_back(sequence)
 
 

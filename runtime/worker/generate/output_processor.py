@@ -31,6 +31,9 @@ class OutputProcessor:
         for output in outputs:
             if output.failure is not None:
                 self.break_off(output.sequence.id, output.failure, now)
+                if output.sequence.hands_over:
+                    # Its transfer has ended, here or with an earlier choice: no peer takes these blocks for its own.
+                    self.engine.scheduler.memory.give_back(output.sequence)
         for output in outputs:
             self.conclude(output)
         self.prefill.announce(now)

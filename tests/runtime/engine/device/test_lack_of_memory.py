@@ -17,7 +17,7 @@ from pontil.runtime.engine.device.device_runner import rounds_of
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.engine import Engine, Output
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence
 from pontil.runtime.models.model import Model
 
 
@@ -248,3 +248,18 @@ def test_copies_are_divided_where_a_block_that_was_read_is_written() -> None:
     assert rounds_of([]) == []
     assert rounds_of([(1, 2), (1, 3), (4, 5)]) == [[(1, 2), (1, 3), (4, 5)]]
     assert rounds_of([(1, 2), (3, 1), (3, 4), (5, 3)]) == [[(1, 2)], [(3, 1), (3, 4)], [(5, 3)]]
+
+
+def test_a_prompt_for_another_engine_keeps_its_blocks_until_its_transfer_has_ended(model: Model) -> None:
+    """A peer was told of them: its worker changes the number that guards them before they return."""
+    engine, _ = device_engine(model)
+    one = sequence("a", prompt(20), 5)
+    one.purpose = Purpose.HANDOVER
+    engine.add(one)
+    with FailingMemory({3}):
+        (output,) = engine.step()
+    memory = engine.scheduler.memory
+    assert output.failure == MEMORY_RAN_OUT and one.blocks and memory.pool.available < memory.pool.capacity
+    memory.give_back(one)
+    memory.pool.check()
+    assert memory.pool.available == memory.pool.capacity
