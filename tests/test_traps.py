@@ -25,8 +25,7 @@ WAITS = {"wait", "select", "poll", "get", "accept", "recv", "recv_into", "input"
 DECLARED = {"Extension", "ctypes.Structure"}
 # Modules that may poll what cannot be signalled: another process's lock or counts.
 POLLS = (
-    "runtime/loaders/builtin.py", "launcher/commands/usage.py", "gpu_ops/kernels/compile/build.py",
-    "runtime/worker/start/packed_files.py",
+    "runtime/foundation/file_lock.py", "launcher/commands/usage.py", "gpu_ops/kernels/compile/build.py",
 )  # fmt: skip
 CHANGES = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -11,22 +10,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.foundation.file_lock import lock_within
 from pontil.runtime.loaders.builtin_models import BUILTINS, BuiltinFile, BuiltinModel, Piece
 from pontil.runtime.loaders.gguf.parts import first_part
 from pontil.runtime.loaders.hub import fetch_from_hub, is_hub_id
 
 STDERR = 2
 LOCK_TIMEOUT = 1800.0
-LOCK_POLL = 0.2
 DOWNLOAD_TIMEOUT = 1800.0
 COPY_BYTES = 1 << 20
 PARTIAL = "partial-"
@@ -96,22 +93,10 @@ def is_whole(folder: Path, model: BuiltinModel) -> bool:
 @contextmanager
 def only_one(lock: Path) -> Iterator[None]:
     """Hold an advisory lock; the kernel releases it when the process ends."""
-    deadline = time.monotonic() + LOCK_TIMEOUT
     with lock.open("w") as file:
-        while not try_lock(file):
-            if time.monotonic() > deadline:
-                raise ModelError(f"another process has been fetching the model for too long: end it (it holds {lock})")
-            # flock can wait, but not with a deadline.
-            time.sleep(LOCK_POLL)
+        if not lock_within(file, LOCK_TIMEOUT):
+            raise ModelError(f"another process has been fetching the model for too long: end it (it holds {lock})")
         yield
-
-
-def try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def check_space(folder: Path, model: BuiltinModel) -> None:

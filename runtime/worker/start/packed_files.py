@@ -16,6 +16,7 @@ from typing import IO
 
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_index
 from pontil.gpu_ops.kernels.weights.places import PARTIAL
+from pontil.runtime.foundation.file_lock import lock_within
 from pontil.runtime.probe.host_memory import gibibytes
 from pontil.runtime.probe.packed_share import FOLDER
 
@@ -24,7 +25,7 @@ logger = logging.getLogger("pontil.worker")
 SUFFIX, LOCK = ".packed", ".lock"
 DAY = 86400.0
 KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
-LOCK_TIMEOUT, LOCK_POLL = 300.0, 0.05
+LOCK_TIMEOUT = 300.0
 # The shortest beginning of a file's name that stands for it.
 LEAST_NAME = 6
 SHOWN_NAME = 12
@@ -127,22 +128,21 @@ def remove(file: PackedFile) -> bool:
 def alone(path: Path, report: Callable[[str], None]) -> IO[bytes]:
     """Take the lock of those who pack these weights; the kernel releases it if that process dies. Raises OSError where
     another one has it for long."""
-    deadline, waits = time.monotonic() + LOCK_TIMEOUT, False
-    while True:
-        lock = path.open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Once the file was removed, the next process locks another one.
-            if path.exists() and path.stat().st_ino == os.fstat(lock.fileno()).st_ino:
-                return lock
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process has held {path} for {LOCK_TIMEOUT:.0f} s") from None
-            if not waits:
-                report("waiting for another process to pack the weights")
-            waits = True
-            time.sleep(LOCK_POLL)  # flock can wait, but not with a deadline
+    lock = locked(path, report)
+    # Once the file was removed, the next process locks another one.
+    while not path.exists() or path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
         lock.close()
+        lock = locked(path, report)
+    return lock
+
+
+def locked(path: Path, report: Callable[[str], None]) -> IO[bytes]:
+    """Open and lock the file that is at a path now."""
+    lock = path.open("ab")
+    if lock_within(lock, LOCK_TIMEOUT, lambda: report("waiting for another process to pack the weights")):
+        return lock
+    lock.close()
+    raise TimeoutError(f"another process has held {path} for {LOCK_TIMEOUT:.0f} s")
 
 
 def remove_unused(folder: Path, about: dict[str, object]) -> None:

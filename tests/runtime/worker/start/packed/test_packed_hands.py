@@ -20,27 +20,9 @@ from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_model
-from pontil.runtime.worker.start import packed_weights
 from pontil.runtime.worker.start.loading import read_weights
 from pontil.runtime.worker.start.packed_files import files_of, remove
-
-
-@pytest.fixture(autouse=True)
-def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    write_tiny_llama(tmp_path / "model", dtype="bfloat16")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 class MappingProcess:

@@ -12,24 +12,7 @@ from packed_loading import Loading, bits, packed_files_of
 
 from pontil.gpu_ops.kernels.weights import arena, places
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.worker.start import packed_weights
-
-
-@pytest.fixture(autouse=True)
-def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    write_tiny_llama(tmp_path / "model", dtype="bfloat16")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 @pytest.fixture

@@ -23,27 +23,11 @@ from pontil.gpu_ops.kernels.weights.packed_file import read_index
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe.packed_share import FOLDER
-from pontil.runtime.worker.start import packed_files, packed_weights
+from pontil.runtime.worker.start import packed_files
 from pontil.runtime.worker.start.packed_files import SUFFIX
 
 PROMPT = torch.arange(3, 40)
 Q8_0 = GGMLQuantizationType.Q8_0
-
-
-@pytest.fixture(autouse=True)
-def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    write_tiny_llama(tmp_path / "model", dtype="bfloat16")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 @pytest.mark.parametrize(

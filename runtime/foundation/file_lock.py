@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lock that one process of a host has at a time."""
+
+import fcntl
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+POLL = 0.05
+
+
+def lock_within(file: IO[Any], seconds: float, waits: Callable[[], None] = lambda: None) -> bool:
+    """Lock an open file; the kernel releases it when the file is closed or its process ends. Return False if another
+    process has it for so long. `waits` is called once, before a wait."""
+    deadline, has_waited = time.monotonic() + seconds, False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        if not has_waited:
+            has_waited = True
+            waits()
+        time.sleep(POLL)  # flock can wait, but not with a deadline
