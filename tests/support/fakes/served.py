@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real command line, started as by a user, and a plain HTTP client for it."""
 
+import errno
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -24,6 +26,8 @@ APP = ROOT / "app.py"
 START_TIMEOUT = 240.0
 # The least and the most seconds between two looks at a process that is waited for.
 PAUSES = 0.02, 0.2
+LISTENING_PORTS = range(20000, 32768)
+GIVEN_PORTS: list[socket.socket] = []
 T = TypeVar("T")
 
 
@@ -40,9 +44,24 @@ def wait_for(condition: Callable[[], T | None], timeout: float, what: str) -> T:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port on which nothing listens and that no other process of these tests is given while this one lives.
+
+    It lies below the ports from which Linux chooses for outgoing connections (32768 and up, unless configured): one
+    of those could be taken before the started process has bound it. An abstract socket's name marks it as given."""
+    for port in random.SystemRandom().sample(LISTENING_PORTS, len(LISTENING_PORTS)):
+        mark = socket.socket(socket.AF_UNIX)
+        with socket.socket() as probe:
+            try:
+                mark.bind(f"\0pontil-tests-port-{port}")
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                mark.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+        GIVEN_PORTS.append(mark)
+        return port
+    raise AssertionError("every port below 32768 is in use")
 
 
 class Served:

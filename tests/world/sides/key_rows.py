@@ -44,7 +44,9 @@ def refused_for_good(side: Side, server_secret: str | None, secret: str | None, 
     stranger.do("send", "d", "let me in")
     events = events_until(side, stranger, lambda found: found[-2:-1] in FOR_GOOD)
     side.rest(QUIET)
-    facts = {"it hears": events[-3:], "then": stranger.do("events", "d"), "it sends": stranger.do("send", "d", "more")}
+    facts = {"it hears": events[-3:], "then": stranger.do("events", "d")}
+    # A refused DEALER takes more words as long as it has not noticed; in both cases they go nowhere.
+    stranger.do("send", "d", "more")
     friend.do("send", "d", "I am still here")
     server.do("send", "r", "w", "so am I")
     return facts | {
@@ -63,13 +65,14 @@ def keys_of_others(side: Side) -> Facts:
     server.do("close", "r")
     rejected = server.do("rejected")
     server.do("hold_keys", OTHERS, OTHERS)
-    server.do("serve", "r", endpoint)
+    # A closed socket keeps its address for a moment.
+    side.until(lambda: server.do("serve", "r", endpoint) == endpoint)
     return {"events": events[:8], "rejected": rejected, "came once they are the same": came(side, server, "r", 1)}
 
 
 REFUSED = ["CONNECTED", "HANDSHAKE_FAILED_NO_DETAIL", "DISCONNECTED", "CONNECT_RETRIED 50"]
 NOT_HEARD = {
-    "then": [], "it sends": "done", "to the friend": [["so am I"]], "came": [["w", "I am still here"]],
+    "then": [], "to the friend": [["so am I"]], "came": [["w", "I am still here"]],
 }  # fmt: skip
 OTHER_MECHANISM = ["CONNECTED", "HANDSHAKE_FAILED_PROTOCOL", "DISCONNECTED"]
 SCENARIOS = (
