@@ -233,7 +233,7 @@ class Proxy:
             await asyncio.wait(self.tasks)
         await asyncio.to_thread(self.books.end)
         await self.in_flight.close()
-        self.fleet.close()
+        self.fleet.close(self.books.owes_rows)
         self.link.close()
 
     def submit(self, ticket: Ticket, *works: Work, snapshot: RegistrySnapshot | None = None) -> Stream:

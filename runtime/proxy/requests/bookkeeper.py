@@ -162,6 +162,11 @@ class Bookkeeper:
         if rows:
             self.log.post(rows)
 
+    @property
+    def owes_rows(self) -> bool:
+        """True if rows are not on the disk: what they say the last of may be open there."""
+        return self.log is not None and (self.log.waiting > 0 or self.log.given_up > 0)
+
     def end(self) -> None:
         """Write the final state and close the log, once every request is closed."""
         if self.log is not None:

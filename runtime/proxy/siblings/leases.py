@@ -109,7 +109,12 @@ class Siblings:
         """Forget a proxy that is gone, once its requests are settled."""
         self.path_of(incarnation).unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def close(self, owes: bool = False) -> None:
+        """Remove the own lease. If this proxy still `owes` a last word, leave it for others to find, as a death
+        does."""
         if self.own is not None:
-            self.own.end()
+            if owes:
+                self.own.release()
+            else:
+                self.own.end()
             self.own = None

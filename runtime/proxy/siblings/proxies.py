@@ -80,8 +80,9 @@ class Fleet:
         if self.siblings is not None:
             self.siblings.forget(incarnation)
 
-    def close(self) -> None:
+    def close(self, owes: bool = False) -> None:
+        """Leave the others. They settle what is open of this proxy if it `owes` rows to the usage log."""
         if self.pages is not None:
             self.pages.close()
         if self.siblings is not None:
-            self.siblings.close()
+            self.siblings.close(owes)

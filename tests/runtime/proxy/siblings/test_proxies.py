@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dead proxy's lease stays until its rows are on the disk."""
+"""A proxy's lease stays until its rows are on the disk, whether it died or ended in order."""
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from proxy_configs import bare_config
 from scripted_worker import eventually
+from usage_rows import REQUEST
 
 from pontil.runtime.accounting import usage_log
+from pontil.runtime.accounting.usage_tables import CLOSED, LOST, OPEN
 from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.siblings.leases import Siblings
 from pontil.runtime.proxy.siblings.proxies import Fleet
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 
 def config(folder: Path) -> ProxyConfig:
@@ -56,3 +63,32 @@ def test_a_lease_is_forgotten_once_the_rows_are_written(
     monkeypatch.setattr(file, "write", write)
     eventually(lambda: fleet.siblings is not None and fleet.siblings.gone() == [], "a lease that is forgotten")
     books.end()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_what_a_proxy_could_not_write_when_it_ended_is_settled_by_others(
+    tmp_path: Path, fleet: Fleet, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    books = Bookkeeper(config(tmp_path), "alive", lambda: 0.0)
+    leaving = Proxy(replace(config(tmp_path), control=f"ipc://{tmp_path}/control"), tokenizer)
+    log, theirs, siblings = books.log, leaving.books.log, fleet.siblings
+    assert log is not None and theirs is not None and siblings is not None
+    row = replace(REQUEST, proxy=leaving.incarnation)
+    theirs.post([replace(row, state=OPEN)])
+    eventually(lambda: not log.waiting and not theirs.waiting, "an open row")
+    if full:
+        monkeypatch.setattr(theirs.file, "write", refused)
+    theirs.post([row])
+    leaving.bind()
+    asyncio.run(leaving.close())
+    assert siblings.gone() == ([leaving.incarnation] if full else [])
+    for incarnation in siblings.gone():
+        fleet.bury(incarnation, [], books.lose)
+    eventually(lambda: siblings.gone() == [], "a lease that is forgotten")
+    books.end()
+    with closing(sqlite3.connect(tmp_path / "usage")) as database:
+        assert database.execute("SELECT state FROM requests").fetchall() == [(LOST if full else CLOSED,)]
+
+
+def refused(rows: list[Any]) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
