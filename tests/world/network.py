@@ -48,11 +48,13 @@ class WireLink:
         self.is_replaced = False
         # Messages that the ROUTER has not read.
         self.unread: deque[Sequence[bytes]] = deque()
-        # By direction: the time of the last arrival; that from which nothing arrives, for the link is broken; what a
-        # silent direction holds back, and since when.
+        # By direction: the time of the last arrival; that from which nothing arrives, for the link is broken.
         self.arrivals, self.until = [0.0, 0.0], [math.inf, math.inf]
-        self.silent: list[list[tuple[Sequence[bytes], WorldProcess]] | None] = [None, None]
-        self.silent_since = [0.0, 0.0]
+        # By direction: messages in the order in which they left, which is that of their arrivals; since when it is
+        # silent, and how many arrivals it holds back.
+        self.on_way: tuple[deque[tuple[Sequence[bytes], WorldProcess]], ...] = (deque(), deque())
+        self.silent_since: list[float | None] = [None, None]
+        self.held = [0, 0]
 
     def __repr__(self) -> str:
         return f"{self.dealer.process}-{self.router.process}"
@@ -88,26 +90,28 @@ class WireLink:
         sender.acts(self.world.now(), lambda: self.leave(way, parts, sender))
 
     def leave(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
-        held = self.silent[way]
-        if held is not None:
-            held.append((parts, sender))
-            return
+        self.on_way[way].append((parts, sender))
+        if self.silent_since[way] is None:
+            self.send_one(way)
+        else:
+            self.held[way] += 1
+
+    def send_one(self, way: int) -> None:
         chance = self.network.chance
         delay = LATENCY + (chance.expovariate(1 / self.network.jitter) if chance.random() < JITTERY else 0.0)
         when = max(self.world.now() + delay, self.arrivals[way] + 1e-7)
         self.arrivals[way] = when
-        self.world.at(when, self.arrive, way, parts, sender)
+        self.world.at(when, self.arrive, way)
         self.messages_left -= 1
         if self.messages_left < 0:
             self.cut()
 
-    def arrive(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
-        target = self.ends[way]
-        if target.closed or self.world.time > self.until[way] or (self.is_replaced and way == TO_ROUTER):
+    def arrive(self, way: int) -> None:
+        if self.silent_since[way] is not None:
+            self.held[way] += 1
             return
-        held = self.silent[way]
-        if held is not None:
-            held.append((parts, sender))
+        (parts, sender), target = self.on_way[way].popleft(), self.ends[way]
+        if target.closed or self.world.time > self.until[way] or (self.is_replaced and way == TO_ROUTER):
             return
         digest = hashlib.blake2b(b"\0".join(parts), digest_size=6).hexdigest()
         self.world.note("msg", sender.name, target.process.name, digest)
@@ -115,17 +119,16 @@ class WireLink:
 
     def silence(self, way: int) -> None:
         """Let nothing through in one direction, and tell nobody, until who hears nothing takes the link for cut."""
-        if self.silent[way] is None:
-            held = self.silent[way] = list[tuple[Sequence[bytes], WorldProcess]]()
-            self.silent_since[way] = self.world.time
+        if self.silent_since[way] is None:
+            since = self.silent_since[way] = self.world.time
             self.world.note("silent", self, way)
-            self.world.after(LINK_TIMEOUT, lambda: self.cut() if self.silent[way] is held else None)
+            self.world.after(LINK_TIMEOUT, lambda: self.cut() if self.silent_since[way] == since else None)
 
     def mend(self, way: int) -> None:
-        held, self.silent[way] = self.silent[way], None
-        for parts, sender in held or ():
+        held, self.held[way], self.silent_since[way] = self.held[way], 0, None
+        for _ in range(held):
             if self.open:
-                self.leave(way, parts, sender)
+                self.send_one(way)
         if not self.open:
             self.tell(way, self.world.time + LATENCY)
 
@@ -149,8 +152,8 @@ class WireLink:
             if not survives:
                 self.until[way] = now + (last - now) * chance.uniform(-0.3, 1.3)
             end = max(now + LATENCY + chance.random() * NOTICED_WITHIN, min(last, self.until[way]))
-            if self.silent[way] is not None:
-                end = max(end, self.silent_since[way] + LINK_TIMEOUT)
+            if (since := self.silent_since[way]) is not None:
+                end = max(end, since + LINK_TIMEOUT)
             self.tell(way, end)
 
     def tell(self, way: int, when: float) -> None:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenarios of networks that say nothing, over tcp: the world has them between its processes."""
 
-from link_rows import events_until
+from link_rows import came, events_until
 from scenario import Facts, Scenario
 from side import Side
 
 # Seconds of an attempt to connect that nobody answers, less what clocks differ.
 LONG = 0.9
+# Seconds of a silence that nobody notices.
+SILENT = 0.2
 
 
 def silent_link(side: Side, way: str) -> Facts:
@@ -19,6 +21,17 @@ def silent_link(side: Side, way: str) -> Facts:
     facts["noticed by the server"] = side.until(lambda: link.server.do("send", "r", "w", "?") == "EHOSTUNREACH")
     link.mend()
     return facts | {"used again": side.until(lambda: link.server.do("send", "r", "w", "?") == "done")}
+
+
+def order_after_a_silence(side: Side) -> Facts:
+    """Messages that were on their way when the silence began come before those that were sent in it."""
+    link = side.open_link()
+    sent = link.client.do("send_many", "d", 3)
+    link.silence("to the server")
+    sent += link.client.do("send_many", "d", 3)
+    side.rest(SILENT)
+    link.mend()
+    return {"sent": sent, "comes": [word for _, word in came(side, link.server, "r", sent)]}
 
 
 def unanswered_address(side: Side) -> Facts:
@@ -35,6 +48,7 @@ NOTICED = {
 SCENARIOS = (
     Scenario("nothing-comes-to-a-server", lambda side: silent_link(side, "to the server"), NOTICED),
     Scenario("nothing-comes-to-a-client", lambda side: silent_link(side, "to the client"), NOTICED),
+    Scenario("order-after-a-silence", order_after_a_silence, {"sent": 6, "comes": ["0", "1", "2", "0", "1", "2"]}),
     Scenario("unanswered-address", unanswered_address, {
         "events": ["CLOSED", "CONNECT_RETRIED 50"], "takes its time": True,
     }),
