@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from network import FLAPS_AFTER, WireLink
 from processes import WorldProcess
-from rank_process import FollowerProcess
 from virtual_time import SeededWorld
 
 FLAP = "flap"
@@ -107,6 +106,4 @@ class LinkFaults:
 
 
 def breakable_links(process: WorldProcess) -> list[WireLink]:
-    """Return the links of a process that can break: those of a worker's ranks are sockets of one host."""
-    links = process.world.network.links_of(process)
-    return [link for link in links if not any(isinstance(end.process, FollowerProcess) for end in link.ends)]
+    return [link for link in process.world.network.links_of(process) if link.can_break]

@@ -43,6 +43,7 @@ class WireLink:
         self.open, self.works = True, False
         # It breaks with the message on its way that comes after so many.
         flapping = network.flapping.get(dealer.process.name) or network.flapping.get(router.process.name)
+        flapping = flapping if self.can_break else None
         self.messages_left = math.inf if flapping is None else flapping.randrange(FLAPS_AFTER)
         # True once another connection has taken its id: the ROUTER hears it no more, and nobody is told.
         self.is_replaced = False
@@ -62,6 +63,11 @@ class WireLink:
     @property
     def names(self) -> tuple[str, str]:
         return self.router.process.name, self.dealer.process.name
+
+    @property
+    def can_break(self) -> bool:
+        """Return whether it can break, or be silent, while both ends live."""
+        return self.dealer.process.links_break and self.router.process.links_break
 
     def greet(self) -> None:
         """Shake hands, once the server's process runs, as far as the keys of both ends allow it."""

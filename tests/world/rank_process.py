@@ -158,6 +158,8 @@ class HashFollowerStart(FollowerStart):
 class FollowerProcess(RankProcess):
     """The process of another rank."""
 
+    links_break = False
+
     def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
         super().__init__(world, name)
         self.ghosts = ghosts

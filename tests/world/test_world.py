@@ -81,6 +81,16 @@ def test_streams_outlive_the_restart_of_a_proxy_while_the_others_are_down() -> N
 
 
 @LONG
+def test_ranks_that_begin_again_while_a_network_flaps_meet() -> None:
+    """Their link is a socket file: it ends with a process, and never loses a greeting."""
+    code, said = simulated(
+        "--seeds", "3", *RANKS, "--kinds", "cut,power cut", "--faults", "12", "--requests", "20", "--changes", "0",
+        "--hosts", "1",
+    )  # fmt: skip
+    assert code == 0, "\n".join(said)
+
+
+@LONG
 @pytest.mark.parametrize(
     ("file", "line", "other"),
     [
