@@ -101,8 +101,9 @@ class Engine:
 
     The prompts of `begun` had their first part in the last step, and will have another.
 
-    Where a runner does not compute at once, a step may be `in_flight` while the next one is scheduled and launched. The
-    tokens of both are the same as if each step were waited for.
+    Where a runner does not compute at once, a step may be `in_flight` while the next one is scheduled and launched, the
+    draws of which are started later if they need tokens of the one before. The tokens of both are the same as if each
+    step were waited for.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
@@ -166,8 +167,9 @@ class Engine:
             return []
         if not step.batch.spans:
             return self.settle(before)
-        self.in_flight = step.waited() if alone else step
         outputs = self.collect(before)
+        step.launched.draw()
+        self.in_flight = step.waited() if alone else step
         self.scheduler.memory.landed()
         return outputs
 

@@ -13,11 +13,12 @@ from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.buckets import buckets
-from pontil.runtime.engine.device.link import Arrival, DeviceLink
+from pontil.runtime.engine.device.device_step import DeviceStep
+from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
-from pontil.runtime.engine.device.step_buffer import StepBuffer
+from pontil.runtime.engine.device.step_buffer import StepBuffer, StepSections
 from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward, drawn_whole
-from pontil.runtime.engine.device.tile_step import StepSections, TileStep
+from pontil.runtime.engine.device.tile_step import TileStep
 from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
 from pontil.runtime.engine.runner.runner import Launched
@@ -83,30 +84,33 @@ class DeviceRunner(ModelRunner):
         self.results.begin()
         rounds = rounds_of(batch.copies)
         # Copies of an attempt may still read host memory that the next one writes.
-        started, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
-        steps, arrival = started
-        places = {sequence: place for step in steps for sequence, place in step.places.items()}
-        return Launched(lambda: [*collected(steps, arrival), *dropped], places, left_out_of(dropped))
+        step, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
+        step.ends += dropped
+        return Launched(step.collect, step.places, left_out_of(dropped), step.draw)
 
-    def start(self, batch: Batch, rounds: list[Round]) -> tuple[list[TileStep], Arrival]:
+    def start(self, batch: Batch, rounds: list[Round]) -> DeviceStep:
         """Start an attempt at a step. It writes what another attempt would write, too, and nothing that one would read:
         the copies that it started are taken out of `rounds`."""
-        steps = self.planned(batch)
-        sections = StepSections()
+        tiles = self.planned(batch)
+        step, sections = DeviceStep(batch, tiles, self.inputs, self.results), StepSections()
         first = 0
         # A decode step stands first, so that its sections are where recorded steps read them.
-        for step in sorted(steps, key=lambda one: not drawn_whole(one.plan)):
-            step.write(self.layers, sections, first)
-            first += step.count
+        for tile in sorted(tiles, key=lambda one: not drawn_whole(one.plan)):
+            tile.write(self.layers, sections)
+            tile.draws.first = first
+            first += tile.draws.count
+        if not step.waits:
+            step.write_draws(sections)
         copies = [sections.add([np.array(one, np.int64) for one in zip(*some, strict=True)]) for some in rounds]
         sections.sent = self.inputs.send(sections.arrays)
         for sent in copies:
             self.copy_blocks(*sent())
             del rounds[0]
-        self.results.clear(first)
-        for step in steps:
-            step.compute(self.layers, self.model, self.results)
-        return steps, self.results.fetch()
+        for tile in tiles:
+            tile.compute(self.layers, self.model)
+        if not step.waits:
+            step.arrival = step.start_draws()
+        return step
 
     @property
     def records(self) -> bool:
@@ -127,9 +131,3 @@ class DeviceRunner(ModelRunner):
         """Copy whole blocks, of which none is a source and a target."""
         pool = movable(self.storage.tensor)
         copy_blocks(pool, sources, pool, targets, len(sources))
-
-
-def collected(steps: Sequence[TileStep], arrival: Arrival) -> list[Sampled]:
-    """Wait for a step's results."""
-    words = arrival.wait()
-    return [sampled for step in steps for sampled in step.read(words)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All numbers of a step in one piece of memory, copied to the device at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pontil.runtime.engine.device.link import STEPS_IN_FLIGHT, DeviceLink, HostWords
+from pontil.runtime.engine.device.link import DeviceLink, HostWords
 
 Array = NDArray[Any]
 DTYPES = {
@@ -18,10 +18,27 @@ DTYPES = {
 }  # fmt: skip
 # Every section begins at a multiple of 16 bytes, for which kernels are compiled.
 ALIGNED = 4
+# A step has a copy for its layers and at most one for draws that waited. Both may be on their way when the first one of
+# the next step is written.
+COPIES_IN_FLIGHT = 3
+
+
+class StepSections:
+    """Sections of a step, and after `send` their copies on the device."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self.sent: list[Tensor] = []
+
+    def add(self, arrays: Sequence[Array]) -> Callable[[], list[Tensor]]:
+        """Add sections; return what returns them as they are on the device."""
+        here = slice(len(self.arrays), len(self.arrays) + len(arrays))
+        self.arrays += arrays
+        return lambda: self.sent[here]
 
 
 class StepBuffer:
-    """Memory of the device at one address, and host memory for the steps that may be on their way to it.
+    """Memory of the device at one address, and host memory for the copies that may be on their way to it.
 
     Sections follow each other in the order in which they are given, so those that stand first keep their addresses from
     step to step as long as their sizes are the same.
@@ -29,7 +46,7 @@ class StepBuffer:
 
     def __init__(self, link: DeviceLink, words: int) -> None:
         self.link, self.capacity = link, words
-        self.hosts = [link.host_words(words) for _ in range(STEPS_IN_FLIGHT)]
+        self.hosts = [link.host_words(words) for _ in range(COPIES_IN_FLIGHT)]
         self.device = torch.zeros(words, dtype=torch.int32, device=link.device)
         self.copies = 0
 

@@ -120,8 +120,7 @@ class ModelRunner:
         if not plan.drawn:
             return []
         logits, highest = self.tiles.drawn_logits(plan, hidden)
-        sequences, drafts = [span.sequence for span in wanted.drawing], [span.drafts for span in wanted.drawing]
-        sampled = sample_rows(logits, sequences, drafts, highest, self.model.kernels)
+        sampled = self.sample(wanted.drawing, logits, highest)
         if self.frame_maker is None:
             return sampled
         return completed(self.frame_maker, sampled, hidden[self.tiles.tensor(plan.drawn)])
@@ -129,6 +128,11 @@ class ModelRunner:
     def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
         """Final hidden states of the plan's rows. `states` receives those of all the tile's rows."""
         return self.tiles.forward(plan, states)
+
+    def sample(self, spans: Sequential[Span], logits: Tensor, highest: Tensor | None) -> list[Sampled]:
+        """Sample the tokens that follow the spans and their drafts, from a row of logits for each."""
+        drafts = [span.drafts for span in spans]
+        return sample_rows(logits, [span.sequence for span in spans], drafts, highest, self.model.kernels)
 
     def keep_states(self, span: Span, hidden: Tensor) -> None:
         """Give a sequence the states of a span's last positions."""

@@ -8,15 +8,15 @@ dead: no token is drawn from it, and its choice ends with an error.
 """
 
 from collections import abc
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Container
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.logit_edits import add_bias, allow_bits, allow_only, forbid, penalize
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.token_rules import Narrowing, SamplingState, edits_logits, narrows
+from pontil.runtime.engine.sequences.token_rules import Narrowing, SamplingState, edits_logits, narrows, penalized
 
 LogitRow = tuple[int, Sequence, SamplingState]
 CPU = torch.device("cpu")
@@ -45,13 +45,21 @@ class MaskRow:
     generated: int
 
 
-def bitmask_of(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[tuple[int, ...]]) -> Bitmask:
+def needs_unknown_tokens(sequence: Sequence) -> bool:
+    """Return whether its next draw needs tokens that have been drawn and are not known yet: a grammar follows them, and
+    penalties count them. All other edits follow from their number."""
+    return sequence.ahead.count > 0 and (sequence.rules.make_guide is not None or penalized(sequence.params))
+
+
+def bitmask_of(
+    sequences: abc.Sequence[Sequence], drafts: abc.Sequence[tuple[int, ...]], left_out: Container[Sequence] = ()
+) -> Bitmask:
     """Masks for rows in sampling order: for each sequence one for its newest token, then one for each draft."""
     places: list[MaskRow] = []
     masks: list[bytes] = []
     row = 0
     for one, draft in zip(sequences, drafts, strict=True):
-        if one.guide is not None:
+        if one.guide is not None and one not in left_out:
             masks += one.guide.masks(one.output, draft)
             places += [MaskRow(row + ahead, one, len(one.output) + ahead) for ahead in range(1 + len(draft))]
         row += 1 + len(draft)
@@ -113,6 +121,11 @@ class LogitEdits:
         if not self:
             return logits
         edited = logits.clone()
+        self.make(edited)
+        return edited
+
+    def make(self, edited: Tensor) -> None:
+        """Make the edits in place."""
         steps = (
             (penalize, self.penalized), (add_bias, self.biased), (allow_only, self.allowed), (forbid, self.forbidden),
             (allow_bits, self.masked),
@@ -120,25 +133,33 @@ class LogitEdits:
         for step, arguments in steps:
             if arguments:
                 step(edited, *arguments)
-        return edited
 
 
-def edits_of(
-    sequences: list[Sequence], vocab_size: int, ahead: list[int] | None = None, bitmask: Bitmask = NO_MASKS
-) -> LogitEdits:
-    """Return the edits that the sequences' parameters ask for, one row each, in host memory: penalties, then biases,
-    then masks, which for sequences with a grammar stand in the `bitmask`. `ahead` gives the number of drafts before
-    each row; a sequence with penalties has none."""
-    rows = [(row, one, state_of(one, vocab_size)) for row, one in enumerate(sequences) if edits_logits(one.params)]
-    if not rows and not bitmask.rows:
-        return LogitEdits()
-    masks = mask_entries([one for one in rows if one[1].guide is None], ahead or [0] * len(sequences))
-    return LogitEdits(
-        penalty_entries([one for one in rows if one[2].counts is not None], len(sequences)),
-        bias_entries([one for one in rows if len(one[2].bias)]),
-        *masks,
-        (torch.tensor(bitmask.rows), bitmask.words) if bitmask.rows else (),
-    )
+NO_EDITS = LogitEdits()
+
+
+def edited_rows(sequences: abc.Sequence[Sequence], vocab_size: int) -> list[LogitRow]:
+    """Return the rows, one for each of the sequences, whose parameters change logits."""
+    return [(row, one, state_of(one, vocab_size)) for row, one in enumerate(sequences) if edits_logits(one.params)]
+
+
+def counted_edits(rows: list[LogitRow], ahead: abc.Sequence[int]) -> LogitEdits:
+    """Return the edits of rows that follow from parameters and from the number of tokens, in host memory. `ahead` gives
+    the number of drafts before each row."""
+    if not rows:
+        return NO_EDITS
+    allowed, forbidden = mask_entries([one for one in rows if one[1].guide is None], ahead)
+    return LogitEdits((), bias_entries([one for one in rows if len(one[2].bias)]), allowed, forbidden)
+
+
+def with_tokens(counted: LogitEdits, rows: list[LogitRow], total: int, bitmask: Bitmask) -> LogitEdits:
+    """Return these edits, and before and behind them those that follow from tokens, of `rows` of a `total`: penalties,
+    and the masks of grammars. A sequence with penalties has no drafts."""
+    counts = [one for one in rows if one[2].counts is not None]
+    if not counts and not bitmask.rows:
+        return counted
+    masked = (torch.tensor(bitmask.rows), bitmask.words) if bitmask.rows else ()
+    return replace(counted, penalized=penalty_entries(counts, total), masked=masked)
 
 
 def penalty_entries(rows: list[LogitRow], total: int) -> tuple[Tensor, ...]:
@@ -161,7 +182,7 @@ def bias_entries(rows: list[LogitRow]) -> tuple[Tensor, ...]:
     return *entries([(row, state.bias_ids) for row, _, state in rows]), torch.cat([state.bias for _, _, state in rows])
 
 
-def mask_entries(rows: list[LogitRow], ahead: list[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def mask_entries(rows: list[LogitRow], ahead: abc.Sequence[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The entries of ids that alone are allowed, and of those that are forbidden."""
     masks = [(row, state.mask(sequence.length - len(sequence.prompt) + ahead[row])) for row, sequence, state in rows]
     allowed, forbidden = (

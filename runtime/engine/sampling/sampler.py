@@ -8,6 +8,8 @@ Randomness is counter-based: the number a draw uses is a function of (seed, choi
 request draws the same tokens alone, in a batch, after a handoff and on replay.
 """
 
+from __future__ import annotations
+
 import hashlib
 import struct
 from collections import Counter, abc
@@ -23,7 +25,14 @@ from torch import Tensor
 from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.engine.sampling.logit_entries import Bitmask, LogitEdits, bitmask_of, edits_of
+from pontil.runtime.engine.sampling.logit_entries import (
+    LogitEdits,
+    LogitRow,
+    bitmask_of,
+    counted_edits,
+    edited_rows,
+    with_tokens,
+)
 from pontil.runtime.engine.sampling.logprobs import logprobs_of, logprobs_of_named
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
@@ -33,7 +42,7 @@ from pontil.runtime.sampling_params import SamplingParams
 MASK_64 = (1 << 64) - 1
 # One choice of a sequence; its rows follow each other.
 Run = tuple[Sequence, int]
-NO_DRAFTS: Mapping[Run, abc.Sequence["Draw"]] = MappingProxyType({})
+NO_DRAFTS: Mapping[Run, abc.Sequence[Draw]] = MappingProxyType({})
 # A request's id and the choice.
 Owner = tuple[str, int]
 
@@ -89,22 +98,19 @@ def uniform(seed: int, choice: int, position: int, group: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One choice's next token, to be taken from a row of logits, if the drafts before it, `ahead` in number, are
-    accepted; `guess` is the draft of this very token, where there is one."""
+    """One choice's next token, at a `position`, to be taken from a row of logits, if the drafts before it, `ahead` in
+    number, are accepted; `guess` is the draft of this very token, where there is one."""
 
     row: int
     sequence: Sequence
     choice: int
+    position: int
     ahead: int = 0
     guess: int | None = None
 
     @property
     def run(self) -> Run:
         return self.sequence, self.choice
-
-    @property
-    def position(self) -> int:
-        return self.sequence.drafting.skipped + self.sequence.length + self.ahead
 
     @property
     def number(self) -> float:
@@ -121,29 +127,56 @@ def sample_rows(
     """Sample from logits float32 [rows, vocabulary]: for each sequence the row of its newest token, which gives one for
     each of its `choices`, in order; then a row for each of its `drafts`, which gives the token that follows. `highest`
     is the result of `greedy` for them, where it is known. With `kernels` draws are faster, and the same."""
-    plan = plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1])
-    edited = plan.edits.moved(lambda one: one.to(logits.device)).apply(logits)
+    return sample_planned(
+        plan_draws(sequences, drafts or [()] * len(sequences), logits.shape[1]), logits, highest, kernels
+    )
+
+
+def sample_planned(
+    plan: DrawPlan, logits: Tensor, highest: Tensor | None = None, kernels: KernelLibrary | None = None
+) -> list[Sampled]:
+    """Sample as planned: all tokens before those that are drawn are known now."""
+    edits, dead = plan.edits()
+    edited = edits.moved(lambda one: one.to(logits.device)).apply(logits)
     ordered, drawn = draw_tokens(edited, plan.draws, highest if edited is logits else None, kernels)
     # The only copy of ids to the host: streaming and stop checks need them as numbers.
     tokens = dict(zip(ordered, drawn.tolist(), strict=True))
-    return plan.results(ordered, drawn, tokens, lambda asked: logprobs_of_draws(logits, asked, tokens))
+    return plan.results(ordered, drawn, tokens, dead, lambda asked: logprobs_of_draws(logits, asked, tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """The draws from a batch's rows of logits, in the order of the rows, and the edits of these rows before."""
+    """The draws from a batch's rows of logits, in the order of the rows: for each of the sequences one for its newest
+    token, then one for each of its drafts. Of the `total` rows some are `edited` before; `counted` are the edits that
+    follow from numbers of tokens."""
 
+    sequences: abc.Sequence[Sequence]
+    drafts: abc.Sequence[tuple[int, ...]]
     draws: list[Draw]
-    bitmask: Bitmask
-    edits: LogitEdits
+    total: int
+    edited: list[LogitRow]
+    counted: LogitEdits
+
+    @property
+    def edits_logits(self) -> bool:
+        """Return whether any row may have edits."""
+        return bool(self.edited) or any(one.rules.make_guide is not None for one in self.sequences)
+
+    def edits(self, left_out: Container[Sequence] = ()) -> tuple[LogitEdits, Mapping[int, str]]:
+        """Return all edits, in host memory, and of the rows from which no token may be drawn the reason why not. All
+        tokens of the sequences are known now. Some may be left out, whose draws nobody wants any more."""
+        bitmask = bitmask_of(self.sequences, self.drafts, left_out)
+        rows = [one for one in self.edited if one[1] not in left_out] if left_out else self.edited
+        return with_tokens(self.counted, rows, self.total, bitmask), bitmask.dead
 
     def results(
-        self, ordered: list[Draw], drawn: Tensor, tokens: dict[Draw, int],
+        self, ordered: list[Draw], drawn: Tensor, tokens: dict[Draw, int], dead: Mapping[int, str],
         logprobs_of: Callable[[list[Draw]], dict[Draw, TokenLogprobs]],
     ) -> list[Sampled]:  # fmt: skip
         """Return the accepted tokens. The draws were made in the order of `ordered`: `drawn` int64 [draws], wherever it
-        is, and as numbers in `tokens`. `logprobs_of` returns those of accepted draws."""
-        runs = accepted(self.draws, tokens, self.bitmask.dead)
+        is, and as numbers in `tokens`. Those from `dead` rows count as none. `logprobs_of` returns those of
+        accepted ones."""
+        runs = accepted(self.draws, tokens, dead)
         counts = counts_of(ordered, drawn, runs)
         logprobs = logprobs_of(
             [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
@@ -154,25 +187,28 @@ class DrawPlan:
             Sampled(
                 *run, [tokens[draw] for draw in right], counts.of(owner_of(run)),
                 [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
-                None if right else self.bitmask.dead[rows[run]],
+                None if right else dead[rows[run]],
             )
             for run, right in runs.items()
         ]  # fmt: skip
 
 
 def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]], vocab_size: int) -> DrawPlan:
-    """Return the draws of the sequences' newest tokens and of what follows their drafts. Touches no logits."""
+    """Return the draws of the sequences' newest tokens and of what follows their drafts. Touches no logits, and needs
+    only the number of tokens, which may be unknown ones."""
     slots = [
         (one, ahead, guess)
         for one, draft in zip(sequences, drafts, strict=True)
         for ahead, guess in enumerate((*draft, None))
     ]
-    bitmask = bitmask_of(sequences, drafts)
     draws = [
-        Draw(row, one, choice, ahead, guess) for row, (one, ahead, guess) in enumerate(slots) for choice in one.choices
+        Draw(row, one, choice, one.drafting.skipped + one.length + ahead, ahead, guess)
+        for row, (one, ahead, guess) in enumerate(slots)
+        for choice in one.choices
     ]
-    edits = edits_of([one for one, _, _ in slots], vocab_size, [ahead for _, ahead, _ in slots], bitmask)
-    return DrawPlan(draws, bitmask, edits)
+    edited = edited_rows([one for one, _, _ in slots], vocab_size)
+    counted = counted_edits(edited, [ahead for _, ahead, _ in slots])
+    return DrawPlan(sequences, drafts, draws, len(slots), edited, counted)
 
 
 def owner_of(run: Run) -> Owner:

@@ -222,12 +222,12 @@ class Sequence:
     @property
     def may_go_on(self) -> bool:
         """Return whether the row after the token that was just drawn may be computed before that is known. It may turn
-        out that the sequence ended with it: the row is then dropped. What needs the token itself waits for it: a budget
-        that ends, a handoff, a token that the client has, choices to be forked, penalties, grammars."""
-        count, params = self.length - len(self.prompt), self.params
+        out that the sequence ended with it: the row is then dropped. A row that needs the token itself waits for it: a
+        budget that ends, a handoff, a token that the client has, choices to be forked. What a grammar or penalties make
+        of the token concerns the next draw alone."""
+        count = self.length - len(self.prompt)
         alone = len(self.choices) == 1 and not self.hands_over and not (self.branch.given and count == 1)
-        free = self.rules.make_guide is None and not penalized(params) and params.min_tokens <= count
-        return alone and free and count < params.max_tokens
+        return alone and count < self.params.max_tokens
 
     def forget_drawn(self) -> None:
         """Leave out tokens that are not known yet, since the sequence ends before them."""

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from late_runner import make_late
+from rule_guide import Rule, every_third
 from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequence
 from tiny import rig as rig_of
 
@@ -67,16 +68,26 @@ SETTINGS: list[dict[str, object]] = [
     {"min_tokens": 4, "temperature": 2.0},
     {"prompt_logprobs": 1},
     {"logit_bias": ((3, 5.0),), "bad_token_ids": (9,), "temperature": 1.0},
+    {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "logprobs": 1},
 ]
+# Kinds beyond have the same settings, and a guide.
+KINDS = 2 * len(SETTINGS)
 
 
 def made(place: int, length: int, most: int, kind: int, stops: frozenset[int]) -> Sequence:
-    params: dict[str, object] = {"max_tokens": most, "seed": place, "temperature": 0.0} | SETTINGS[kind]
-    return Sequence(f"s{place}", prompt(length, place), SamplingParams(**params), stops)  # type: ignore[arg-type]
+    params: dict[str, object] = {"max_tokens": most, "seed": place, "temperature": 0.0} | SETTINGS[kind % len(SETTINGS)]
+    one = Sequence(f"s{place}", prompt(length, place), SamplingParams(**params), stops)  # type: ignore[arg-type]
+    if kind >= len(SETTINGS):
+        one.rules.make_guide = lambda: Rule(every_third if place % 2 else dead_end, "nothing fits")
+    return one
+
+
+def dead_end(output: list[int]) -> set[int]:
+    return every_third(output) if len(output) < 5 else set()
 
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, len(SETTINGS) - 1)), min_size=1, max_size=6
+    st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, KINDS - 1)), min_size=1, max_size=6
 )
 
 
@@ -98,6 +109,23 @@ def test_late_results_change_nothing(
         found.append((answers(one), one.engine.generated, one.engine.prompt_computed))
         check_free(one)
     assert found[0] == found[1]
+
+
+def test_draws_that_waited_change_nothing(model: Model) -> None:
+    """All kinds together whose steps overlap, with blocks for some of them."""
+    kinds = [kind for kind in range(KINDS) if "prompt_logprobs" not in SETTINGS[kind % len(SETTINGS)]]
+    found = []
+    for late in (False, True):
+        one = rig(model, blocks=26, block_size=8)
+        runner = make_late(one.engine) if late else None
+        for kind in kinds:
+            one.engine.add(made(kind, 9 + kind, 20, kind, frozenset({1, 60, 61})))
+        found.append(answers(one))
+        assert one.scheduler.preemptions and (runner is None or runner.waited > 10)
+        check_free(one)
+    assert found[0] == found[1]
+    ends = {answer.finish for answer in found[0].values()}
+    assert ends == {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR}
 
 
 def test_a_sequence_whose_blocks_are_being_written_is_preempted_a_step_later(model: Model) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tiny import VOCAB, build, drain, reference, rig, sequence
 from torch import Tensor
 
-from pontil.runtime.engine.sampling.logit_entries import edits_of
-from pontil.runtime.engine.sampling.sampler import sample_rows
+from pontil.runtime.engine.sampling.sampler import plan_draws, sample_rows
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.sequences.token_rules import TokenCounts, penalized
 from pontil.runtime.sampling_params import SamplingParams
@@ -105,7 +104,7 @@ def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, outpu
 
 def edit(logits: Tensor, sequences: list[Sequence]) -> Tensor:
     """Return the logits, float32 [rows, vocabulary], as the sequences' parameters change them."""
-    return edits_of(sequences, logits.shape[1]).apply(logits)
+    return plan_draws(sequences, [()] * len(sequences), logits.shape[1]).edits()[0].apply(logits)
 
 
 def test_logits_are_read_only_and_untouched_where_nothing_is_asked() -> None:

@@ -76,7 +76,7 @@ def test_missing_is_nothing_and_twice_is_once() -> None:  # A2
 def draws() -> list[Draw]:
     """Greedy and drawn ones, mixed, one of them with three choices."""
     one, two, three = sequence("a", [1, 2]), sequence("b", [3], temperature=1.0, n=3), sequence("c", [4])
-    return [Draw(0, one, 0), *(Draw(1, two, choice) for choice in range(3)), Draw(2, three, 0)]
+    return [Draw(0, one, 0, 2), *(Draw(1, two, choice, 1) for choice in range(3)), Draw(2, three, 0, 1)]
 
 
 @pytest.mark.parametrize("codebooks", [(), (4,)])
@@ -88,8 +88,8 @@ def test_drawn_tokens_are_counted_where_they_are(codebooks: tuple[int, ...]) -> 
 def test_accepted_drafts_are_counted_and_rejected_ones_are_not() -> None:  # A1
     """The second of three guesses is wrong: two positions are kept and counted."""
     one, two = sequence("a", [1, 2]), sequence("b", [3])
-    four = [Draw(ahead, one, 0, ahead, guess) for ahead, guess in enumerate((7, 8, 9, None))]
-    other = Draw(4, two, 0)
+    four = [Draw(ahead, one, 0, 2 + ahead, ahead, guess) for ahead, guess in enumerate((7, 8, 9, None))]
+    other = Draw(4, two, 0, 1)
     runs = accepted([*four, other], dict(zip([*four, other], (7, 80, 9, 5, 6), strict=True)))
     assert runs == {(one, 0): four[:2], (two, 0): [other]}
     assert counts_of([*runs[one, 0], other], sealed(3)).by_owner == {("a", 0): 2, ("b", 0): 1}
