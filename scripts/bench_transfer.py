@@ -49,8 +49,8 @@ from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer  
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult  # noqa: E402
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package  # noqa: E402
 from pontil.runtime.transfer.auto_connector import AutoConnector  # noqa: E402
-from pontil.runtime.transfer.connector import Connector, Pair, Pull, PullResult, runs  # noqa: E402
-from pontil.runtime.transfer.grants import Grant  # noqa: E402
+from pontil.runtime.transfer.connector import Connector, ConnectorOptions, Pair, Pull, PullResult, runs  # noqa: E402# noqa: E402
+from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.nixl.connector import NixlConnector  # noqa: E402
 from pontil.runtime.transfer.security import TransferSecurity  # noqa: E402
 from pontil.runtime.transfer.shm.connector import ShmConnector  # noqa: E402
@@ -79,7 +79,7 @@ def own(blocks: int) -> None:
     guard.grants.allow(PASS.transfer_id, range(1, blocks + 1))
     connectors: list[Connector] = [
         AutoConnector(storage, lambda: None),
-        TcpConnector(storage, lambda: None, guard=guard),
+        TcpConnector(storage, lambda: None, ConnectorOptions(guard=guard)),
     ]
     if missing_package(CONNECTORS["nixl"]) is None:
         connectors.append(NixlConnector(storage, lambda: None))
@@ -160,7 +160,9 @@ def measure(
     ours, source = open_storage(blocks), open_storage(blocks)
     read, written = source.shared.numpy(), ours.shared.numpy()
     shm, tcp = Puller(ours, ShmConnector, descriptor), Puller(ours, TcpConnector, descriptor)
-    sealed = Puller(ours, partial(TcpConnector, guard=TransferSecurity(SEED)), sealed_descriptor)
+    sealed = Puller(
+        ours, partial(TcpConnector, options=ConnectorOptions(guard=TransferSecurity(SEED))), sealed_descriptor
+    )
     extra = {name: Puller(ours, NixlConnector, one) for one in others for name in nixl_ways()}
     results: dict[str, Any] = {}
     for order, shuffled in (("neighbours", False), ("shuffled", True)):

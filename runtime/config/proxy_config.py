@@ -22,6 +22,7 @@ from pontil.runtime.config.readers import (
     whole,
 )
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
+from pontil.runtime.foundation.loopback import LOOPBACK
 
 CALL_PARSERS = (
     "auto", "hermes", "llama3_json", "llama4_pythonic", "mistral", "mistral_v11", "qwen3_coder", "glm45", "deepseek_v3",
@@ -43,7 +44,7 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         MODEL, "auto", "Whether <think> … </think> is told apart; auto: where template or vocabulary have it.",
         choice(*REASONING_PARSERS), "|".join(REASONING_PARSERS),
     )  # fmt: skip
-    host: str = option(NETWORK, "127.0.0.1", "Address clients connect to.", text, "ADDRESS")
+    host: str = option(NETWORK, LOOPBACK, "Address clients connect to.", text, "ADDRESS")
     port: int = option(NETWORK, 8000, "Port clients connect to; 0 takes a free one.", whole(0, 65535), "PORT")
     allowed_hosts: tuple[str, ...] = option(
         NETWORK, (), "Names by which clients without keys may call the server, beside localhost; * for any.", names,

@@ -9,6 +9,7 @@ from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, option
 from pontil.runtime.config.readers import choice, number, size, some_seconds, switch, text, whole
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 from pontil.runtime.foundation import connectors
+from pontil.runtime.foundation.loopback import LOOPBACK
 
 WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -172,7 +173,7 @@ class WorkerConfig(WorkerOptions):
     kv_tier_memory: int = 0
     kv_tier_disk: str | None = None
     kv_tier_disk_size: int = 0
-    transfer_host: str = "127.0.0.1"
+    transfer_host: str = LOOPBACK
     cache_dir: str | None = None
     lent_cores: str | None = None
     rank: int = 0

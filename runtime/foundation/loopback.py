@@ -6,6 +6,9 @@ from ipaddress import IPv6Address, ip_address
 LOCALHOST = "localhost"
 
 
+LOOPBACK = "127.0.0.1"
+
+
 def is_loopback(address: str) -> bool:
     """Return whether an address means, on every machine, that machine itself. A name never does, however it begins."""
     try:

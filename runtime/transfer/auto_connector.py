@@ -6,37 +6,26 @@ from importlib import import_module
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, usable
-from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import ConnectorOptions, Pull, SliceConnector
-from pontil.runtime.transfer.security import TransferSecurity
+from pontil.runtime.transfer.connector import PLAIN_OPTIONS, ConnectorOptions, Pull, SliceConnector
 
 Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], SliceConnector]
 
 
 def opener(name: str) -> Opener:
-    """Return the function that opens a connector of that name: its class's `create`."""
+    """Return what opens a connector of that name: its class."""
     module, _, found = CONNECTORS[name].target.partition(":")
-    made: Opener = getattr(import_module(f"pontil.{module}"), found).create
+    made: Opener = getattr(import_module(f"pontil.{module}"), found)
     return made
 
 
 class AutoConnector:
     """The connector. It offers every connector to peers and chooses one for each."""
 
-    def __init__(
-        self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1",
-        guard: TransferSecurity | None = None, deadlines: Deadlines = DEADLINES, failures: ThreadFailures | None = None,
-    ) -> None:  # fmt: skip
-        options = ConnectorOptions(host, deadlines, guard, failures)
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions = PLAIN_OPTIONS) -> None:
         self.ways = {name: opener(name)(storage, wake, options) for name in usable(storage.staged)}
         self.chosen: dict[str, SliceConnector] = {}
-
-    @classmethod
-    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "AutoConnector":
-        return cls(storage, wake, options.host, options.guard, options.deadlines, options.failures)
 
     def register(self) -> dict[str, Any]:
         return {"kind": AUTO, **{name: way.register() for name, way in self.ways.items()}}

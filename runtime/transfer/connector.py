@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
+from pontil.runtime.foundation.loopback import LOOPBACK
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.transfer.grants import Grant
 from pontil.runtime.transfer.security import TransferSecurity
@@ -84,10 +85,14 @@ class ConnectorOptions:
     """Options of a connector besides its pool, each of which it may ignore. `host` is the address under which peers
     reach this machine; with a `guard` only peers with the same keys are accepted across a network."""
 
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     deadlines: Deadlines = DEADLINES
     guard: TransferSecurity | None = None
     failures: ThreadFailures | None = None
+
+
+# Loopback, without keys.
+PLAIN_OPTIONS = ConnectorOptions()
 
 
 class Connector(Protocol):

@@ -28,6 +28,7 @@ from pontil.runtime.threads import (
     go_on,
     next_pause,
 )
+from pontil.runtime.transfer.connector import ConnectorOptions
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.tcp.connector import PeerStream, TcpConnector
 from pontil.runtime.transfer.tcp.server import TcpServer
@@ -63,7 +64,7 @@ def failures() -> ThreadFailures:
 def pools(request: pytest.FixtureRequest, failures: ThreadFailures) -> Iterator[tuple[Pool, Pool]]:
     """Yield a pool that is read, and one that reads it."""
     kind = request.param
-    made = [Pool(lambda storage, wake: kind(storage, wake, failures=failures)) for _ in range(2)]
+    made = [Pool(lambda storage, wake: kind(storage, wake, ConnectorOptions(failures=failures))) for _ in range(2)]
     yield made[0], made[1]
     for one in made:
         one.connector.close()

@@ -15,7 +15,7 @@ from pontil.runtime.disaggregation.joint_pull import PullPart
 from pontil.runtime.disaggregation.receiver import BlockPull, ReceiveTransfer
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import Pull, PullResult
+from pontil.runtime.transfer.connector import ConnectorOptions, Pull, PullResult
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.shm import peer_pool
 from pontil.runtime.transfer.shm.connector import ShmConnector
@@ -84,7 +84,7 @@ class EventConnector(ShmConnector):
         self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures,
         guard: TransferSecurity | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(storage, wake, failures=failures)
+        super().__init__(storage, wake, ConnectorOptions(failures=failures))
         self.guard = guard
         assert HERE.world.current is not None
         process = self.process = HERE.world.current

@@ -26,7 +26,7 @@ PAIR, RANKS = ("--prefill-ranks", "1", "--decode-ranks", "1"), ("--prefill-ranks
 
 
 def test_seeds_have_the_same_trace_under_another_hash_seed() -> None:
-    """Of three seeds the first has workers of several ranks, the last a model of several stages; 24 have all sites."""
+    """The first of three seeds has workers of several ranks, the last a model of several stages; 24 have all sites."""
     seeds = f"5-{examples(7, 28)}"
     code, said = simulated("--seeds", seeds)
     assert code == 0, "\n".join(said)

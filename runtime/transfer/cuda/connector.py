@@ -15,7 +15,7 @@ from torch import Tensor
 from pontil.runtime.cache.device_memory import HANDLE_BYTES, DeviceMemory
 from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.connector import ConnectorOptions, PullResult
+from pontil.runtime.transfer.connector import PLAIN_OPTIONS, ConnectorOptions, PullResult
 from pontil.runtime.transfer.descriptor import part, secret
 from pontil.runtime.transfer.shm.copying_connector import CopyingConnector, CopyJob, cancelled
 from pontil.runtime.transfer.shm.peer_pool import PeerPool, describe
@@ -53,11 +53,11 @@ class CudaConnector(CopyingConnector[PeerGpuPool]):
 
     thread_name = "cuda-connector"
 
-    @classmethod
-    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "CudaConnector":
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions = PLAIN_OPTIONS) -> None:
+        """Raises TransferError."""
         if storage.memory is None:
             raise TransferError("the connector cuda needs workers on GPUs")
-        return cls(storage, wake, options.failures)
+        super().__init__(storage, wake, options)
 
     @property
     def memory(self) -> DeviceMemory:

@@ -11,16 +11,9 @@ from functools import partial
 from typing import Any
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config.worker_config import DEADLINES, Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.loopback import is_loopback
-from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import (
-    ConnectorOptions,
-    Pull,
-    PullResult,
-    objection,
-)
+from pontil.runtime.transfer.connector import PLAIN_OPTIONS, ConnectorOptions, Pull, PullResult, objection
 from pontil.runtime.transfer.nixl.address import NixlAddress
 from pontil.runtime.transfer.nixl.agent import NixlAgent
 from pontil.runtime.transfer.nixl.pull import NixlPool, NixlReads
@@ -28,32 +21,25 @@ from pontil.runtime.transfer.nixl.reader import NixlPeer, NixlReader
 
 
 class NixlConnector:
-    """The connector. `wake` is called, from its thread, whenever `poll` has something new; `host` is the address under
-    which peers reach this machine."""
+    """The connector. `wake` is called, from its thread, whenever `poll` has something new."""
 
     agent_kind: type[NixlAgent] = NixlAgent
 
-    def __init__(
-        self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1", deadlines: Deadlines = DEADLINES,
-        failures: ThreadFailures | None = None,
-    ) -> None:  # fmt: skip
-        self.storage, self.wake = storage, wake
-        self.agent = self.agent_kind(host, deadlines.kv_stall_timeout)
-        self.pool = NixlPool(self.agent, storage)
-        own = NixlAddress(self.agent.name, self.agent.metadata(), self.pool.memory)
-        self.descriptor = own.descriptor(self.agent.version)
-        self.peers: dict[str, NixlPeer] = {}
-        self.done: queue.SimpleQueue[Pull] = queue.SimpleQueue()
-        self.reader = NixlReader(self.pool, self.finish, failures)
-
-    @classmethod
-    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "NixlConnector":
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions = PLAIN_OPTIONS) -> None:
+        """Raises TransferError where the network is not trusted, and without the library."""
         if options.guard is not None and not is_loopback(options.host):
             raise TransferError(
                 "the connector nixl neither encrypts nor checks who reads, so it does not go with --keys across a "
                 "network: leave --kv-connector at auto, or give --insecure instead of --keys on a network you trust"
             )
-        return cls(storage, wake, options.host, options.deadlines, options.failures)
+        self.storage, self.wake = storage, wake
+        self.agent = self.agent_kind(options.host, options.deadlines.kv_stall_timeout)
+        self.pool = NixlPool(self.agent, storage)
+        own = NixlAddress(self.agent.name, self.agent.metadata(), self.pool.memory)
+        self.descriptor = own.descriptor(self.agent.version)
+        self.peers: dict[str, NixlPeer] = {}
+        self.done: queue.SimpleQueue[Pull] = queue.SimpleQueue()
+        self.reader = NixlReader(self.pool, self.finish, options.failures)
 
     def register(self) -> dict[str, Any]:
         return self.descriptor

@@ -6,11 +6,10 @@ digest while the block is in the cache; the engine's step never waits.
 """
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from pontil.runtime.cache.storage import KVStorage, epoch_after_data
-from pontil.runtime.transfer.connector import ConnectorOptions, PullResult, pieces
+from pontil.runtime.cache.storage import epoch_after_data
+from pontil.runtime.transfer.connector import PullResult, pieces
 from pontil.runtime.transfer.shm.copying_connector import CopyingConnector, CopyJob, cancelled
 from pontil.runtime.transfer.shm.peer_pool import PeerPool, describe
 
@@ -22,10 +21,6 @@ class ShmConnector(CopyingConnector[PeerPool]):
     """The shared-memory connector."""
 
     thread_name = "shm-connector"
-
-    @classmethod
-    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "ShmConnector":
-        return cls(storage, wake, options.failures)
 
     def register(self) -> dict[str, Any]:
         return {"kind": "shm", **describe(self.storage)}

@@ -10,13 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.threads import JobThread, ThreadFailures
-from pontil.runtime.transfer.connector import (
-    FAULT,
-    Pull,
-    PullResult,
-    objection,
-)
+from pontil.runtime.threads import JobThread
+from pontil.runtime.transfer.connector import FAULT, PLAIN_OPTIONS, ConnectorOptions, Pull, PullResult, objection
 from pontil.runtime.transfer.shm.peer_pool import PeerPool
 
 AnyPool = TypeVar("AnyPool", bound=PeerPool)
@@ -37,7 +32,7 @@ class CopyingConnector(ABC, Generic[AnyPool]):
 
     thread_name: str
 
-    def __init__(self, storage: KVStorage, wake: Callable[[], None], failures: ThreadFailures | None = None) -> None:
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions = PLAIN_OPTIONS) -> None:
         self.storage, self.wake = storage, wake
         self.peers: dict[str, AnyPool] = {}
         # Pools of detached peers that a pull may still read.
@@ -45,7 +40,9 @@ class CopyingConnector(ABC, Generic[AnyPool]):
         # The pulls that ended, each with the pool that it no longer reads.
         self.done: queue.SimpleQueue[tuple[Pull, AnyPool | None]] = queue.SimpleQueue()
         self.received = 0
-        self.jobs: JobThread[CopyJob[AnyPool]] = JobThread(self.carry_out, self.thread_name, failures, self.mend)
+        self.jobs: JobThread[CopyJob[AnyPool]] = JobThread(
+            self.carry_out, self.thread_name, options.failures, self.mend
+        )
         self.jobs.start()
 
     @abstractmethod

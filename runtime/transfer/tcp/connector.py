@@ -18,19 +18,11 @@ from typing import Any
 import numpy as np
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.config.worker_config import DEADLINES, Deadlines
+from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
-from pontil.runtime.transfer.connector import (
-    FAULT,
-    ConnectorOptions,
-    Pull,
-    PullResult,
-    objection,
-    runs,
-)
+from pontil.runtime.transfer.connector import FAULT, PLAIN_OPTIONS, ConnectorOptions, Pull, PullResult, objection, runs
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp.address import TcpAddress
 from pontil.runtime.transfer.tcp.channel import BrokenStream, TcpChannel
 from pontil.runtime.transfer.tcp.frames import ANSWER, CROWDED, EPOCH, FULL, READ, request
@@ -254,25 +246,18 @@ class PeerStream:
 
 
 class TcpConnector:
-    """The TCP connector. `wake` is called, from a stream's thread, whenever `poll` has something new; `host` is the
-    address under which peers reach this machine. With a `guard` it speaks only to peers with the same keys."""
+    """The TCP connector. `wake` is called, from a stream's thread, whenever `poll` has something new. With a guard it
+    speaks only to peers with the same keys."""
 
-    def __init__(
-        self, storage: KVStorage, wake: Callable[[], None], host: str = "127.0.0.1",
-        deadlines: Deadlines = DEADLINES, guard: TransferSecurity | None = None, failures: ThreadFailures | None = None,
-    ) -> None:  # fmt: skip
-        self.storage, self.wake, self.deadlines = storage, wake, deadlines
-        self.seed = None if guard is None else guard.seed
-        self.failures = failures
-        self.server = TcpServer(storage, host, guard=guard, stall=deadlines.kv_stall_timeout, failures=failures)
+    def __init__(self, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions = PLAIN_OPTIONS) -> None:
+        self.storage, self.wake, self.deadlines = storage, wake, options.deadlines
+        self.seed = None if options.guard is None else options.guard.seed
+        self.failures = options.failures
+        self.server = TcpServer(storage, options)
         self.streams: dict[str, PeerStream] = {}
         # The streams of detached peers, whose pulls go on.
         self.ending: list[PeerStream] = []
         self.done: queue.SimpleQueue[Pull] = queue.SimpleQueue()
-
-    @classmethod
-    def create(cls, storage: KVStorage, wake: Callable[[], None], options: ConnectorOptions) -> "TcpConnector":
-        return cls(storage, wake, options.host, options.deadlines, options.guard, options.failures)
 
     def register(self) -> dict[str, Any]:
         return self.server.descriptor()

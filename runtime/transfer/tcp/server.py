@@ -19,12 +19,10 @@ from typing import Any
 import numpy as np
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, KVStorage, epoch_after_data
-from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.errors import ModelError, TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
-from pontil.runtime.transfer.connector import is_within
+from pontil.runtime.transfer.connector import ConnectorOptions, is_within
 from pontil.runtime.transfer.grants import Grants
-from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp.block_encryption import PUBLIC_BYTES, TAG_BYTES, CipherPair, KeyAgreement
 from pontil.runtime.transfer.tcp.frames import (
     ANSWER,
@@ -145,25 +143,22 @@ class TcpConnection:
 
 
 class TcpServer:
-    """A server on a free port of `host`. Raises ModelError when it cannot listen there. It has at most MAX_CONNECTIONS
-    threads and the one that accepts. With a `guard`, peers need the system's keys, and for blocks a grant. A peer that
-    takes no data for `stall` seconds is disconnected."""
+    """A server on a free port of the options' host. Raises ModelError when it cannot listen there. It has at most
+    MAX_CONNECTIONS threads and the one that accepts. With a guard, peers need the system's keys, and for blocks a
+    grant. A peer that takes no data for `stall` seconds is disconnected."""
 
-    def __init__(
-        self, storage: KVStorage, host: str, first_request: float = FIRST_REQUEST,
-        guard: TransferSecurity | None = None, stall: float = DEADLINES.kv_stall_timeout,
-        failures: ThreadFailures | None = None,
-    ) -> None:  # fmt: skip
-        self.storage, self.first_request, self.guard, self.stall = storage, first_request, guard, stall
+    def __init__(self, storage: KVStorage, options: ConnectorOptions) -> None:
+        self.storage, self.first_request, self.guard = storage, FIRST_REQUEST, options.guard
+        self.stall = options.deadlines.kv_stall_timeout
         self.data = storage.shared.numpy().reshape(-1).data
         self.epochs = storage.epochs.numpy()
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self.silent_until = 0.0
-        self.listener = listen(host)
+        self.listener = listen(options.host)
         self.connections: dict[TcpConnection, threading.Thread] = {}
         self.lock = threading.Lock()
         self.stopping = threading.Event()
-        self.failures = failures or ThreadFailures()
+        self.failures = options.failures or ThreadFailures()
         self.thread = GuardedThread(self.accept_until_closed, "tcp-server", self.failures)
         self.thread.start()
 

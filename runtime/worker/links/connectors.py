@@ -4,7 +4,7 @@
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import ModelError
 from pontil.runtime.foundation.connectors import AUTO, NAMES
-from pontil.runtime.transfer.auto_connector import AutoConnector, opener
+from pontil.runtime.transfer.auto_connector import AutoConnector, Opener, opener
 from pontil.runtime.transfer.connector import ConnectorOptions, SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
@@ -18,5 +18,5 @@ def open_connector(sockets: WorkerSockets, storage: KVStorage, guard: TransferSe
         known = " and ".join([", ".join(NAMES[:-1]), NAMES[-1]])
         raise ModelError(f"--kv-connector {config.kv_connector} is not known: this version has {known}")
     options = ConnectorOptions(config.transfer_host, config.deadlines, guard, sockets.failures)
-    made = AutoConnector.create if config.kv_connector == AUTO else opener(config.kv_connector)
+    made: Opener = AutoConnector if config.kv_connector == AUTO else opener(config.kv_connector)
     return made(storage, sockets.poller.wake, options)

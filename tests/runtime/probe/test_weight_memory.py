@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The estimate of what weights take, against what packing them takes, and for a model too large to load here."""
 
-import ctypes
-import gc
+import json
 import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import packing_memory
 import pytest
 import torch
+from forked_program import run_program
+from packing_memory import INPUTS, OUTPUTS, levels
 from sparse_gguf import write_sparse_8b
 
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack, stack
-from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.kernels.weights.quantized import per_channel
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
@@ -39,8 +41,6 @@ from pontil.runtime.probe.weight_memory import packing, weight_memory
 
 GIB = 1 << 30
 PAIR = MemoryDemand("auto", "auto", "gguf", None, None, 16, [["cpu"], ["cpu"]], {})
-OUTPUTS, INPUTS = 8192, 8192
-M_MMAP_THRESHOLD = -3  # <malloc.h>
 # Of the 8B model.
 VOCABULARY, HIDDEN = 128256, 4096
 
@@ -54,15 +54,6 @@ def large(tmp_path: Path) -> Path:
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of 24 GiB on which little else runs."""
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(23 * GIB))
-
-
-def levels(kind: int, outputs: int, inputs: int) -> QuantizedWeights:
-    """Random weights of a ggml type, taken apart."""
-    form = GGML_TYPES[kind]
-    blocks = torch.randint(0, 256, (outputs * inputs // form.numbers, form.size), dtype=torch.uint8)
-    numbers, scales, offsets = (part.reshape(outputs, -1) for part in LEVELS[kind](blocks))
-    steps = STEPS[kind](blocks).reshape(outputs, -1) if kind in STEPS else None
-    return QuantizedWeights(numbers, scales, offsets, steps)
 
 
 def packed_bytes(matrix: Matrix) -> int:
@@ -86,28 +77,14 @@ def test_weights_of_several_types_in_one_product_are_as_wide_as_the_widest() -> 
     assert packed_bytes(pack(per_channel(torch.ones(64, 512)))) == NumberFormat(8, 512).size(64 * 512)
 
 
-def memory_of(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-
-
-@pytest.mark.parametrize("kind", [12, 14])
-def test_packing_takes_as_much_more_for_a_while_as_is_said(kind: int) -> None:
-    """About 150 MB, measured by the kernel. Each larger part is mapped of its own: what the heap keeps between others
-    is not counted, nor the code that is first read here."""
-    libc = ctypes.CDLL(None)
-    assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 17)
-    pack(levels(kind, OUTPUTS >> 5, INPUTS))
-    weight, count = levels(kind, OUTPUTS, INPUTS), OUTPUTS * INPUTS
-    own = sum(part.nbytes for part in (weight.numbers, weight.scales, weight.offsets))
-    gc.collect()
-    libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-    before = memory_of("VmRSS")
-    pack(weight)
-    taken, said = memory_of("VmHWM") - before + own, packing(GGUF_FORMATS[kind], count, count, INPUTS, 1)
-    print(f"{GGML_TYPES[kind].name}: {said >> 20} MiB said, {taken >> 20} MiB taken")
-    assert taken <= said * 1.15 and said <= taken * 1.3
+def test_packing_takes_as_much_more_for_a_while_as_is_said() -> None:
+    run = run_program([packing_memory.__file__, "12", "14"], computing=True)
+    assert run.returncode == 0, run.stderr
+    count = OUTPUTS * INPUTS
+    for kind, taken in json.loads(run.stdout).items():
+        said = packing(GGUF_FORMATS[int(kind)], count, count, INPUTS, 1)
+        print(f"{GGML_TYPES[int(kind)].name}: {said >> 20} MiB said, {taken >> 20} MiB taken")
+        assert taken <= said * 1.15 and said <= taken * 1.3
 
 
 def saved_by_blocks(path: Path) -> int:

@@ -15,6 +15,7 @@ from pools import LAYOUT, Pool
 from relay import Relay, Spoil
 
 from pontil.runtime.config.worker_config import Deadlines
+from pontil.runtime.transfer.connector import ConnectorOptions
 from pontil.runtime.transfer.grants import Grant, Grants
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp.block_encryption import BROKEN
@@ -29,9 +30,8 @@ PAIRS = [(block, block) for block in range(1, 10)]
 
 def guarded(seed: bytes | None = SEED) -> Pool:
     guard = None if seed is None else TransferSecurity(seed)
-    return Pool(
-        lambda storage, wake: TcpConnector(storage, wake, deadlines=Deadlines(kv_stall_timeout=1.0), guard=guard)
-    )
+    stall = Deadlines(kv_stall_timeout=1.0)
+    return Pool(lambda storage, wake: TcpConnector(storage, wake, ConnectorOptions(deadlines=stall, guard=guard)))
 
 
 class Two:

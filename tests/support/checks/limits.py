@@ -33,9 +33,7 @@ FIELDS = {
 }
 PARAMETERS: dict[str, int] = {}
 # Defaults of one name and value, and how many classes have them.
-DEFAULTS = {
-    "host = '127.0.0.1'": 5,
-}
+DEFAULTS: dict[str, int] = {}
 
 
 def above(

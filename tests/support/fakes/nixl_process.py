@@ -52,9 +52,10 @@ def main(task: str, host: str) -> None:
     from pools import Pool, wait_for
 
     from pontil.runtime.cache.layout import KVLayout
+    from pontil.runtime.transfer.connector import ConnectorOptions
     from pontil.runtime.transfer.nixl.connector import NixlConnector
 
-    pool = Pool(partial(NixlConnector, host=host), BLOCKS, KVLayout(16, 30, 3, 64, "bfloat16"))
+    pool = Pool(partial(NixlConnector, options=ConnectorOptions(host)), BLOCKS, KVLayout(16, 30, 3, 64, "bfloat16"))
     if task == "own":
         pool.storage.own[:] = 7
         print(json.dumps(pool.connector.register()), flush=True)

@@ -16,7 +16,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.transfer.auto_connector import AutoConnector
-from pontil.runtime.transfer.connector import Pair, Pull, PullResult, SliceConnector
+from pontil.runtime.transfer.connector import ConnectorOptions, Pair, Pull, PullResult, SliceConnector
 from pontil.runtime.transfer.cuda.connector import CudaConnector
 from pontil.runtime.transfer.cut_connector import CutConnector
 from pontil.runtime.transfer.grants import Grant, Grants
@@ -44,7 +44,7 @@ class GuardedPool(TcpConnector):
     """TCP with encryption and a grant for every pull, for tests that are not about grants."""
 
     def __init__(self, storage: KVStorage, wake: Callable[[], None]) -> None:
-        super().__init__(storage, wake, guard=TransferSecurity(b"s" * 32, AnyPass()))
+        super().__init__(storage, wake, ConnectorOptions(guard=TransferSecurity(b"s" * 32, AnyPass())))
 
     def pull(self, pull: Pull) -> None:
         pull.shown = Grant("any", 0, "any")

@@ -18,7 +18,7 @@ from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.receiver import KVReceiver, ReceiveTransfer
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
-from pontil.runtime.transfer.connector import SliceConnector
+from pontil.runtime.transfer.connector import ConnectorOptions, SliceConnector
 from pontil.runtime.transfer.grants import Grants
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.transfer.tcp.connector import TcpConnector
@@ -35,7 +35,7 @@ def opened(kind: str) -> Open:
 
     def open_connector(rank: int, storage: KVStorage, wake: Callable[[], None], grants: Grants) -> SliceConnector:
         if kind == "guarded":
-            return TcpConnector(storage, wake, guard=TransferSecurity(b"s" * 32, grants))
+            return TcpConnector(storage, wake, ConnectorOptions(guard=TransferSecurity(b"s" * 32, grants)))
         return KINDS[kind](storage, wake)
 
     return open_connector

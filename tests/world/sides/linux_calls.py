@@ -21,7 +21,7 @@ from pontil.runtime.cache.storage import KVStorage, epoch_after_data
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.transfer.connector import Pull
+from pontil.runtime.transfer.connector import ConnectorOptions, Pull
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.shm.copying_connector import CopyJob
 from pontil.runtime.transfer.shm.peer_pool import PeerPool, describe
@@ -144,7 +144,7 @@ class LinuxCalls:
         return ended
 
     def make_connector(self, storage: KVStorage) -> ShmConnector:
-        return ShmConnector(storage, lambda: None, failures=self.failures)
+        return ShmConnector(storage, lambda: None, ConnectorOptions(failures=self.failures))
 
     def moments_of_a_pull(self) -> int:
         """Copy two blocks that do not lie side by side; return the number of moments at which a part was read."""

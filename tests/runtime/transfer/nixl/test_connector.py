@@ -227,9 +227,9 @@ def test_keys_do_not_go_with_it_across_a_network() -> None:
     storage = KVStorage(LAYOUT, 4, torch.device("cpu"))
     options = ConnectorOptions("10.1.2.3", guard=TransferSecurity(b"s" * 32))
     with pytest.raises(TransferError, match="neither encrypts.*--insecure"):
-        EmulatedNixl.create(storage, lambda: None, options)
+        EmulatedNixl(storage, lambda: None, options)
     options = ConnectorOptions(guard=TransferSecurity(b"s" * 32), deadlines=Deadlines(kv_stall_timeout=7))
-    made = EmulatedNixl.create(storage, lambda: None, options)
+    made = EmulatedNixl(storage, lambda: None, options)
     made.close()
     assert isinstance(made, EmulatedNixl) and isinstance(made.agent, EmulatedAgent)
     assert made.agent.patience == 7, "a cut link ends reads long before a worker would be ended for them"

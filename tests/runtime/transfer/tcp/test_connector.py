@@ -15,6 +15,7 @@ from pools import DEADLINE, LAYOUT, Pool, wait_for
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import Deadlines
+from pontil.runtime.transfer.connector import ConnectorOptions
 from pontil.runtime.transfer.tcp.connector import TcpConnector
 from pontil.runtime.transfer.tcp.frames import ANSWER, EPOCH, READ, REFUSED, REQUEST, RUN
 from pontil.runtime.transfer.tcp.server import TcpConnection
@@ -25,12 +26,12 @@ SIZE = 39 * LAYOUT.block_bytes
 
 
 def open_prompt(storage: KVStorage, wake: Callable[[], None]) -> TcpConnector:
-    return TcpConnector(storage, wake, deadlines=Deadlines(kv_stall_timeout=STALL))
+    return TcpConnector(storage, wake, ConnectorOptions(deadlines=Deadlines(kv_stall_timeout=STALL)))
 
 
 def open_patient(storage: KVStorage, wake: Callable[[], None]) -> TcpConnector:
     """Open a connector whose stall timeout no test waits for."""
-    return TcpConnector(storage, wake, deadlines=Deadlines(kv_stall_timeout=10 * DEADLINE))
+    return TcpConnector(storage, wake, ConnectorOptions(deadlines=Deadlines(kv_stall_timeout=10 * DEADLINE)))
 
 
 class Liar:
@@ -159,7 +160,7 @@ def test_a_cancelled_pull_does_not_wait_for_its_peer() -> None:
 
 def test_bytes_that_only_trickle_in_have_a_deadline_too() -> None:  # C14
     brief = Deadlines(kv_stall_timeout=STALL, kv_transfer_timeout=1.5 * STALL)
-    ours = Pool(lambda storage, wake: TcpConnector(storage, wake, deadlines=brief))
+    ours = Pool(lambda storage, wake: TcpConnector(storage, wake, ConnectorOptions(deadlines=brief)))
     liar = lie_to(ours, HEAD, True)
     pull = ours.pull("liar", PAIRS, 0)
     wait_for(lambda: liar.pulls == 1)

@@ -17,6 +17,7 @@ from pools import KINDS, LAYOUT, Pool, wait_for
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.config.worker_config import Deadlines
 from pontil.runtime.errors import ModelError
+from pontil.runtime.transfer.connector import ConnectorOptions
 from pontil.runtime.transfer.tcp import server as tcp_server
 from pontil.runtime.transfer.tcp.connector import TcpConnector
 from pontil.runtime.transfer.tcp.frames import (
@@ -178,7 +179,7 @@ def test_half_a_request_and_silence_has_a_deadline(pool: Pool, monkeypatch: pyte
 
 def test_a_peer_that_does_not_read_is_left() -> None:
     brief = Deadlines(kv_stall_timeout=1.0)
-    large = Pool(lambda storage, wake: TcpConnector(storage, wake, deadlines=brief), blocks=20000)
+    large = Pool(lambda storage, wake: TcpConnector(storage, wake, ConnectorOptions(deadlines=brief)), blocks=20000)
     with call(large) as peer:
         peer.sendall(request(server_of(large).token, 0, [(1, 19999)]))
         wait_for(lambda: len(server_of(large).connections) == 1)
