@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import app
+from command_line import APP
+from forked_program import run_program
 
 from pontil.gpu_ops.kernels.weights.places import PARTIAL, NamedFile
 from pontil.gpu_ops.kernels.weights.shelf import WritingShelf
@@ -49,7 +50,8 @@ def damage(path: Path, place: int = 2000) -> None:
 
 
 def command(folder: Path, *words: str) -> tuple[int, list[str]]:
-    done = app("weights", *words, PONTIL_CACHE=str(folder.parent))
+    """Verifying and removing read the files with torch, which a process that computes has imported."""
+    done = run_program([str(APP), "weights", *words], {"PONTIL_CACHE": str(folder.parent)}, computing=True)
     return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
