@@ -8,10 +8,10 @@
     python scripts/bench_compare.py --llama DIR --gguf FILE --concurrency 1 4 8
 
 A peer runs already; its process group (PID leads it) is stopped with SIGSTOP while another server is measured, as idle
-servers may spin. Each --launch is started anew for its turn, is ready when its /health says so, and ended with SIGINT.
-So is the llama-server in the folder of --llama, which serves the file of --gguf beside a launch of that file, on as
-many cores. Of what is started the seconds until it is ready are compared too, and the memory of all its processes
-after two requests, where what several of them map counts once (PSS).
+servers may spin. Each --launch is started anew for its turn, is ready when its /ready says so, and ended with SIGINT.
+So is the llama-server in the folder of --llama (by its /health), which serves the file of --gguf beside a launch of
+that file, on as many cores. Of what is started the seconds until it is ready are compared too, and the memory of all
+its processes after two requests, where what several of them map counts once (PSS).
 Loads and definitions are those of `app.py bench`: random prompts of 256 ids, 64 tokens out, new ones in each round. A
 server that has seen these prompts may have them in its cache, so a second run must begin with another --first.
 A ratio is ours over the peer's, of figures taken within one round. Without a --peer, launches are compared with those
@@ -90,6 +90,7 @@ class ComparedLaunch:
     command: list[str]
     url: str
     model: str
+    ready_path: str = "/ready"
 
     @classmethod
     def read(cls, text: str, url: str, model: str) -> "ComparedLaunch":
@@ -116,7 +117,7 @@ class ComparedLaunch:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}{self.ready_path}", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False
@@ -154,7 +155,7 @@ def beside_llama(folder: Path, file: Path, arguments: argparse.Namespace) -> lis
     ]  # fmt: skip
     return [
         ComparedLaunch("pontil", launch, ours, arguments.model),
-        ComparedLaunch("llama.cpp", server, theirs, arguments.model),
+        ComparedLaunch("llama.cpp", server, theirs, arguments.model, "/health"),
     ]
 
 
@@ -172,8 +173,12 @@ def turn(server: "Peer | ComparedLaunch", arguments: argparse.Namespace, number:
 
 
 def closed_loop(server: "Peer | ComparedLaunch", asked: Iterator[Question], count: int, concurrency: int) -> Figures:
-    target = BenchTarget(server.url, server.model, key=key_headers())
-    return figures_of(asyncio.run(BenchRun(target, asked, count, SILENCE_TIMEOUT).run(Load(concurrency))), Limits())
+    """Raises RuntimeError for a request that failed: what is left would be no comparison."""
+    target = BenchTarget(server.url, server.model, key=key_headers(), keeps_connections=False)
+    outcomes = asyncio.run(BenchRun(target, asked, count, SILENCE_TIMEOUT).run(Load(concurrency)))
+    if outcomes.failures:
+        raise RuntimeError(f"{server.name} failed {len(outcomes.failures)} requests: {outcomes.failures[0]}")
+    return figures_of(outcomes, Limits())
 
 
 def rest(name: str, seconds: float) -> None:

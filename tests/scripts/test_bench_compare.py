@@ -98,6 +98,13 @@ def test_a_server_that_ends_before_it_is_ready_is_told_with_its_last_line() -> N
     assert run.returncode == 1 and "new was not ready: no room" in run.stderr
 
 
+def test_a_request_that_fails_ends_the_comparison(server: Path) -> None:
+    port = free_port()
+    command = f"{sys.executable} {server} --port {port} 0"
+    run = compared("--launch", f"new={command}", "--url", f"http://127.0.0.1:{port}", "--model", "another-model")
+    assert run.returncode == 1 and "new failed 2 requests" in run.stderr
+
+
 @pytest.mark.parametrize("given", [(), ("--llama", "bin"), ("--gguf", "file")])
 def test_what_is_missing_is_said(given: tuple[str, ...]) -> None:
     run = compared(*given)

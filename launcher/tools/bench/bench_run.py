@@ -61,7 +61,7 @@ class BenchRun:
         self.outcomes, self.began = Outcomes(), 0.0
 
     async def run(self, load: Load, seed: int = 0) -> Outcomes:
-        async with open_session(self.timeout) as session:
+        async with open_session(self.timeout, self.target.keeps_connections) as session:
             self.began = time.perf_counter()
             if load.request_rate is None:
                 await asyncio.gather(*(self.stream(session) for _ in range(load.concurrency or 1)))

@@ -52,13 +52,15 @@ class ConnectionBroke(RequestFailed):
 
 @dataclass(frozen=True, slots=True)
 class BenchTarget:
-    """A server under load. `key` is the authorization header."""
+    """A server under load. `key` is the authorization header. Unless connections are kept, each request has its own:
+    some servers close one after an answer and do not say so."""
 
     url: str
     model: str
     endpoint: Endpoint = "completions"
     key: Mapping[str, str] | None = None
     ignore_eos: bool = True
+    keeps_connections: bool = True
 
     @property
     def path(self) -> str:
