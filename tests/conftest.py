@@ -8,6 +8,7 @@ SIGHUP and SIGINT that tests send, and a test would hang.
 import gc
 import signal
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ import app  # noqa: F401
 
 # isort: split
 
+from pontil.gpu_ops.kernels.compile import build
 from pontil.runtime.foundation.garbage import YOUNG_OBJECTS
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ hide_faster_sets()
 # No verdict depends on how fast a machine is, and without --long not on chance: each run tries the same examples.
 settings.register_profile("any speed", deadline=None, max_examples=examples(25, 100), derandomize=not is_long())
 settings.load_profile("any speed")
+# Each of thousands of workers asks for them when it begins, as one process does once.
+setattr(build, build.version_of.__name__, cache(build.version_of))
+setattr(build, build.source_digest.__name__, cache(build.source_digest))
 for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from pontil.gpu_ops.kernels.compile.instruction_sets import InstructionSet
@@ -58,14 +57,9 @@ class KernelError(Exception):
 
 
 def source_digest() -> str:
-    """Hash everything in csrc/ to 16 hexadecimal digits, as it was when a process asked first."""
-    return digest_of(SOURCES)
-
-
-@cache
-def digest_of(folder: Path) -> str:
+    """Hash everything in csrc/ to 16 hexadecimal digits."""
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -77,7 +71,7 @@ def prebuilt(target: InstructionSet) -> Path:
     return PREBUILT / f"{target.title}-{key}.so"
 
 
-def build(target: InstructionSet, folder: Path, report: Callable[[str], None]) -> Path:
+def build(target: InstructionSet, cache: Path, report: Callable[[str], None]) -> Path:
     """Return the library for an instruction set, compiled if it was neither compiled in advance nor is in the cache. Of
     several processes that call this at once one compiles and the others wait. Raises KernelError."""
     ready = prebuilt(target)
@@ -87,24 +81,24 @@ def build(target: InstructionSet, folder: Path, report: Callable[[str], None]) -
     compiler = find_compiler()
     command = [compiler, *FLAGS, *target.flags]
     key = hashlib.sha256("\0".join([source_digest(), version_of(compiler), *command]).encode()).hexdigest()[:16]
-    library = folder / f"{target.title}-{key}.so"
+    library = cache / f"{target.title}-{key}.so"
     if library.is_file():
         return library
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with only_one(folder / "lock"):
-            remove_unfinished(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        with only_one(cache / "lock"):
+            remove_unfinished(cache)
             if not library.is_file():
                 report(f"compiling kernels for {target.name}, once")
                 compile_to(library, command)
     except OSError as error:
-        raise KernelError(f"{folder} cannot be written to ({error.strerror or error})") from error
+        raise KernelError(f"{cache} cannot be written to ({error.strerror or error})") from error
     return library
 
 
-def remove_unfinished(folder: Path) -> None:
+def remove_unfinished(cache: Path) -> None:
     """Remove unfinished output of killed processes. Safe because only the holder of the lock compiles."""
-    for partial in folder.glob(f"{PARTIAL}*"):
+    for partial in cache.glob(f"{PARTIAL}*"):
         partial.unlink(missing_ok=True)
 
 
@@ -115,7 +109,6 @@ def find_compiler() -> str:
     raise KernelError(f"no C++ compiler is installed ({', '.join(COMPILERS)})")
 
 
-@cache
 def version_of(compiler: str) -> str:
     try:
         return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_TIMEOUT).stdout
