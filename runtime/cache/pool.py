@@ -83,15 +83,27 @@ class BlockPool:
             block = self.free_list.pop()
             self.highest = max(self.highest, block)
             return block
+        self.evict()
+        return self.free_list.pop()
+
+    def evict(self) -> None:
+        """Make the idle block that was used least recently a free one."""
         block = next(iter(self.idle))
         if self.evicted is not None:
             # A block that an earlier process left may be damaged, and must not be kept elsewhere as if it were whole.
             if not self.index.observer.confirms(block):
-                return self.free_list.pop()
+                return
             self.evicted(block, self.index.keys[block][-1])
-        del self.idle[block]
-        self.index.forget(block)
-        return block
+        self.discard(block)
+
+    def touched(self) -> list[int]:
+        """Return the free blocks that had an owner once, in ascending order."""
+        return sorted(block for block in self.free_list if block <= self.highest)
+
+    def renew(self) -> None:
+        """Begin anew with free blocks as if none of them had ever had an owner."""
+        self.free_list.sort(reverse=True)
+        self.highest = max((*self.owners, *self.idle), default=0)
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add an owner to each of these blocks, which are owned or idle. The caller makes sure that no credit needs the

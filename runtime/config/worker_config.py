@@ -116,6 +116,13 @@ class WorkerOptions(SharedOptions):
         "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
     )  # fmt: skip
     kv_cache_memory: int | None = option(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
+    kv_cache_idle_memory: int = option(
+        ENGINE,
+        256 << 20,
+        "KV cache that a worker on a CPU keeps after five minutes without work; the machine gets the rest back.",
+        size,
+        "SIZE",
+    )
     gpu_memory_share: float = option(
         ENGINE, 0.9, "Share of a GPU's memory that may be used, by KV cache whatever weights and steps leave of it.",
         number(0.05, 1.0), "SHARE",

@@ -13,7 +13,7 @@ from pontil.runtime.loaders.config import read_config
 from pontil.runtime.probe.footprint import MemoryDemand, footprint
 from pontil.runtime.worker.start.packed_files import SUFFIX
 
-KV_BYTES = 128 << 20
+KV_BYTES = 32 << 20
 # The estimate is below the truth by at most this part, and at most twice the truth.
 MARGIN, MOST = 0.15, 2.0
 
@@ -39,9 +39,11 @@ def packed_pages(process: Path) -> int:
 @pytest.mark.parametrize("quantization", ["gguf", "none"])
 def test_a_real_worker_takes_what_its_plan_says(tmp_path: Path, quantization: str) -> None:
     """SmolLM2-135M, about ten seconds each. Pages of files are not counted, but for those of packed weights: they are
-    given back when memory is needed. An idle worker has mapped all of its KV memory, which is little here."""
-    with launched(tmp_path, "--role", "mixed", "--quantization", quantization, by_exec=True) as served:
-        served.complete("The sea is", max_tokens=8)
+    given back when memory is needed. The prompt needs more than half of the KV memory, which is little here, so that an
+    idle worker maps all of it."""
+    kv = ("--kv-cache-memory", str(KV_BYTES))
+    with launched(tmp_path, "--role", "mixed", "--quantization", quantization, *kv, by_exec=True) as served:
+        served.complete("The sea is" + " blue" * 800, max_tokens=8)
         process = Path("/proc") / str(served.topology()["mixed:0"]["pid"])
         wait_for(lambda: counted(process / "status", "RssShmem") > KV_BYTES * 0.95, 30, "the mapping of KV memory")
         packed = packed_pages(process)

@@ -34,7 +34,7 @@ from pontil.runtime.worker.process.worker_request import WorkerRequest, key_of
 from pontil.runtime.worker.process.workload import Outlook, Workload
 from pontil.runtime.worker.start.assembly import WorkerResources
 from pontil.runtime.worker.start.kv_tiers import open_tiers
-from pontil.runtime.worker.start.prefault import Prefault
+from pontil.runtime.worker.start.prefault import IdleReturn, Prefault
 
 logger = logging.getLogger("pontil.worker")
 
@@ -100,9 +100,10 @@ class Worker(Workload):
             sockets.closing.callback(tiers.close)
         self.transfers = BlockTransfers(sockets, machine, connect)
         prefault = Prefault(machine.storage, machine.pool)
+        idle_return = IdleReturn(prefault, config.kv_cache_idle_memory) if config.ranks == 1 else None
         self.stalls = StalledLinks(sockets.poller, sockets.opened, lambda: self.decode.peers.sockets)
         super().__init__(
-            sockets, link, IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder),
+            sockets, link, IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder, idle_return),
             {
                 "kv_tokens": machine.pool.capacity * machine.layout.block_size,
                 "kv_cache_dtype": machine.layout.dtype,

@@ -4,7 +4,7 @@
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.runtime.cache.block_recorder import BlockRecorder
 from pontil.runtime.engine.engine import Engine
-from pontil.runtime.worker.start.prefault import Prefault
+from pontil.runtime.worker.start.prefault import IdleReturn, Prefault
 
 # Seconds without work after which a worker starts idle work: the next request is not on its way yet.
 QUIET = 1.0
@@ -17,16 +17,17 @@ RECORDING = 0.001
 class IdleWork:
     """The idle work of a worker, as far as it has any. Without requests it lends its cores. While they are not borrowed
     it records the blocks of a pool that outlives it, maps memory ahead, and after a while puts finished answers into
-    the prefix cache: this is free now, but would delay the request that needs it.
+    the prefix cache: this is free now, but would delay the request that needs it. Later it gives memory back.
 
     Not thread-safe: the engine's thread owns it.
     """
 
     def __init__(
         self, engine: Engine | None = None, prefault: Prefault | None = None, lent_cores: LentCores | None = None,
-        recorder: BlockRecorder | None = None,
+        recorder: BlockRecorder | None = None, idle_return: IdleReturn | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.prefault, self.lent_cores, self.recorder = engine, prefault, lent_cores, recorder
+        self.idle_return = idle_return
         self.busy_at = 0.0
 
     def begin(self) -> None:
@@ -41,6 +42,8 @@ class IdleWork:
     def after_step(self, began: float, now: float) -> None:
         """Record some blocks, in a small share of the time that the step took."""
         self.busy_at = now
+        if self.idle_return is not None:
+            self.idle_return.interrupt()
         if self.recorder is not None and self.recorder.is_due:
             self.recorder.after_step(now - began)
 
@@ -60,6 +63,11 @@ class IdleWork:
         return self.engine is not None and self.engine.scheduler.has_spare_work
 
     @property
+    def giving_back(self) -> float | None:
+        """Return when there is memory to give back, if ever."""
+        return None if self.idle_return is None else self.idle_return.due(self.busy_at)
+
+    @property
     def is_borrowed(self) -> bool:
         return self.lent_cores is not None and self.lent_cores.is_borrowed
 
@@ -69,6 +77,8 @@ class IdleWork:
             due = now
         elif self.has_spare_work:
             due = self.busy_at + QUIET
+        elif (giving := self.giving_back) is not None:
+            due = giving
         else:
             return most
         return min(most, max(due - now, BORROWED_PAUSE if self.is_borrowed else 0.0))
@@ -86,3 +96,5 @@ class IdleWork:
             # turn lends it again.
             self.end()
             self.engine.keep_answers()
+        elif self.idle_return is not None and (due := self.giving_back) is not None and now >= due:
+            self.idle_return.advance(self.busy_at)

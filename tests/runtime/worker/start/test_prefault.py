@@ -10,8 +10,9 @@ import torch
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
+from pontil.runtime.worker.process.idle_work import IdleWork
 from pontil.runtime.worker.start import prefault
-from pontil.runtime.worker.start.prefault import CHUNK_BYTES, SPARED_BYTES, Prefault
+from pontil.runtime.worker.start.prefault import CHUNK_BYTES, IDLE_SECONDS, SPARED_BYTES, IdleReturn, Prefault
 
 LAYOUT = KVLayout(16, 4, 3, 64, "bfloat16")
 PLENTY = 1 << 40
@@ -38,17 +39,18 @@ def finish(ahead: Prefault) -> None:
     raise AssertionError("it never ends")
 
 
-def test_what_comes_next_is_mapped_and_no_more() -> None:
-    storage, pool = memory()
+def test_as_much_as_was_used_is_mapped_ahead_and_no_more() -> None:
+    storage, pool = memory(200)
     storage.tensor[1] = 1.5
     ahead = Prefault(storage, pool, 1 << 20, lambda: PLENTY)
     finish(ahead)
-    first = HEADER_BYTES + LAYOUT.block_bytes + (1 << 20)
-    assert first <= resident(storage) <= first + CHUNK_BYTES < storage.size
-    pool.take(20)
+    used = HEADER_BYTES + LAYOUT.block_bytes
+    assert 2 * used <= resident(storage) <= 2 * used + 2 * CHUNK_BYTES < storage.size
+    pool.take(100)
     assert ahead.is_due
     finish(ahead)
-    assert resident(storage) >= HEADER_BYTES + 21 * LAYOUT.block_bytes + (1 << 20)
+    used = HEADER_BYTES + 101 * LAYOUT.block_bytes
+    assert used + (1 << 20) <= resident(storage) <= used + (1 << 20) + 2 * CHUNK_BYTES < storage.size
     assert bool((storage.tensor[1] == 1.5).all()) and not storage.tensor[2:].any()
 
 
@@ -59,12 +61,13 @@ def test_blocks_that_come_back_move_nothing() -> None:
         blocks = pool.take(7)
         assert blocks is not None and max(blocks) == pool.highest == 7
         pool.release(blocks)
-    assert ahead.goal == HEADER_BYTES + 8 * LAYOUT.block_bytes + (1 << 20)
+    assert ahead.goal == 2 * (HEADER_BYTES + 8 * LAYOUT.block_bytes)
 
 
 def test_a_small_pool_is_mapped_to_its_end() -> None:
     storage, pool = memory(5)
     ahead = Prefault(storage, pool, left=lambda: PLENTY)
+    pool.take(3)
     finish(ahead)
     assert resident(storage) == -(-storage.size // 4096) * 4096
 
@@ -81,3 +84,85 @@ def test_a_kernel_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> 
     ahead = Prefault(*memory(), left=lambda: PLENTY)
     ahead.advance()
     assert not ahead.is_due
+
+
+def used_and_cached(pool: BlockPool, count: int, cached: int, name: int = 0) -> list[int]:
+    """Hand blocks out and take them back, the first of them known to the prefix cache."""
+    blocks = pool.take(count)
+    assert blocks is not None
+    for place, block in enumerate(blocks[:cached]):
+        pool.index.add(f"{name}-{place}".encode(), block)
+    pool.release(blocks)
+    return blocks
+
+
+def rested(pool: BlockPool, prefault: Prefault, kept: int) -> tuple[IdleWork, int]:
+    """Have a worker do nothing for long enough after its last step, and return how often it was at work."""
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, kept))
+    idle.after_step(9.0, 10.0)
+    assert idle.patience(10.0, 1000.0) == 0.0 if prefault.is_due else IDLE_SECONDS
+    finish(prefault)
+    idle.spend(10.0 + IDLE_SECONDS - 1)
+    before = pool.highest
+    turns = 0
+    while idle.patience(10.0 + IDLE_SECONDS, 1000.0) == 0.0:
+        idle.spend(10.0 + IDLE_SECONDS)
+        pool.check()
+        turns += 1
+        assert turns < 1000, "it never ends"
+    assert pool.highest <= before
+    return idle, turns
+
+
+@pytest.mark.parametrize("cached", [0, 5, 60])
+def test_an_idle_worker_keeps_the_prefixes_used_last(cached: int) -> None:
+    storage, pool = memory(400)
+    prefault = Prefault(storage, pool, left=lambda: PLENTY)
+    blocks = used_and_cached(pool, 300, cached)
+    storage.tensor[1:301] = 2.5
+    assert resident(storage) > 300 * LAYOUT.block_bytes
+    idle, _ = rested(pool, prefault, 10 * LAYOUT.block_bytes)
+    left = min(cached, 10)
+    # Prefixes are evicted from their ends, since the first blocks are those used last.
+    assert sorted(pool.idle) == sorted(blocks[:left]) and all(pool.index.knows(block) for block in pool.idle)
+    assert resident(storage) <= HEADER_BYTES + (left + 1) * LAYOUT.block_bytes + CHUNK_BYTES
+    assert bool((storage.tensor[blocks[:left]] == 2.5).all()) and not storage.tensor[left + 1 :].any()
+    assert not prefault.is_due, "nothing is mapped again for nobody"
+    again = pool.take(20)
+    assert again == list(range(left + 1, left + 21)) and prefault.is_due
+    assert idle.patience(10.0 + IDLE_SECONDS, 7.0) == 0.0
+
+
+def test_blocks_with_an_owner_stay_and_work_interrupts_the_return() -> None:
+    storage, pool = memory(400)
+    owned = pool.take(3)
+    assert owned is not None
+    used_and_cached(pool, 300, 0)
+    storage.tensor[1:304] = 2.5
+    prefault = Prefault(storage, pool, left=lambda: PLENTY)
+    finish(prefault)
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, 0))
+    idle.after_step(9.0, 10.0)
+    idle.spend(10.0 + IDLE_SECONDS)
+    more = pool.take(5)
+    assert more is not None
+    storage.tensor[more] = 3.5
+    idle.after_step(400.0, 401.0)
+    assert idle.patience(402.0, 1000.0) in (0.0, IDLE_SECONDS - 1.0)
+    finish(prefault)
+    for _ in range(1000):
+        idle.spend(401.0 + IDLE_SECONDS)
+    assert resident(storage) <= HEADER_BYTES + (pool.highest + 1) * LAYOUT.block_bytes + CHUNK_BYTES
+    assert bool((storage.tensor[owned] == 2.5).all()) and bool((storage.tensor[more] == 3.5).all())
+    assert pool.highest == max(*owned, *more)
+
+
+def test_before_the_first_step_nothing_goes_back() -> None:
+    """A worker that finds the prefixes of the process before has not had work yet."""
+    storage, pool = memory(400)
+    used_and_cached(pool, 300, 300)
+    prefault = Prefault(storage, pool, left=lambda: PLENTY)
+    finish(prefault)
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, 0))
+    idle.spend(1e6)
+    assert len(pool.idle) == 300 and idle.patience(1e6, 5.0) == 5.0
