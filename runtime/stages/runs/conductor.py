@@ -76,7 +76,9 @@ class Conductor:
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
         work = StageRun(prompt, params, run.graph, node, self, run=run, options=run.options)
         request = self.in_flight.add(f"{run.id}.{node.name}", first.ticket, work, trial=first.trial)
-        request.mailbox.whole = first.mailbox.whole
+        if (whole := first.mailbox.whole) is not None:
+            whole.add()
+        request.mailbox.whole = whole
         run.requests[node.name] = request
         if not request.trial:
             self.books.admit(request)

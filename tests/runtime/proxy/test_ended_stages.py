@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage of a run that ends before the ones that make its items."""
+"""Stages of a run that end before others, or before others have begun."""
+
+import asyncio
 
 import pytest
 from stage_model import TALKER_END
@@ -35,3 +37,22 @@ def test_who_makes_items_hears_that_their_reader_has_ended(tokenizer: Tokenizer,
         site.step()
     assert len(site.unread) == len(makers), "the stage before it has ended too"
     stream.cancel()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_whose_client_leaves_before_it_begins_is_closed(tokenizer: Tokenizer, whole: bool) -> None:
+    """Its later stages never begin, and so never end."""
+    site = StageSite(tokenizer)
+    site.join(*TOGETHER)
+    site.registry.unreachable("talker:0")
+
+    async def leave() -> None:
+        stream = runs_of(site).submit(Ticket(), [5, 6, 7, 8], SamplingParams(max_tokens=60, seed=1))
+        reading = asyncio.ensure_future(stream.all() if whole else asyncio.sleep(60))
+        await asyncio.sleep(0)
+        assert list(stream.run.requests) == ["thinker"] and site.ledger.entries
+        reading.cancel()
+        stream.cancel()
+
+    asyncio.run(leave())
+    assert site.idle and not site.ledger.entries and site.ledger.totals.requests == 1
