@@ -46,8 +46,10 @@ class Child:
         self.exits: deque[ExitCause] = deque(maxlen=REMEMBERED_EXITS)
         self.ended_pids: deque[int] = deque(maxlen=REMEMBERED_EXITS)
         self.ever_ready = False
-        # The drain timeout of its last order (None: to serve), and the number of orders given.
+        # The drain timeout of its last order (None: to serve), whether it is to end for good then, and the number of
+        # orders given.
         self.drain: float | None = None
+        self.for_good = False
         self.order = 0
         # The last order that this process confirmed, None before any.
         self.settled: OrderReport | None = None
@@ -131,11 +133,12 @@ class Child:
             for own, shared in zip(kept or [NOTHING] * len(weights), weights, strict=True)
         ]
 
-    def assign(self, role: str, drain: float | None) -> None:
-        """Give a worker, never a proxy, its role and drain order, for this process and its restarts."""
+    def assign(self, role: str, drain: float | None, *, for_good: bool = False) -> None:
+        """Give a worker, never a proxy, its role and drain order, for this process and its restarts. One that drains
+        `for_good` ends then, and has no successor."""
         assert not self.plan.is_proxy
         self.plan = self.plan.in_role(role)
-        self.drain, self.order = drain, self.order + 1
+        self.drain, self.for_good, self.order = drain, for_good, self.order + 1
         self.send_order()
 
     def set_log_level(self, level: str) -> None:
@@ -146,7 +149,8 @@ class Child:
 
     def send_order(self) -> None:
         if self.running:
-            self.running.send({"kind": "role", "order": self.order, "role": self.plan.role, "drain": self.drain})
+            order = {"kind": "role", "order": self.order, "role": self.plan.role}
+            self.running.send({**order, "drain": self.drain, "for_good": self.for_good})
 
     def hear(self, process: ChildProcess, lines: Sequence[bytes], now: float) -> list[Report]:
         """Take the reports of one of its processes. It is ready when all of them are."""

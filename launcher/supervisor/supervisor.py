@@ -325,7 +325,8 @@ def has_work(child: Child) -> bool:
 
 
 def ask_to_drain(child: Child, timeout: float) -> None:
+    """Have a child of a launch that ends have no requests any more."""
     if child.running and child.plan.is_proxy:
         drain_proxy(child, timeout, hand_over=False)
     else:
-        child.assign(child.plan.role, timeout)
+        child.assign(child.plan.role, timeout, for_good=True)

@@ -291,7 +291,10 @@ class Engine:
 
 def as_given(sampled: Sampled) -> Sampled:
     """Return a first token that the client already has as it is: it counts as not generated, whichever token was
-    sampled in its place. Of a request without a budget only the prompt is computed."""
+    sampled in its place. Of a request without a budget only the prompt is computed. Neither says anything of a prompt
+    for which memory did not suffice."""
+    if sampled.failure == MEMORY_RAN_OUT:
+        return sampled
     if sampled.sequence.params.max_tokens == 0:
         return replace(sampled, tokens=[], count=0, logprobs=[], failure=None)
     token = sampled.sequence.branch.given.get(sampled.choice)

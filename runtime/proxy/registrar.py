@@ -82,7 +82,7 @@ class Registrar:
         self.on_change()
 
     def on_goodbye(self, message: Goodbye) -> None:
-        self.registry.goodbye(message.sender, message.drained)
+        self.registry.goodbye(message.sender, message.drained, message.for_good)
 
     def on_role_change(self, message: RoleChange) -> None:
         if self.registry.change_role(message):

@@ -221,3 +221,14 @@ class Release:
     sender: str
     receiver: str
     run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """From proxy to producer worker: the stage that reads this edge has ended; keep none of its items. An attempt that
+    is sent later says itself which edges are read. Unknown edges are no error."""
+
+    sender: str
+    receiver: str
+    run: str
+    edge: str

@@ -23,6 +23,7 @@ from pontil.runtime.wire.graph_messages import (
     StreamMark,
     Subscribe,
     Subscribed,
+    Unread,
     Unsubscribe,
 )
 from pontil.runtime.wire.rank_messages import (
@@ -117,6 +118,7 @@ __all__ = [
     "Subscribed",
     "TAGS",
     "Tokens",
+    "Unread",
     "Unsubscribe",
     "Welcome",
     "Withdrawn",
@@ -127,7 +129,7 @@ Message = (
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
     | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
     | Embed | Embedding | PrefixDelta | PrefixRequest
-    | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release
+    | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Unread
     | Subscribe | Subscribed | StreamItem | StreamMark | StreamAck | ProducerDone | Unsubscribe
     | AttemptTimes
 )  # fmt: skip
@@ -178,6 +180,7 @@ TAGS: dict[str, type[Message]] = {
     "stream_ack": StreamAck,
     "producer_done": ProducerDone,
     "unsubscribe": Unsubscribe,
+    "unread": Unread,
     "prefix_delta": PrefixDelta,
     "prefix_request": PrefixRequest,
     "attempt_times": AttemptTimes,

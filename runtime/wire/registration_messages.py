@@ -115,11 +115,13 @@ class StillHere:
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """From worker to proxy: I am leaving; send me nothing more. `drained`: you had confirmed before that I take nothing
-    new, and none of your requests is left here, so nothing breaks when I end."""
+    new, and none of your requests is left here, so nothing breaks when I end. `for_good`: no other process comes in my
+    place."""
 
     sender: str
     receiver: str
     drained: bool = False
+    for_good: bool = False
 
 
 @value(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from worker_process import WorkerProcess
 from pontil.gpu_ops.kv.attention import QUERY_TILE
 from pontil.runtime.engine.prompt_turns import PromptTurns
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.proxy.requests.request import Request
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -63,7 +64,8 @@ class IdleWorkers:
 def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator[tuple[str, WorkerProcess]]:
     """Yield the requests that a proxy may serve next, each with the workers that do nothing and could take it."""
     assert process.proxy is not None
-    heads = [(key, one) for key, group in process.proxy.admissions.by_group.items() for one in group.queue.heads()]
+    queues = [(key, group.queue) for key, group in process.proxy.admissions.by_group.items()]
+    heads = [(key, one) for key, queue in queues for one in queue.heads() if has_seats(process, one)]
     workers = site.all_workers if heads else []
     for key, request in heads:
         known = process.proxy.registry.of(key).serving(request.release)
@@ -73,6 +75,13 @@ def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator
             is_heard = not {(process.name, one.name), (one.name, process.name)} & process.world.network.unreachable
             if one.stopped_at is None and not one.has_requests and one.name in usable and is_heard:
                 yield request.id, one
+
+
+def has_seats(process: ProxyProcess, request: Request) -> bool:
+    """Return whether each later stage of a request has a free seat: a run begins with one in all of them."""
+    assert process.proxy is not None
+    stages = [process.proxy.registry.of(group).serving(None) for group in request.work.joint or ()]
+    return all(any(worker.taken < worker.seats for worker in stage) for stage in stages)
 
 
 def tries_of(run: "SeedRun", key: str) -> list[ClientTry]:

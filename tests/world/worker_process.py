@@ -82,7 +82,7 @@ class WorkerProcess(WorldProcess):
         except PontilError as error:
             self.world.note("exit", self, error)
             report.failed(str(error))
-            self.acts(self.world.now(), lambda: self.kill(FAILED))
+            self.acts(self.world.now(), lambda: self.exit(FAILED))
             return None
         if not self.is_ready and loop.link.is_registered(loop.now):
             self.is_ready = True
@@ -90,6 +90,13 @@ class WorkerProcess(WorldProcess):
         self.world.spend(TURN)
         if loop.stopping:
             loop.leave()
-            self.acts(self.world.now(), lambda: self.kill(0))
+            self.acts(self.world.now(), lambda: self.exit(0))
             return None
         return self.world.now() + loop.patience
+
+    def exit(self, code: int) -> None:
+        """End by itself, as `runtime/worker/entry.py` does: the last messages to the proxies are still sent."""
+        assert self.loop is not None
+        with self.inside():
+            self.loop.close()
+        self.kill(code)

@@ -20,6 +20,7 @@ from pontil.launcher.supervisor.rollouts.proxy_restarts import ProxyAction, Prox
 from pontil.launcher.supervisor.rollouts.rollout import (
     ActionKind,
     Rollout,
+    RolloutGoal,
     RolloutLimits,
     WorkerAction,
     WorkerSnapshot,
@@ -183,7 +184,7 @@ class RolloutRunner:
         child = next(child for child in self.workers if child.name == step.name)
         match verb:
             case ActionKind.DRAIN:
-                child.assign(child.plan.role, change.limits.drain)
+                child.assign(child.plan.role, change.limits.drain, for_good=step.aim is RolloutGoal.GONE)
             case ActionKind.ASSIGN:
                 child.assign(step.role or child.plan.role, None)
             case ActionKind.STOP:

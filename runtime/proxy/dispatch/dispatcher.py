@@ -218,13 +218,15 @@ class Dispatcher:
         it is no longer stranded: it may have become due more than once."""
         if self.stranded.get(request.id) is not request:
             return
-        route = self.route(request)
+        route, group = self.route(request), self.registry.of(request.work.group)
         if route is not None:
             del self.stranded[request.id]
             request.begin(route, self.clock())
             self.launch(request)
-        elif self.registry.of(request.work.group).is_given_up:
+        elif group.is_given_up:
             self.give_up(request, "its worker is gone, and none will come back: see the launcher's log")
+        elif group.is_over(request.release):
+            self.give_up(request, "the workers of the release that began this answer have left: try again")
 
     def withdraw(self, request: Request) -> None:
         """Cancel the request at its workers, and take it off their loads."""

@@ -14,7 +14,7 @@ from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot, conte
 from pontil.runtime.proxy.fleet.service_rate import Seats, generating
 from pontil.runtime.proxy.fleet.stage_check import wrong_stage
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
-from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
+from pontil.runtime.proxy.fleet.worker_release import ReleaseEnds, ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
@@ -62,6 +62,7 @@ class WorkerGroup:
         self.registry, self.key = registry, key
         self.fingerprints = FingerprintCache()
         self.shares = ReleaseShares()
+        self.ends = ReleaseEnds()
         self.members = Members(-1)
 
     @property
@@ -128,6 +129,12 @@ class WorkerGroup:
         """The current load of each worker to which a request can be sent now."""
         return tuple([worker.load for worker in self.serving(None)])
 
+    def is_over(self, release: WorkerRelease | None) -> bool:
+        """Return whether no worker of this release is here or will come back, while another release serves."""
+        if release is None or not self.current.releases or not self.ends.is_over(release):
+            return False
+        return all(worker.contact.last for worker in self.workers if worker.release == release)
+
     @property
     def is_given_up(self) -> bool:
         """True if no worker is registered and the supervisor has given up restarting them."""
@@ -188,6 +195,7 @@ class Registry:
         worker.recent = self.even_share(worker)
         worker.contact.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
         self.workers[message.sender] = worker
+        self.of(worker.group).ends.came(worker.release, worker.hello.name)
         self.version += 1
         return None
 
@@ -247,10 +255,11 @@ class Registry:
         worker.counters |= {name: message.counters[name] for name in grown}
         return grown
 
-    def goodbye(self, incarnation: str, drained: bool = False) -> None:
+    def goodbye(self, incarnation: str, drained: bool = False, for_good: bool = False) -> None:
         """Give a worker no new requests; those that it has may finish. One that was `drained` has none."""
-        if incarnation in self.workers:
-            self.workers[incarnation].leaving, self.workers[incarnation].drained = True, drained
+        if (worker := self.workers.get(incarnation)) is not None:
+            worker.leaving, worker.drained, worker.contact.last = True, drained, for_good
+            self.of(worker.group).ends.leaves(worker.release, for_good)
             self.version += 1
 
     def change_role(self, message: RoleChange) -> bool:
@@ -342,6 +351,7 @@ class Registry:
         self.version += bool(gone)
         for worker in gone:
             del self.workers[worker.hello.sender]
+            self.of(worker.group).ends.went(worker.release, worker.hello.name, worker.contact.last)
             self.remembered[worker.hello.sender] = worker.counters
         while len(self.remembered) > REMEMBERED:
             del self.remembered[next(iter(self.remembered))]

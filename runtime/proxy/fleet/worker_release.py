@@ -23,6 +23,31 @@ class WorkerRelease(NamedTuple):
         return cls(hello.revision or "", hello.version or "")
 
 
+class ReleaseEnds:
+    """The releases of which a worker `left` for good, and none has come since; and of all how many workers of each name
+    are `missing`: they are gone otherwise, and may come back, or others under their names."""
+
+    def __init__(self) -> None:
+        self.left: set[WorkerRelease] = set()
+        self.missing: Counter[tuple[WorkerRelease, str]] = Counter()
+
+    def came(self, release: WorkerRelease, name: str) -> None:
+        self.left.discard(release)
+        self.missing -= Counter([(release, name)])
+
+    def leaves(self, release: WorkerRelease, for_good: bool) -> None:
+        if for_good:
+            self.left.add(release)
+
+    def went(self, release: WorkerRelease, name: str, for_good: bool) -> None:
+        if not for_good:
+            self.missing[release, name] += 1
+
+    def is_over(self, release: WorkerRelease) -> bool:
+        """Return whether no worker of it will come, beside those that are there."""
+        return release in self.left and not any(one == release for one, _ in self.missing)
+
+
 class ReleaseShares:
     """The requests of a group of workers by the release that they stay with: `bound` counts those that have not
     ended."""

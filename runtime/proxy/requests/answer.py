@@ -66,6 +66,10 @@ class WholeAnswer:
         self.running, self.failed = requests, False
         self.held: list[Callable[[], None]] = []
 
+    def add(self) -> None:
+        """Count one request more, which begins only now."""
+        self.running += 1
+
     def end(self, close: Callable[[], None], *, failed: bool) -> None:
         """Note the end of a request. `close` is called once none runs, or one has failed."""
         self.running -= 1

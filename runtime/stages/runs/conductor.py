@@ -23,7 +23,7 @@ from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphNode
 from pontil.runtime.stages.runs.run import BYTES_PER_SAMPLE, Run, StageRun, inputs_of, producer_of
-from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved
+from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved, Unread
 
 LOG = logging.getLogger("pontil.proxy")
 # Reports that a registered worker does not give its items, before this is believed: it may only have been slow.
@@ -76,7 +76,9 @@ class Conductor:
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
         work = StageRun(prompt, params, run.graph, node, self, run=run, options=run.options)
         request = self.in_flight.add(f"{run.id}.{node.name}", first.ticket, work, trial=first.trial)
-        request.mailbox.whole = first.mailbox.whole
+        if (whole := first.mailbox.whole) is not None:
+            whole.add()
+        request.mailbox.whole = whole
         run.requests[node.name] = request
         if not request.trial:
             self.books.admit(request)
@@ -176,6 +178,16 @@ class Conductor:
             self.end(run, end, "error")
         elif run.is_complete:
             self.close(run, Finished(run.first.reasons[0], run.usage, run.first.attempts.route_name))
+        else:
+            self.tell_producers(run, str(request.work.stage))
+
+    def tell_producers(self, run: Run, stage: str) -> None:
+        """Tell the workers that make a stage's items that it has ended. Its own worker tells them too, unless it dies
+        as it ends: nobody would then make room for more (E13)."""
+        for edge in inputs_of(run.graph, stage):
+            producer = run.latest(producer_of(edge))
+            for worker in producer.attempts.phases if producer.mailbox.end is None else ():
+                self.dispatcher.cancels.post(worker, Unread(self.incarnation, worker, run.id, edge))
 
     def cancel(self, run: Run) -> None:
         """End a run whose client has left. Does nothing for one that has ended."""

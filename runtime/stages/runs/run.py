@@ -105,11 +105,6 @@ class Run:
         return [request for request in self.everything if request.mailbox.end is None]
 
     @property
-    def unfinished(self) -> int:
-        """The number of stages that have not ended, those included that were not opened yet."""
-        return 1 + len(self.later) - sum(request.mailbox.end is not None for request in self.requests.values())
-
-    @property
     def is_complete(self) -> bool:
         """True once every stage has ended."""
         opened = len(self.requests) == 1 + len(self.later)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
-from pontil.runtime.stages.streams.producer_stream import ENDED, WINDOW, ProducerStream, SenderPort
+from pontil.runtime.stages.streams.producer_stream import ENDED, LET_GO, WINDOW, ProducerStream, SenderPort
 from pontil.runtime.wire.codec import encode
 from pontil.runtime.wire.messages import StreamAck, Subscribe, Subscribed, Unsubscribe
 
@@ -121,6 +121,13 @@ class StreamSender:
         self.released[run] = None
         if len(self.released) > REMEMBERED:
             self.released.popitem(last=False)
+
+    def unread(self, run: str, edge: str) -> None:
+        """Let go of the items of an edge whose reader has ended, and of those that come: whoever would have said so
+        itself may be gone. Unknown edges are no error."""
+        stream = self.streams.get((run, edge))
+        if stream is not None:
+            stream.discard(LET_GO)
 
     def lose(self, peer: str) -> None:
         """End all subscriptions of a worker that accepts no messages."""

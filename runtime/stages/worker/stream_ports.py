@@ -22,6 +22,7 @@ from pontil.runtime.wire.messages import (
     StreamMark,
     Subscribe,
     Subscribed,
+    Unread,
     Unsubscribe,
 )
 from pontil.runtime.worker.links.connectors import open_connector
@@ -99,14 +100,16 @@ class StreamPorts:
         return self.receiver.open(request_id, attempt, part, edge, buffer, now, awaits_handoff)
 
     def take(self, message: Message, now: float) -> bool:
-        """Handle a message from a consumer's worker, or Inputs or Release from the proxy. Return whether it was about
-        streams."""
+        """Handle a message from a consumer's worker, or Inputs, Unread or Release from the proxy. Return whether it was
+        about streams."""
         if isinstance(message, Subscribe | StreamAck | Unsubscribe):
             self.sender.take(message, now)
         elif isinstance(message, Inputs):
             self.receiver.inputs(message, now)
         elif isinstance(message, Release):
             self.release(message.run)
+        elif isinstance(message, Unread):
+            self.sender.unread(message.run, message.edge)
         else:
             return False
         return True

@@ -238,7 +238,7 @@ class ProxyLink:
         """Send the next heartbeat at once."""
         self.next_send = 0.0
 
-    def goodbye(self, *, drained: bool) -> None:
+    def goodbye(self, *, drained: bool, for_good: bool) -> None:
         if self.proxy is not None:
-            self.send(Goodbye(self.hello.sender, self.proxy, drained))
+            self.send(Goodbye(self.hello.sender, self.proxy, drained, for_good))
         self.flush()

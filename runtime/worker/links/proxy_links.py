@@ -166,6 +166,6 @@ class ProxyLinks:
         for link in self.links:
             link.turn_to(role, draining)
 
-    def goodbye(self, *, drained: bool) -> None:
+    def goodbye(self, *, drained: bool, for_good: bool) -> None:
         for link in self.links:
-            link.goodbye(drained=drained)
+            link.goodbye(drained=drained, for_good=for_good)

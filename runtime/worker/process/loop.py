@@ -38,7 +38,8 @@ class SupervisorCommands:
             return
         for command in self.pipe.take():
             if command.get("kind") == "role":
-                self.assigned_role.take(command["order"], command["role"], command["drain"], now)
+                ends = command.get("for_good", False)
+                self.assigned_role.take(command["order"], command["role"], command["drain"], now, for_good=ends)
             elif command.get("kind") == "log_level":
                 logging.getLogger().setLevel(command["level"].upper())
             elif trial := self.trials.get(command.get("kind", "")):
@@ -123,7 +124,8 @@ class WorkerLoop:
 
     def leave(self) -> None:
         """On shutdown, return requests in flight so the proxy can redispatch at once."""
-        self.link.goodbye(drained=self.assigned_role.is_drained)
+        role = self.assigned_role
+        self.link.goodbye(drained=role.is_drained, for_good=role.leaves_for_good)
         self.workload.drop(Failure("the worker stops", 503, moved=True), None, self.now)
         self.link.flush()
         self.sockets.leaving.close()

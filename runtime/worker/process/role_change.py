@@ -13,7 +13,7 @@ class AssignedRole:
     """The last order of the supervisor, and its state. Nothing is reported before the first order.
 
     A draining worker has until `deadline` for its requests. It is drained once the proxy has confirmed, and so sends no
-    more requests, and none is left.
+    more requests, and none is left. It `leaves_for_good` if no other process will come in its place.
     """
 
     def __init__(self, link: ProxyLinks, report: Reporter) -> None:
@@ -21,11 +21,12 @@ class AssignedRole:
         self.order: int | None = None
         self.deadline: float | None = None
         self.reported = True
+        self.leaves_for_good = False
 
-    def take(self, order: int, role: str, drain: float | None, now: float) -> None:
+    def take(self, order: int, role: str, drain: float | None, now: float, *, for_good: bool = False) -> None:
         """Accept an order. `drain` is None to serve new requests, else the seconds in which the present ones must
         end."""
-        self.order, self.reported = order, False
+        self.order, self.reported, self.leaves_for_good = order, False, for_good
         self.deadline = None if drain is None else now + drain
         self.link.turn_to(role, draining=drain is not None)
 

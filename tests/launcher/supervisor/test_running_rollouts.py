@@ -78,8 +78,8 @@ def test_a_drained_worker_stays_and_comes_back(pair: Any, waiting: WaitUntil) ->
     assert command(pair, command="undrain", names=["decode:0"])[0].code == 0
     assert set(states(pair).values()) == {"ready"} and pids(pair) == before
     assert readiness(find_launch(pair.base, folder_of(pair))) == "ready: proxy, prefill:0, decode:0"
-    told = [(order["name"], order["role"], order["drain"]) for order in orders(pair)]
-    assert told == [("decode:0", "decode", 7.0), ("decode:0", "decode", None)]
+    told = [(order["name"], order["role"], order["drain"], order["for_good"]) for order in orders(pair)]
+    assert told == [("decode:0", "decode", 7.0, False), ("decode:0", "decode", None, False)]
 
 
 def test_a_drained_worker_that_dies_comes_back_drained(pair: Any, waiting: WaitUntil) -> None:
@@ -96,6 +96,7 @@ def test_a_restart_is_another_process_and_no_death(pair: Any) -> None:
     assert reply.code == 0 and "decode:0 is ready after" in said[-1]
     after = pids(pair)
     assert {name for name in before if before[name] != after[name]} == {"decode:0"}
+    assert not any(order["for_good"] for order in orders(pair)), "another process comes in its place"
     pair.process.terminate()
     assert pair.end() == 0
     assert "starting it again" not in pair.console and "given up" not in pair.console
@@ -158,6 +159,7 @@ def test_workers_come_and_go(pair: Any) -> None:
     assert "Nothing is free for another decode worker" in refusal(pair, command="scale", counts={"decode": 3})
     reply, said = command(pair, command="scale", counts={"decode": 1})
     assert reply.code == 0 and said[-1] == "decode:1 is gone"
+    assert [order["name"] for order in orders(pair) if order["for_good"]] == ["decode:1"]
     assert set(pair.children()) == {"proxy", "prefill:0", "decode:0"} == set(rows(pair))
     assert command(pair, command="scale", counts={"decode": 1})[0] == ControlReply("done", 0, {})
     pair.process.terminate()
@@ -284,7 +286,7 @@ def test_workers_alone_drain_before_they_end(launched: Launched) -> None:  # G4
     launch.until("ready on")
     launch.process.terminate()
     assert launch.end() == 0
-    assert [order["drain"] for order in orders(launch)] == [1000, 1000]
+    assert [(order["drain"], order["for_good"]) for order in orders(launch)] == [(1000, True), (1000, True)]
 
 
 def stir(launch: Any, luck: random.Random) -> None:

@@ -15,6 +15,7 @@ from pontil.runtime.wire.messages import (
     StreamMark,
     Subscribe,
     Subscribed,
+    Unread,
     Unsubscribe,
 )
 
@@ -143,6 +144,7 @@ GRAPH_MESSAGES: dict[str, Message] = {
     "unsubscribe": Unsubscribe(
         sender="n0", receiver="d4", run="r", edge="talker/code2wav/codes", attempt=1, finished=True
     ),
+    "unread": Unread(sender="px", receiver="d4", run="r", edge="talker/code2wav/codes"),
 }
 
 GRAPH_RECORDED = {
@@ -210,6 +212,10 @@ GRAPH_RECORDED = {
     "unsubscribe": (
         "87a174ab756e737562736372696265a673656e646572a26e30a87265636569766572a26434a372756ea172a465646765b574"
         "616c6b65722f636f6465327761762f636f646573a7617474656d707401a866696e6973686564c3"
+    ),
+    "unread": (
+        "85a174a6756e72656164a673656e646572a27078a87265636569766572a26434a372756ea172a465646765b574616c6b6572"
+        "2f636f6465327761762f636f646573"
     ),
 }
 

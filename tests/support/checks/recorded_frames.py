@@ -85,7 +85,7 @@ MESSAGES: dict[str, Message] = {
         lost_peers=["p3"],
     ),
     "still_here": StillHere(sender="px", receiver="d4"),
-    "goodbye": Goodbye(sender="d4", receiver="px", drained=True),
+    "goodbye": Goodbye(sender="d4", receiver="px", drained=True, for_good=True),
     "role_change": RoleChange(sender="d4", receiver="px", role="prefill", draining=True),
     "submit": Submit(
         sender="px",
@@ -264,7 +264,9 @@ RECORDED = {
         "756e636f6d707574656428aa6c6f73745f706565727391a27033"
     ),
     "still_here": "83a174aa7374696c6c5f68657265a673656e646572a27078a87265636569766572a26434",
-    "goodbye": "84a174a7676f6f64627965a673656e646572a26434a87265636569766572a27078a7647261696e6564c3",
+    "goodbye": (
+        "85a174a7676f6f64627965a673656e646572a26434a87265636569766572a27078a7647261696e6564c3a8666f725f676f6f64c3"
+    ),
     "role_change": (
         "85a174ab726f6c655f6368616e6765a673656e646572a26434a87265636569766572a27078a4726f6c65a770726566696c6c"
         "a8647261696e696e67c3"

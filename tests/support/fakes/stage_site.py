@@ -26,6 +26,7 @@ from pontil.runtime.wire.messages import (
     Starved,
     Submit,
     Tokens,
+    Unread,
 )
 
 # Frames in an output, and steps between two complaints.
@@ -45,6 +46,7 @@ class StageSite(Proxy):
         self.missed: list[tuple[int, str]] = []
         self.handed: set[tuple[str, int]] = set()
         self.released: set[tuple[str, str]] = set()
+        self.unread: list[tuple[str, str]] = []
 
     def send(self, message: Message) -> bool:
         worker = self.workers.get(getattr(message, "receiver", ""))
@@ -125,6 +127,8 @@ class StageWorker:
             self.jobs.pop(message.request_id, None)
         elif isinstance(message, Inputs) and message.request_id in self.jobs:
             self.jobs[message.request_id].producers = [peer for peer, _ in message.producers]
+        elif isinstance(message, Unread):
+            self.site.unread.append((self.name, message.edge))
         elif isinstance(message, Release):
             self.site.released.add((self.name, message.run))
             self.kept = {key: kept for key, kept in self.kept.items() if key[0] != message.run}

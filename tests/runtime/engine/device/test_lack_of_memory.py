@@ -207,6 +207,22 @@ def test_a_prompt_that_failed_is_not_found_in_the_prefix_cache(model: Model, cal
     assert drain(engine)["second"] == calm.tokens["large"]
 
 
+@pytest.mark.parametrize("purpose", [Purpose.ANSWER, Purpose.HANDOVER])
+@pytest.mark.parametrize(("given", "most"), [({0: 7}, 5), ({}, 0)])
+def test_a_prompt_whose_token_is_known_or_that_wants_none_fails_as_well(
+    model: Model, purpose: Purpose, given: dict[int, int], most: int
+) -> None:
+    """Another attempt has the first token. Its prompt was not computed, and nobody may go on behind it."""
+    engine, _ = device_engine(model)
+    one = sequence("a", prompt(20), most)
+    one.purpose, one.branch.given = purpose, given
+    engine.add(one)
+    with FailingMemory({3}):
+        (output,) = engine.step()
+    assert (output.finish, output.failure, output.ids) == (FinishReason.ERROR, MEMORY_RAN_OUT, [])
+    assert not engine.has_work and engine.prompt_computed == 0
+
+
 def test_a_request_that_ends_in_the_step_before_had_its_whole_answer(model: Model, calm: Course) -> None:
     """The row of a request that its last token had already ended fails: the client has the end, and no error."""
     stop = calm.tokens["greedy"][3]

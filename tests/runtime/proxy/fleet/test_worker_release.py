@@ -5,18 +5,21 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_proxy import TEXT, LiveProxy, collect, submitted, until
+from live_proxy import TEXT, LiveProxy, collect, lost, submitted, until
 from scripted_worker import ScriptedWorker, silent
 
+from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.worker_release import ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import graph_named
-from pontil.runtime.wire.messages import SCHEMA, Hello, RoleChange
+from pontil.runtime.wire.messages import SCHEMA, Goodbye, Hello, RoleChange
 
 PARAMS = SamplingParams(max_tokens=60, seed=1)
 OLD = Hello("o", SCHEMA, "mixed:0", "mixed", 11, "cpu", "tiny", "model", "layout", "ipc:///e", 16, 10, 4, 512, 256)
@@ -138,6 +141,91 @@ def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play
         again = await live_proxy.worker("mixed:2")
         assert (await submitted(again)).delivered == [[7]] and new.submits.empty()
         stream.cancel()
+
+    play(scene)
+
+
+@dataclass
+class BegunAnswer:
+    """An answer that an old worker has begun, beside one of another release."""
+
+    live_proxy: LiveProxy
+    old: ScriptedWorker
+    stream: Stream
+
+    @property
+    def waits(self) -> bool:
+        self.live_proxy.proxy.tick()
+        return self.stream.request.id in self.live_proxy.proxy.dispatcher.stranded
+
+    async def leaves(self, worker: ScriptedWorker, *, for_good: bool) -> None:
+        """Have a worker drain, end in order and be gone."""
+        await leaves(self.live_proxy, worker)
+        worker.say(Goodbye(worker.incarnation, worker.proxy, True, for_good))
+        known = self.live_proxy.proxy.registry.workers[worker.incarnation]
+        await until(lambda: known.drained)
+        lost(self.live_proxy, worker)
+
+    async def fails(self) -> None:
+        with pytest.raises(Unavailable, match="have left: try again"):
+            await collect(self.stream)
+        assert self.live_proxy.proxy.idle and not self.live_proxy.proxy.registry.generating.shares.bound
+
+
+async def begun_by_the_old(live_proxy: LiveProxy) -> BegunAnswer:
+    def begins(worker: ScriptedWorker, submit: object) -> object:
+        yield worker.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)  # type: ignore[arg-type]
+
+    old = await live_proxy.worker("mixed:0", script=begins)
+    stream = live_proxy.submit([5], PARAMS)
+    await until(lambda: stream.request.times.begun)
+    return BegunAnswer(live_proxy, old, stream)
+
+
+def test_nobody_waits_for_a_release_whose_last_worker_has_left_for_good(play: Play) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        begun = await begun_by_the_old(live_proxy)
+        other = await live_proxy.worker("mixed:1")
+        await live_proxy.worker("mixed:2", revision="b", model_fingerprint="n")
+        await begun.leaves(other, for_good=True)
+        assert live_proxy.proxy.registry.workers and not begun.waits, "the one that began it is there"
+        await begun.leaves(begun.old, for_good=True)
+        await begun.fails()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["died", "restarts"])
+def test_an_answer_waits_for_a_worker_of_its_release_that_may_come_back(play: Play, how: str) -> None:
+    """It may be gone before the last one leaves for good."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        begun = await begun_by_the_old(live_proxy)
+        other = await live_proxy.worker("mixed:1")
+        await live_proxy.worker("mixed:2", revision="b", model_fingerprint="n")
+        if how == "died":
+            lost(live_proxy, other)
+        else:
+            await begun.leaves(other, for_good=False)
+        await begun.leaves(begun.old, for_good=True)
+        assert begun.waits
+        again = await live_proxy.worker("mixed:1")
+        await until(lambda: not begun.waits)
+        assert (await submitted(again)).delivered == [[7]]
+        begun.stream.cancel()
+
+    play(scene)
+
+
+def test_an_answer_waits_where_no_other_release_serves(play: Play) -> None:
+    """A service manager restarts launches too: that ends no release."""
+
+    async def scene(live_proxy: LiveProxy) -> None:
+        begun = await begun_by_the_old(live_proxy)
+        await begun.leaves(begun.old, for_good=True)
+        assert begun.waits
+        await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
+        await begun.fails()
 
     play(scene)
 

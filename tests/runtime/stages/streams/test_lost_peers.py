@@ -197,6 +197,40 @@ def test_a_finished_consumer_frees_its_producer() -> None:
     assert producer.is_clean and not output.is_full
 
 
+def test_the_proxy_frees_a_producer_whose_consumer_died_as_it_ended() -> None:
+    world, producer, consumer = pair()
+    output = producer.output(window=2)
+    consumer.input(a_buffer(), "p")
+    output.emit(0, "speak", item(0))
+    output.emit(1, "speak", item(1))
+    world.turn()
+    del world.workers["c"]
+    world.turn(1000.0)
+    assert output.is_full
+    for _ in range(2):
+        producer.sender.unread(RUN, EDGE)
+        producer.sender.unread("another", EDGE)
+        output.emit(2, "speak", item(2))
+        assert producer.is_clean and not output.is_full
+
+
+def test_an_edge_is_read_again_after_its_reader_had_ended() -> None:
+    """A stage is computed again by another request, whose attempts count anew."""
+    world, producer, consumer = pair()
+    consumer.input(a_buffer(), "p")
+    producer.output().emit(0, "speak", item(0))
+    world.turn()
+    consumer.receiver.close("r.code2wav", 1, True, world.now)
+    world.turn()
+    producer.sender.unread(RUN, EDGE)
+    again, buffer = producer.output(attempt=2), a_buffer()
+    again.emit(0, "speak", item(0))
+    again.finish(1)
+    consumer.input(buffer, "p", attempt=0)
+    world.turn()
+    assert read(buffer) == [0] and buffer.finished
+
+
 def test_an_attempt_makes_what_is_missing_before_what_is_kept() -> None:
     """The worker that made the first items is gone, and the one with the others makes them all."""
     world, producer, consumer = pair()

@@ -39,9 +39,9 @@ class Commander:
         self.pipe = CommandPipe(reading, logging.getLogger("pontil.worker"))
         self.commands = worker.commands = SupervisorCommands(self.pipe, worker.poller, worker.assigned_role, {})
 
-    def tell(self, role: str, drain: float | None) -> None:
+    def tell(self, role: str, drain: float | None, **more: bool) -> None:
         self.number += 1
-        order = {"kind": "role", "order": self.number, "role": role, "drain": drain}
+        order = {"kind": "role", "order": self.number, "role": role, "drain": drain, **more}
         os.write(self.writing, json.dumps(order).encode() + b"\n")
 
     def is_obeyed(self, *, drained: bool) -> bool:
@@ -164,6 +164,19 @@ def test_only_who_drained_says_that_nothing_depends_on_it(
     pair[1].leave()
     proxy.turn_until(lambda: pair[1].incarnation in proxy.goodbyes)
     assert proxy.goodbyes[pair[1].incarnation].drained
+
+
+@pytest.mark.parametrize("for_good", [True, False])
+def test_who_leaves_says_whether_it_is_for_good(
+    proxy: ScriptedProxy, pair: Pair, commander: Commander, for_good: bool
+) -> None:
+    """The last order counts."""
+    for earlier in (not for_good, for_good):
+        commander.tell("decode", LATER, for_good=earlier)
+        proxy.turn_until(lambda: commander.is_obeyed(drained=True))
+    pair[1].leave()
+    proxy.turn_until(lambda: pair[1].incarnation in proxy.goodbyes)
+    assert proxy.goodbyes[pair[1].incarnation].for_good is for_good
 
 
 def test_a_new_proxy_hears_what_the_last_one_knew(proxy: ScriptedProxy, pair: Pair, commander: Commander) -> None:
