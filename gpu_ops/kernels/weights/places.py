@@ -17,6 +17,7 @@ class SharedPlace(Protocol):
     """A place for one file, which others see once it is published. The system counts the pages of one that is
     `reclaimable` as free memory."""
 
+    path: Path
     reclaimable: bool
 
     def begin(self) -> IO[bytes]:

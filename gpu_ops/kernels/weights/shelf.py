@@ -3,7 +3,6 @@
 earlier process wrote (packed_file.py).
 """
 
-import ctypes
 import logging
 import mmap
 import os
@@ -17,19 +16,15 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE, Arena, fresh
+from pontil.gpu_ops.kernels.weights.file_memory import FileMemory, MappedFile, path_of
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack
 from pontil.gpu_ops.kernels.weights.packed_file import PIECE, PackedFileError, PackedIndex, read_index, write_index
 from pontil.gpu_ops.kernels.weights.places import SharedPlace
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 
-# The protection of memory by the system (sys/mman.h).
-PROT_READ = 1
 DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.float32, torch.bfloat16, torch.int64, torch.uint8)}
 
 logger = logging.getLogger("pontil.worker")
-
-LIBRARY = ctypes.CDLL(None, use_errno=True)
-LIBRARY.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 Packable = tuple[Tensor | QuantizedWeights, Tensor | None]
 """A weight and its bias."""
@@ -38,9 +33,11 @@ Packable = tuple[Tensor | QuantizedWeights, Tensor | None]
 class Shelf(Protocol):
     """The weights of a model as it takes them, under the same names in the same order in each process that loads it.
     Whether the shelf `reads` the checkpoint: else it calls no `make`. So many bytes of them are `reclaimable`: the
-    system counts these as memory that is free."""
+    system counts these as memory that is free. `mapped` is the file that has them, once the shelf is finished; None
+    where nobody can change it."""
 
     reads: bool
+    mapped: MappedFile | None
 
     @property
     def reclaimable(self) -> int: ...
@@ -57,6 +54,7 @@ class PrivateShelf:
     """Weights in the memory of this process."""
 
     reads, reclaimable = True, 0
+    mapped: MappedFile | None = None
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         return make()
@@ -79,8 +77,8 @@ class WritingShelf:
         """Raises OSError."""
         self.place, self.about, self.lock = place, about, lock
         self.file = place.begin()
-        # Address, place in the file, and size of each region, with what maps it.
-        self.regions: list[tuple[int, int, int, mmap.mmap]] = []
+        self.regions: list[FileMemory] = []
+        self.mapped: MappedFile | None = None
         self.items: list[dict[str, object]] = []
         self.size = 0
         self.failure: OSError | None = None
@@ -96,14 +94,14 @@ class WritingShelf:
         try:
             # A page that a full disk has no room for would end this process when it writes there.
             os.posix_fallocate(self.file.fileno(), self.size, size)
-            region = mmap.mmap(self.file.fileno(), size, mmap.MAP_SHARED, offset=self.size)
+            region = FileMemory(size, self.size)
+            region.show(self.file, writable=True)
         except OSError as error:
             self.failure = error
             return fresh(size)
-        memory = torch.frombuffer(region, dtype=torch.uint8)
-        self.regions.append((memory.data_ptr(), self.size, size, region))
+        self.regions.append(region)
         self.size += size
-        return memory
+        return region.tensor
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         kept = self.arena.copy(make())
@@ -119,31 +117,36 @@ class WritingShelf:
 
     def described(self, tensor: Tensor) -> dict[str, object]:
         address = tensor.data_ptr()
-        start, place = next((at, place) for at, place, size, _ in self.regions if at <= address < at + size)
-        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "offset": place + address - start}
+        region = next(one for one in self.regions if one.address <= address < one.address + one.size)
+        offset = region.offset + address - region.address
+        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "offset": offset}
 
     def described_matrix(self, matrix: Matrix) -> dict[str, object]:
         values = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
         return {name: self.described(one) if isinstance(one, Tensor) else one for name, one in values.items()}
 
     def finish(self) -> None:
-        """Write the index, and publish the file."""
+        """Write the index, and publish the file. From then on this process can write to it no more either."""
         try:
+            mapped = self.read_only()
             if self.failure is not None:
                 raise self.failure
             self.write_index()
             self.place.publish(self.file)
+            self.mapped = mapped if self.place.reclaimable else None
         except OSError as error:
             logger.warning("weights are not shared with other processes: %s", error)
             self.place.give_up()
         finally:
             self.file.close()
             self.lock.close()
-        for address, _, size, _ in self.regions:
-            LIBRARY.mprotect(address, size, PROT_READ)
+
+    def read_only(self) -> MappedFile:
+        """Have all regions be read only."""
+        return MappedFile(self.place.path, path_of(self.file).open("rb"), self.regions)
 
     def write_index(self) -> None:
-        sums = [piece for *_, region in self.regions for piece in sums_of(np.frombuffer(region, np.uint8))]
+        sums = [piece for region in self.regions for piece in sums_of(region.tensor.numpy())]
         write_index(self.file, PackedIndex(self.about, self.items, sums, self.size))
 
 
@@ -156,7 +159,10 @@ class MappedShelf:
         """Raises OSError, and PackedFileError where the file is damaged."""
         self.index = read_index(path)
         self.reclaimable = self.index.size if reclaimable else 0
-        self.memory = mapped(path, self.index.size)
+        whole = FileMemory(self.index.size, 0)
+        self.memory, file = whole.tensor, MappedFile(path, path.open("rb"), [whole])
+        whole.region.madvise(mmap.MADV_WILLNEED)
+        self.mapped = file if reclaimable else None
         if sums_of(self.memory.numpy()) != self.index.sums:
             raise PackedFileError(f"{path} is damaged")
         self.next = 0
@@ -191,18 +197,6 @@ class MappedShelf:
     def finish(self) -> None:
         if self.next != len(self.index.items):
             raise PackedFileError("the packed weights have more items than the model takes")
-
-
-def mapped(path: Path, size: int) -> Tensor:
-    """uint8 [size] of a file's beginning. It can be read only: a write to it ends the process."""
-    with path.open("rb") as file:
-        region = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
-    region.madvise(mmap.MADV_WILLNEED)
-    array = np.frombuffer(region, dtype=np.uint8)
-    # torch warns of arrays that cannot be written, so it gets an address, whose holder keeps the mapping.
-    memory = (ctypes.c_uint8 * size).from_address(array.ctypes.data)
-    memory.array = array  # type: ignore[attr-defined]
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def verify(path: Path) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed weights whose file is cut off, replaced or removed under the processes that map it."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -81,6 +82,15 @@ def test_even_its_owner_opens_a_packed_file_only_to_read(model: Path, cache: Pat
     if os.getuid():
         with pytest.raises(PermissionError):
             file.open("r+b")
+
+
+def test_who_packed_a_file_has_it_open_to_write_no_more(model: Path, cache: Path) -> None:
+    """The system gives a read lease to nobody before: neither its descriptor nor its mapping may be left."""
+    built = Loading(model, cache).model()
+    with packed_files_of(cache)[0].open("rb") as file:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        assert fcntl.fcntl(file, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+    assert bits(built)
 
 
 @pytest.mark.parametrize("hand", [os.utime, lambda path: Path(shutil.copy(path, path.parent / "n")).rename(path)])

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that shows a part of a file, at an address that stays when another file of the same bytes takes its place."""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+from typing import IO
+
+import torch
+
+# The system's own numbers (sys/mman.h).
+MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
+
+LIBRARY = ctypes.CDLL(None, use_errno=True)
+LIBRARY.mmap.restype = ctypes.c_void_p
+LIBRARY.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+)  # fmt: skip
+
+
+class FileMemory:
+    """Memory whose `tensor`, uint8 [size], shows what a file has from `offset` on, once one is shown. A write to what
+    is not `writable` ends this process. A view of the tensor keeps the memory."""
+
+    def __init__(self, size: int, offset: int) -> None:
+        """Raises OSError."""
+        self.size, self.offset = size, offset
+        # Only addresses: a file that Python maps stays open to write for as long as the memory is used.
+        self.region = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        self.tensor = torch.frombuffer(self.region, dtype=torch.uint8)
+        self.address = self.tensor.data_ptr()
+
+    def show(self, file: IO[bytes], writable: bool = False) -> None:
+        """Have the memory show this file. At any time other threads find the one or the other. Raises OSError."""
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        flags = mmap.MAP_SHARED | MAP_FIXED
+        found = LIBRARY.mmap(self.address, self.size, protection, flags, file.fileno(), self.offset)
+        if found != self.address:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class MappedFile:
+    """All `parts` of memory that show one file, which is open to be read as `file`. Others find it at its `path`."""
+
+    def __init__(self, path: Path, file: IO[bytes], parts: list[FileMemory]) -> None:
+        """Raises OSError."""
+        self.path, self.parts = path, parts
+        self.show(file)
+
+    def show(self, file: IO[bytes]) -> None:
+        """Have all parts show a file, which has the same bytes if it is another one. Raises OSError: some may show it
+        then, and some not."""
+        for part in self.parts:
+            part.show(file)
+        self.file = file
+
+
+def path_of(file: IO[bytes]) -> Path:
+    """Return the path at which this process opens the same file anew, whatever name it has now."""
+    return Path(f"/proc/self/fd/{file.fileno()}")
