@@ -17,6 +17,7 @@ from workers import DEADLINE, ScriptedProxy, Silent
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.loaders.synthetic import write_tiny_llama
+from pontil.runtime.probe import packed_share
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
 from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
@@ -257,7 +258,7 @@ def test_an_encoder_of_another_process_is_mapped_and_makes_the_same_vectors(
     cache.mkdir()
     (cache / "kernels").symlink_to(CACHE / "kernels")
     vectors = []
-    for least in (packed_weights.LEAST_BYTES, 0, 0):  # the first is private, as so small a model is
+    for least in (packed_share.LEAST_BYTES, 0, 0):  # the first is private, as so small a model is
         monkeypatch.setattr(packed_weights, "LEAST_BYTES", least)
         config = embedding_config(folder, tmp_path, cache_dir=str(cache), quantization="gguf")
         vectors.append(assemble_embedder(config, Silent()).vectors(texts))
