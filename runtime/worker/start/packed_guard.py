@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed weights that stay where they are when somebody cuts off or overwrites their file (docs/decisions/089)."""
 
-import fcntl
 import logging
 import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
@@ -19,8 +18,6 @@ logger = logging.getLogger("pontil.worker")
 LOOK = 1.0
 # Seconds that the system gives a process for handing a lease back, 0 for any number.
 BREAK_TIME, USUAL_BREAK_TIME = Path("/proc/sys/fs/lease-break-time"), 45.0
-# The system's signal when somebody waits for the lease. Its usual one ends the process, this one is ignored.
-TOLD_BY = signal.SIGURG
 
 
 class PackedGuard:
@@ -55,10 +52,9 @@ class PackedGuard:
         """Have a copy mapped if somebody wants to write to the file, or may do so already."""
         try:
             if self.leases[mapped]:
-                is_safe = fcntl.fcntl(mapped.file, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+                is_safe = mapped.is_leased
             else:
-                fcntl.fcntl(mapped.file, fcntl.F_SETSIG, TOLD_BY)
-                fcntl.fcntl(mapped.file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+                mapped.take_lease()
                 is_safe = self.leases[mapped] = True
         except BlockingIOError:
             is_safe = False
@@ -88,8 +84,7 @@ class PackedGuard:
 
     def hand_back(self) -> None:
         for mapped in self.leases:
-            with suppress(OSError):
-                fcntl.fcntl(mapped.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            mapped.hand_back()
 
 
 def break_time() -> float:

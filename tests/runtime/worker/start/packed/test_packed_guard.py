@@ -30,7 +30,7 @@ LOCKS = Path("/proc/locks")
 TIMEOUT = 60.0
 IN_ORDER = 5
 Faults = Callable[[pytest.MonkeyPatch], None]
-Start = Callable[[int], list["GuardedProcess"]]
+Start = Callable[..., list["GuardedProcess"]]
 
 
 def digest(model: Path, cache: Path | None) -> bytes:
@@ -41,9 +41,14 @@ def digest_of(parts: list[bytes]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def wait_for_leases(path: Path, count: int) -> None:
+def wait_for_leases(path: Path, count: int, state: str = "ACTIVE") -> None:
     inode = f":{path.stat().st_ino} "
-    wait_for(lambda: count == sum("LEASE" in line and inode in line for line in LOCKS.open()), TIMEOUT, "leases")
+
+    def are_there() -> bool:
+        found = [line.split() for line in LOCKS.open() if inode in line]
+        return count == sum(line[1:3] == ["LEASE", state] for line in found)
+
+    wait_for(are_there, TIMEOUT, f"{count} leases")
 
 
 class GuardedProcess:
@@ -62,16 +67,23 @@ class GuardedProcess:
         os.close(hearing)
         self.kind = self.hear(1)
 
+    def guard(self) -> None:
+        os.write(self.order, b"g")
+        assert self.hear(1) == b"g"
+
     def serve(self, loading: Loading, saying: int, hearing: int) -> None:
         for number in (signal.SIGBUS, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(IN_ORDER if built and bits(built) else 1))
         built, guard, failures = loading.model(), PackedGuard(loading.shelf.mapped), ThreadFailures()
+        os.write(saying, b"m" if isinstance(loading.shelf, MappedShelf) else b"w")
+        assert select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"g"
         with ExitStack() as opened:
-            guard.turn()
+            while guard.turn() == 0.0:
+                pass
             assert all(guard.leases.values()), "there is no lease"
             guard.begin(opened, failures)
-            os.write(saying, b"m" if isinstance(loading.shelf, MappedShelf) else b"w")
+            os.write(saying, b"g")
             while select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"r":
                 os.write(saying, digest_of(bits(built)))
         os._exit(1 if failures.counts() else 0)
@@ -99,11 +111,14 @@ class GuardedProcess:
 
 @pytest.fixture
 def start(model: Path, cache: Path) -> Iterator[Start]:
-    """Start so many processes, one after the other."""
+    """Start so many processes, one after the other, and have them guard the file unless they are still to be told."""
     started: list[GuardedProcess] = []
 
-    def more(count: int) -> list[GuardedProcess]:
-        started.extend(GuardedProcess(model, cache) for _ in range(count))
+    def more(count: int, guarded: bool = True) -> list[GuardedProcess]:
+        for _ in range(count):
+            started.append(GuardedProcess(model, cache))
+            if guarded:
+                started[-1].guard()
         return started
 
     yield more
@@ -135,6 +150,22 @@ def test_a_file_that_is_cut_off_takes_neither_who_packed_it_nor_who_maps_it(
     assert isinstance(Loading(model, cache).shelf, MappedShelf)
     assert [one.end() for one in processes] == [0, 0, 0]
     assert not list(path.parent.glob(f"*{PARTIAL}"))
+
+
+def test_who_still_loads_when_the_file_is_cut_off_moves_once_it_guards_it(
+    model: Path, cache: Path, start: Start
+) -> None:
+    """The lease is taken before the sums are compared, and the system waits for it."""
+    expected, processes = digest(model, None), start(2, guarded=False)
+    (path,) = packed_files_of(cache)
+    cutting = threading.Thread(target=os.truncate, args=(path, 0))
+    cutting.start()
+    wait_for_leases(path, 2, "BREAKING")
+    for one in processes:
+        one.guard()
+    cutting.join(TIMEOUT)
+    assert not cutting.is_alive() and [one.read() for one in processes] == [expected] * 2
+    assert [one.end() for one in processes] == [0, 0]
 
 
 def test_two_hands_at_once_change_one_file_without_a_name(model: Path, cache: Path, start: Start) -> None:
@@ -254,6 +285,7 @@ def test_who_has_the_file_open_to_write_already_is_left_with_it(
 ) -> None:
     loading = Loading(model, cache)
     built, guard = loading.model(), PackedGuard(loading.shelf.mapped)
+    guard.hand_back()
     (path,) = packed_files_of(cache)
     path.chmod(0o600)
     with path.open("r+b") as writing:
