@@ -14,8 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from packed_loading import Loading, bits, change, packed_files_of
-from served import wait_for
+from packed_loading import TIMEOUT, Loading, bits, change, packed_files_of, wait_for_leases
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile, path_of
 from pontil.gpu_ops.kernels.weights.places import PARTIAL
@@ -26,8 +25,6 @@ from pontil.runtime.worker.start import packed_copy
 from pontil.runtime.worker.start.packed_files import mappers
 from pontil.runtime.worker.start.packed_guard import LOOK, PackedGuard
 
-LOCKS = Path("/proc/locks")
-TIMEOUT = 60.0
 IN_ORDER = 5
 Faults = Callable[[pytest.MonkeyPatch], None]
 Start = Callable[..., list["GuardedProcess"]]
@@ -39,16 +36,6 @@ def digest(model: Path, cache: Path | None) -> bytes:
 
 def digest_of(parts: list[bytes]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
-
-
-def wait_for_leases(path: Path, count: int, state: str = "ACTIVE") -> None:
-    inode = f":{path.stat().st_ino} "
-
-    def are_there() -> bool:
-        found = [line.split() for line in LOCKS.open() if inode in line]
-        return count == sum(line[1:3] == ["LEASE", state] for line in found)
-
-    wait_for(are_there, TIMEOUT, f"{count} leases")
 
 
 class GuardedProcess:
