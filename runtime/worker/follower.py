@@ -44,6 +44,7 @@ from pontil.runtime.worker.process.idle_work import IdleWork
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.process.workload import Outlook, Workload
 from pontil.runtime.worker.start.loading import ModelPart, load, memory_errors
+from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.prefault import Prefault
 
 # Seconds between two looks at transfers while nothing arrives, and at whether the process is to stop.
@@ -169,6 +170,7 @@ class FollowerStart:
         link, incarnation, rank = self.driver, self.sockets.incarnation, self.config.rank
         with memory_errors(self.config.device):
             loaded = self.load_part()
+            PackedGuard(loaded.mapped).begin(self.sockets.closing, self.sockets.failures)
             link.socket.send(
                 RankLoaded(
                     incarnation, link.driver, rank, loaded.fingerprint, loaded.layout.fingerprint(), loaded.kernels,

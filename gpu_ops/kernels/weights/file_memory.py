@@ -2,8 +2,11 @@
 """Memory that shows a part of a file, at an address that stays when another file of the same bytes takes its place."""
 
 import ctypes
+import fcntl
 import mmap
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -11,6 +14,8 @@ import torch
 
 # The system's own numbers (sys/mman.h).
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
+# The system's signal when somebody waits for a lease. Its usual one ends the process, this one is ignored.
+TOLD_BY = signal.SIGURG
 
 LIBRARY = ctypes.CDLL(None, use_errno=True)
 LIBRARY.mmap.restype = ctypes.c_void_p
@@ -54,6 +59,21 @@ class MappedFile:
         for part in self.parts:
             part.show(file)
         self.file = file
+
+    def take_lease(self) -> None:
+        """Have the system hold up who opens the file to write or cuts it off, until the lease is handed back. Raises
+        BlockingIOError where somebody is about to or has it open, and OSError where there are no leases."""
+        fcntl.fcntl(self.file, fcntl.F_SETSIG, TOLD_BY)
+        fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+
+    def hand_back(self) -> None:
+        with suppress(OSError):
+            fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    @property
+    def is_leased(self) -> bool:
+        """Return whether the lease is held, and nobody waits for it. Raises OSError."""
+        return fcntl.fcntl(self.file, fcntl.F_GETLEASE) == fcntl.F_RDLCK
 
 
 def path_of(file: IO[bytes]) -> Path:

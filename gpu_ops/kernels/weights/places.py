@@ -36,8 +36,8 @@ class NamedFile:
 
     reclaimable = True
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.partial = path, path.with_suffix(PARTIAL)
+    def __init__(self, path: Path, partial: str = PARTIAL) -> None:
+        self.path, self.partial = path, path.with_suffix(partial)
 
     def begin(self) -> IO[bytes]:
         # Somebody may still map the one that was left there.
@@ -46,6 +46,10 @@ class NamedFile:
 
     def publish(self, file: IO[bytes]) -> None:
         os.fsync(file.fileno())
+        self.name(file)
+
+    def name(self, file: IO[bytes]) -> None:
+        """Give the file its name, though the disk may not have all of it yet. Raises OSError."""
         os.fchmod(file.fileno(), stat.S_IRUSR)
         self.partial.rename(self.path)
 

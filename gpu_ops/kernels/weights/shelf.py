@@ -3,6 +3,7 @@
 earlier process wrote (packed_file.py).
 """
 
+import contextlib
 import logging
 import mmap
 import os
@@ -139,6 +140,9 @@ class WritingShelf:
             self.place.give_up()
         finally:
             self.file.close()
+            self.arena = Arena()
+            if self.mapped is not None:
+                lease(self.mapped)
             self.lock.close()
 
     def read_only(self) -> MappedFile:
@@ -163,7 +167,10 @@ class MappedShelf:
         self.memory, file = whole.tensor, MappedFile(path, path.open("rb"), [whole])
         whole.region.madvise(mmap.MADV_WILLNEED)
         self.mapped = file if reclaimable else None
+        if self.mapped is not None:
+            lease(self.mapped)
         if sums_of(self.memory.numpy()) != self.index.sums:
+            file.hand_back()
             raise PackedFileError(f"{path} is damaged")
         self.next = 0
 
@@ -197,6 +204,13 @@ class MappedShelf:
     def finish(self) -> None:
         if self.next != len(self.index.items):
             raise PackedFileError("the packed weights have more items than the model takes")
+
+
+def lease(mapped: MappedFile) -> None:
+    """Take the lease if there is one to be had. The system waits for it longer than most models take to load, after
+    which a PackedGuard looks at it."""
+    with contextlib.suppress(OSError):
+        mapped.take_lease()
 
 
 def verify(path: Path) -> None:

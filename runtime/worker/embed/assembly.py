@@ -2,7 +2,7 @@
 """Construction of the model of a worker that embeds texts, up to a first run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.start.loading import name_of_kernels, open_device, open_packing
+from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.weights_progress import told
 
 # The kernels read rows in groups of so many numbers.
@@ -31,7 +32,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device. `pooling` is the usual one of its kind."""
+    """A model on its device. `pooling` is the usual one of its kind. `guard` is for the file that has the weights."""
 
     model: EmbeddingModel
     vocab_size: int
@@ -39,6 +40,7 @@ class LoadedModel:
     fingerprint: str
     pooling: str
     kernels: KernelLibrary | None = None
+    guard: PackedGuard = field(default_factory=PackedGuard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Embedder:
     max_model_len: int
     identity: str
     kernels: str
+    guard: PackedGuard = field(default_factory=PackedGuard)
 
     @torch.inference_mode()
     def vectors(self, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
@@ -70,7 +73,7 @@ def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
     longest = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len)
     identity = f"{loaded.fingerprint} {pooling}"
     kernels = name_of_kernels(device, loaded.kernels, config.deterministic)
-    made = Embedder(loaded.model, pooling, loaded.vocab_size, longest, identity, kernels)
+    made = Embedder(loaded.model, pooling, loaded.vocab_size, longest, identity, kernels, loaded.guard)
     report.progress("warming up")
     made.vectors([([0], None)])
     return made
@@ -83,8 +86,9 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     # The quantization is for the model that generates.
     settings = replace(config, quantization="none")
     packing = None if kernels is None else open_packing(settings, checkpoint, "float32", kernels, report)
-    model = Bert(shape, Weights(tensors, device, DTYPE, packing, deterministic=config.deterministic))
-    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels)
+    weights = Weights(tensors, device, DTYPE, packing, deterministic=config.deterministic)
+    model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
+    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels, guard)
 
 
 def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> LoadedModel:

@@ -33,6 +33,7 @@ class EmbeddingWorker(Workload):
 
     def __init__(self, sockets: WorkerSockets, embedder: Embedder) -> None:
         self.embedder, self.queue = embedder, EmbeddingQueue(sockets.config.step_size.tokens)
+        embedder.guard.begin(sockets.closing, sockets.failures)
         link = sockets.connect_proxies(introduction(sockets, embedder))
         super().__init__(sockets, link, IdleWork(), {"max_model_len": embedder.max_model_len})
 

@@ -93,6 +93,7 @@ class Worker(Workload):
         config, self.machine = sockets.config, machine
         sockets.closing.callback(machine.driver.close)
         sockets.leaving.callback(machine.driver.stop)
+        machine.guard.begin(sockets.closing, sockets.failures)
         self.peers_in = sockets.serve_peers()
         link = sockets.connect_proxies(introduction(sockets, machine, self.peers_in.endpoint))
         machine.driver.watch(sockets.poller)

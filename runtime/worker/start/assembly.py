@@ -4,7 +4,7 @@
 import logging
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pontil.gpu_ops.kernels.kernel_set import AUTO
 from pontil.gpu_ops.kernels.lent_cores import LentCores
@@ -30,6 +30,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start.draft_loading import load_draft, make_drafter
 from pontil.runtime.worker.start.loading import load, memory_errors
+from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.stage_model import StageModel, load_stage
 
 logger = logging.getLogger("pontil.worker")
@@ -43,7 +44,7 @@ class WorkerResources:
     is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may round
     differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend. `stage` has
     the parts beside the decoder in a model of several stages. `recorder` records the blocks of a pool that outlives
-    this process, if it does."""
+    this process, if it does. `guard` is for the files that have the weights."""
 
     config: ModelConfig
     fingerprint: str
@@ -59,6 +60,7 @@ class WorkerResources:
     lent_cores: LentCores | None = None
     stage: StageModel | None = None
     recorder: BlockRecorder | None = None
+    guard: PackedGuard = field(default_factory=PackedGuard)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -113,6 +115,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
         loaded.kernels, loaded.lent_cores, stage, recorder,
+        PackedGuard(loaded.mapped, None if draft is None else draft.mapped),
     )  # fmt: skip
 
 

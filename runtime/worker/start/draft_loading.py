@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
@@ -33,12 +34,13 @@ from pontil.runtime.worker.start.loading import ModelPart, quantization_of, read
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """A draft model on the target's device. `weight_bytes` is the memory that its `weights`,
-    in number, take, or a little less."""
+    in number, take, or a little less. `mapped` is the file that has them, if one does."""
 
     model: Model
     layout: KVLayout
     weight_bytes: int
     weights: int
+    mapped: MappedFile | None = None
 
     def shared_blocks(self, config: WorkerConfig, target: ModelPart) -> int:
         """Return how many blocks both models have, of the memory that the target had room for: the KV memory holds as
@@ -95,7 +97,8 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
         planes=shape.kv_planes,
     )  # fmt: skip
     number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
-    return LoadedDraft(model, layout, count_weights(shape) * number_bytes, count_weights(shape))
+    count = count_weights(shape)
+    return LoadedDraft(model, layout, count * number_bytes, count, weights.shelf.mapped)
 
 
 def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:

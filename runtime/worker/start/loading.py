@@ -15,6 +15,7 @@ from pontil.gpu_ops.kernels.compile.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
@@ -54,7 +55,7 @@ Join = Callable[[ModelConfig, KernelLibrary | None, torch.device], Communicator]
 class ModelPart:
     """A process's part of a model. `config` is the whole model's. `layout` is that of its own KV heads, and
     `num_blocks` the blocks that it has room for. `dtype` is the model's, `kernels` names what computes it. `kept` is
-    the pool that outlives this process, if one does."""
+    the pool that outlives this process, if one does, and `mapped` the file that has the weights."""
 
     config: ModelConfig
     fingerprint: str
@@ -65,6 +66,7 @@ class ModelPart:
     kernels: str
     lent_cores: LentCores | None
     kept: KeptPool | None = None
+    mapped: MappedFile | None = None
 
     def open_storage(self, num_blocks: int, first_epoch: int) -> KVStorage:
         """Open the pool. Epochs begin with `first_epoch`, which is later than any that a kept one may have."""
@@ -102,7 +104,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     left = None if kept is None else kept.num_blocks
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
     return ModelPart(
-        model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept
+        model_config, checkpoint.fingerprint, model, layout, num_blocks, dtype, named, lent_cores, kept,
+        weights.shelf.mapped,
     )  # fmt: skip
 
 

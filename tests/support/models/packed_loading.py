@@ -5,6 +5,7 @@ from pathlib import Path
 
 import kernels
 import torch
+from served import wait_for
 
 from pontil.gpu_ops.kernels.linear import matrix_of
 from pontil.gpu_ops.kernels.weights.shelf import Shelf
@@ -17,6 +18,9 @@ from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start.packed_files import SUFFIX
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for
+
+LOCKS = Path("/proc/locks")
+TIMEOUT = 60.0
 
 
 class Loading:
@@ -61,3 +65,14 @@ def change(file: Path, place: int) -> None:
     data[place] ^= 1
     file.chmod(0o600)
     file.write_bytes(data)
+
+
+def wait_for_leases(path: Path, count: int, state: str = "ACTIVE") -> None:
+    """Wait until so many processes have a lease on a file, which nobody waits for unless the state says so."""
+    inode = f":{path.stat().st_ino} "
+
+    def are_there() -> bool:
+        found = [line.split() for line in LOCKS.open() if inode in line]
+        return count == sum(line[1:3] == ["LEASE", state] for line in found)
+
+    wait_for(are_there, TIMEOUT, f"{count} leases")

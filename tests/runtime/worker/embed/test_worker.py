@@ -261,7 +261,8 @@ def test_an_encoder_of_another_process_is_mapped_and_makes_the_same_vectors(
     for least in (packed_share.LEAST_BYTES, 0, 0):  # the first is private, as so small a model is
         monkeypatch.setattr(packed_weights, "LEAST_BYTES", least)
         config = embedding_config(folder, tmp_path, cache_dir=str(cache), quantization="gguf")
-        vectors.append(assemble_embedder(config, Silent()).vectors(texts))
+        made = assemble_embedder(config, Silent())
+        vectors.append(made.vectors(texts))
     (file,) = files_of(cache)
     assert vectors[0] == vectors[1] == vectors[2] and file.model == folder.name and os.getpid() in mappers(file.path)
     assert (file.about["quantization"], file.about["dtype"]) == ("none", "float32")

@@ -27,7 +27,7 @@ from pontil.runtime.worker.start.packed_files import files_of, remove
 
 
 class MappingProcess:
-    """Another process, which maps the weights now, and reads them when it is told to."""
+    """Another process, which maps the weights now, without a lease, and reads them when it is told to."""
 
     def __init__(self, model: Path, cache: Path) -> None:
         mapped, told = os.pipe(), os.pipe()
@@ -37,6 +37,8 @@ class MappingProcess:
             signal.signal(signal.SIGBUS, signal.SIG_DFL)
             loading = Loading(model, cache)
             built = loading.model()
+            if loading.shelf.mapped is not None:
+                loading.shelf.mapped.hand_back()
             os.write(mapped[1], b"m" if isinstance(loading.shelf, MappedShelf) else b"w")
             os.read(told[0], 1)
             bits(built)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed weights that stay where they are when somebody cuts off or overwrites their file (docs/decisions/089)."""
+
+import logging
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
+from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
+from pontil.runtime.threads import ThreadFailures, TurnThread
+from pontil.runtime.worker.start.packed_copy import copy_of
+
+logger = logging.getLogger("pontil.worker")
+
+# Seconds between two looks at a lease.
+LOOK = 1.0
+# Seconds that the system gives a process for handing a lease back, 0 for any number.
+BREAK_TIME, USUAL_BREAK_TIME = Path("/proc/sys/fs/lease-break-time"), 45.0
+
+
+class PackedGuard:
+    """Read leases on the files that a process maps. Who opens such a file to write, or cuts it off, is held up by the
+    system until the process maps a copy instead and hands the lease back. What is changed then is a file that has no
+    name any more, and that nobody maps."""
+
+    def __init__(self, *files: MappedFile | None) -> None:
+        # Each with whether its lease is held; without those for which there can be none.
+        self.leases = {one: False for one in files if one is not None}
+        self.thread: TurnThread | None = None
+
+    def begin(self, opened: ExitStack, failures: ThreadFailures) -> None:
+        """Guard the files until that is closed."""
+        if self.leases:
+            self.thread = TurnThread(self.turn, "packed-weights", failures, end=self.hand_back)
+            opened.callback(self.close)
+            self.thread.start()
+
+    def close(self) -> None:
+        if self.thread is not None:
+            self.thread.close()
+
+    def turn(self) -> float | None:
+        """Look at all leases, and take those that are not held. Return when to look again."""
+        moved = [self.has_moved(one) for one in list(self.leases)]
+        if not self.leases or (self.thread is not None and self.thread.closing.is_set()):
+            return None
+        return 0.0 if any(moved) else LOOK
+
+    def has_moved(self, mapped: MappedFile) -> bool:
+        """Have a copy mapped if somebody wants to write to the file, or may do so already."""
+        try:
+            if self.leases[mapped]:
+                is_safe = mapped.is_leased
+            else:
+                mapped.take_lease()
+                is_safe = self.leases[mapped] = True
+        except BlockingIOError:
+            is_safe = False
+        except OSError as error:
+            logger.info(
+                "who cuts off %s ends this worker, since the system gives no lease on it: %s", mapped.path, error
+            )
+            del self.leases[mapped]
+            return False
+        return not is_safe and self.move(mapped)
+
+    def move(self, mapped: MappedFile) -> bool:
+        """Map a copy, and hand the lease back. Without a copy the process ends, and only with it the lease."""
+        old = mapped.file
+        try:
+            copy, what = copy_of(mapped, break_time())
+            mapped.show(copy)
+        except (OSError, PackedFileError) as error:
+            del self.leases[mapped]
+            logger.error("somebody writes to %s, and this worker ends: there is no copy: %s", mapped.path, error)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return False
+        self.leases[mapped] = False
+        old.close()
+        logger.warning("somebody writes to %s: this worker maps %s now", mapped.path, what)
+        return True
+
+    def hand_back(self) -> None:
+        for mapped in self.leases:
+            mapped.hand_back()
+
+
+def break_time() -> float:
+    """Return the seconds until the system lets go on who waits for a lease."""
+    try:
+        return float(BREAK_TIME.read_text()) or USUAL_BREAK_TIME
+    except OSError:
+        return USUAL_BREAK_TIME

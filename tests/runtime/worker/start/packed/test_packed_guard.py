@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed weights whose file is cut off or written to under the processes that map it, and have a lease on it."""
+
+import errno
+import hashlib
+import logging
+import os
+import select
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from packed_loading import TIMEOUT, Loading, bits, change, packed_files_of, wait_for_leases
+
+from pontil.gpu_ops.kernels.weights.file_memory import MappedFile, path_of
+from pontil.gpu_ops.kernels.weights.places import PARTIAL
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf, verify
+from pontil.runtime.probe.host_memory import FreeMemory
+from pontil.runtime.threads import ThreadFailures
+from pontil.runtime.worker.start import packed_copy
+from pontil.runtime.worker.start.packed_files import mappers
+from pontil.runtime.worker.start.packed_guard import LOOK, PackedGuard
+
+IN_ORDER = 5
+Faults = Callable[[pytest.MonkeyPatch], None]
+Start = Callable[..., list["GuardedProcess"]]
+
+
+def digest(model: Path, cache: Path | None) -> bytes:
+    return digest_of(bits(Loading(model, cache).model()))
+
+
+def digest_of(parts: list[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+class GuardedProcess:
+    """Another process, which has the weights in a file and guards it. It reads them each time that it is told to, and
+    ends in order with `IN_ORDER` by a SIGTERM."""
+
+    def __init__(self, model: Path, cache: Path) -> None:
+        (self.told, saying), (hearing, self.order) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                self.serve(Loading(model, cache), saying, hearing)
+            finally:
+                os._exit(2)
+        os.close(saying)
+        os.close(hearing)
+        self.kind = self.hear(1)
+
+    def guard(self) -> None:
+        os.write(self.order, b"g")
+        assert self.hear(1) == b"g"
+
+    def serve(self, loading: Loading, saying: int, hearing: int) -> None:
+        for number in (signal.SIGBUS, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(IN_ORDER if built and bits(built) else 1))
+        built, guard, failures = loading.model(), PackedGuard(loading.shelf.mapped), ThreadFailures()
+        os.write(saying, b"m" if isinstance(loading.shelf, MappedShelf) else b"w")
+        assert select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"g"
+        with ExitStack() as opened:
+            while guard.turn() == 0.0:
+                pass
+            assert all(guard.leases.values()), "there is no lease"
+            guard.begin(opened, failures)
+            os.write(saying, b"g")
+            while select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"r":
+                os.write(saying, digest_of(bits(built)))
+        os._exit(1 if failures.counts() else 0)
+
+    def hear(self, size: int) -> bytes:
+        assert select.select([self.told], [], [], TIMEOUT)[0], "the process says nothing"
+        return os.read(self.told, size)
+
+    def read(self) -> bytes:
+        os.write(self.order, b"r")
+        return self.hear(32)
+
+    def end(self) -> int:
+        """Have the process end, unless it has by now, and return its exit code."""
+        with suppress(BrokenPipeError):
+            os.write(self.order, b"e")
+        return self.wait()
+
+    def wait(self) -> int:
+        pid, self.pid = self.pid, 0
+        os.close(self.order)
+        os.close(self.told)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.fixture
+def start(model: Path, cache: Path) -> Iterator[Start]:
+    """Start so many processes, one after the other, and have them guard the file unless they are still to be told."""
+    started: list[GuardedProcess] = []
+
+    def more(count: int, guarded: bool = True) -> list[GuardedProcess]:
+        for _ in range(count):
+            started.append(GuardedProcess(model, cache))
+            if guarded:
+                started[-1].guard()
+        return started
+
+    yield more
+    for one in started:
+        if one.pid:
+            os.kill(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+@pytest.mark.parametrize("size", [0, 4096])
+def test_a_file_that_is_cut_off_takes_neither_who_packed_it_nor_who_maps_it(
+    model: Path, cache: Path, start: Start, size: int
+) -> None:
+    """One of them copies it, and all map the copy, which has the name: the same once more."""
+    expected, processes = digest(model, None), start(3)
+    assert [one.kind for one in processes] == [b"w", b"m", b"m"]
+    (path,) = packed_files_of(cache)
+    before = path.stat()
+    for number in range(2):
+        with path.open("rb") as held:
+            os.truncate(path, size)
+            assert os.fstat(held.fileno()).st_size == size and not path.samefile(path_of(held))
+        assert [one.read() for one in processes] == [expected] * 3, number
+        assert mappers(path) == sorted(one.pid for one in processes)
+        verify(path)
+        wait_for_leases(path, len(processes))
+    after = path.stat()
+    assert (after.st_size, after.st_mode) == (before.st_size, before.st_mode)
+    assert isinstance(Loading(model, cache).shelf, MappedShelf)
+    assert [one.end() for one in processes] == [0, 0, 0]
+    assert not list(path.parent.glob(f"*{PARTIAL}"))
+
+
+def test_who_still_loads_when_the_file_is_cut_off_moves_once_it_guards_it(
+    model: Path, cache: Path, start: Start
+) -> None:
+    """The lease is taken before the sums are compared, and the system waits for it."""
+    expected, processes = digest(model, None), start(2, guarded=False)
+    (path,) = packed_files_of(cache)
+    cutting = threading.Thread(target=os.truncate, args=(path, 0))
+    cutting.start()
+    wait_for_leases(path, 2, "BREAKING")
+    for one in processes:
+        one.guard()
+    cutting.join(TIMEOUT)
+    assert not cutting.is_alive() and [one.read() for one in processes] == [expected] * 2
+    assert [one.end() for one in processes] == [0, 0]
+
+
+def test_two_hands_at_once_change_one_file_without_a_name(model: Path, cache: Path, start: Start) -> None:
+    expected, processes = digest(model, None), start(2)
+    (path,) = packed_files_of(cache)
+    with path.open("rb") as held:
+        path.chmod(0o600)
+        cutting = threading.Thread(target=os.truncate, args=(path, 0))
+        cutting.start()
+        os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+        cutting.join(TIMEOUT)
+        assert not cutting.is_alive() and os.fstat(held.fileno()).st_size == 0
+    assert [one.read() for one in processes] == [expected] * 2
+    verify(path)
+    assert [one.end() for one in processes] == [0, 0]
+
+
+@pytest.fixture
+def before_each_copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A pipe that says who copies: whoever does first stops with a part of it written."""
+    (telling, told), (first, given), real = os.pipe(), os.pipe(), os.sendfile
+    os.write(given, b"f")
+    os.set_blocking(first, False)
+
+    def copy(written: int, source: int, at: int, size: int) -> int:
+        try:
+            os.read(first, 1)
+        except BlockingIOError:
+            return real(written, source, at, size)
+        assert real(written, source, at, 4096) == 4096
+        os.write(told, str(os.getpid()).encode())
+        signal.pause()
+        return 0
+
+    monkeypatch.setattr(os, "sendfile", copy)
+    yield telling
+    for one in (telling, told, first, given):
+        os.close(one)
+
+
+def test_who_is_killed_in_the_middle_of_a_copy_leaves_it_to_the_next(
+    model: Path, cache: Path, start: Start, before_each_copy: int
+) -> None:
+    expected, processes = digest(model, None), start(3)
+    (path,) = packed_files_of(cache)
+    cutting = threading.Thread(target=os.truncate, args=(path, 0))
+    cutting.start()
+    assert select.select([before_each_copy], [], [], TIMEOUT)[0]
+    killed = int(os.read(before_each_copy, 16))
+    assert [one.stat().st_size for one in path.parent.glob(f"*{PARTIAL}")] == [4096]
+    os.kill(killed, signal.SIGKILL)
+    cutting.join(TIMEOUT)
+    left = [one for one in processes if one.pid != killed]
+    assert not cutting.is_alive() and [one.read() for one in left] == [expected] * 2
+    assert mappers(path) == sorted(one.pid for one in left) and not list(path.parent.glob(f"*{PARTIAL}"))
+    assert sorted(one.end() for one in processes) == [-signal.SIGKILL, 0, 0]
+
+
+def full_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packed_copy, "lack_of_room", lambda folder, size: "the disk is full")
+
+
+def full_in_the_middle(patch: pytest.MonkeyPatch) -> None:
+    real = os.sendfile
+
+    def copy(written: int, source: int, at: int, size: int) -> int:
+        if at and "memfd" not in os.readlink(f"/proc/self/fd/{written}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(written, source, at, size)
+
+    patch.setattr(packed_copy, "COPIED_BYTES", 65536)
+    patch.setattr(os, "sendfile", copy)
+
+
+def too_slow(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(packed_copy, "COPYING", 0.0)
+
+
+@pytest.mark.parametrize("fault", [full_before, full_in_the_middle, too_slow])
+def test_where_a_disk_cannot_have_the_copy_each_process_has_one_in_memory(
+    model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch, fault: Faults
+) -> None:
+    fault(monkeypatch)
+    expected, processes = digest(model, None), start(2)
+    (path,) = packed_files_of(cache)
+    os.truncate(path, 0)
+    assert path.stat().st_size == 0 and [one.read() for one in processes] == [expected] * 2
+    assert not mappers(path) and not list(path.parent.glob(f"*{PARTIAL}"))
+    assert [one.end() for one in processes] == [0, 0]
+
+
+def test_where_memory_cannot_have_it_either_each_process_ends_in_order(
+    model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still reads its weights: the file is cut off when none is left."""
+    full_before(monkeypatch)
+    monkeypatch.setattr(packed_copy, "host_room", lambda: FreeMemory(1000))
+    processes = start(2)
+    os.truncate(packed_files_of(cache)[0], 0)
+    assert [one.end() for one in processes] == [IN_ORDER, IN_ORDER]
+
+
+def test_a_file_of_that_name_with_other_bytes_is_not_taken_for_a_copy(model: Path, cache: Path, start: Start) -> None:
+    """Its sums are compared before it is mapped."""
+    expected, (process,) = digest(model, None), start(1)
+    (path,) = packed_files_of(cache)
+    with path.open("rb") as mapped:
+        change(replaced := Path(shutil.copy(path, cache / "copy")), 10)
+        replaced.rename(path)
+        os.truncate(f"/proc/self/fd/{mapped.fileno()}", 0)
+    assert process.read() == expected and process.end() == 0
+    verify(path)
+
+
+def test_who_has_the_file_open_to_write_already_is_left_with_it(
+    model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loading = Loading(model, cache)
+    built, guard = loading.model(), PackedGuard(loading.shelf.mapped)
+    guard.hand_back()
+    (path,) = packed_files_of(cache)
+    path.chmod(0o600)
+    with path.open("r+b") as writing:
+        assert guard.turn() == 0.0
+        writing.truncate(0)
+    assert guard.turn() == LOOK and all(guard.leases.values())
+    assert digest_of(bits(built)) == digest(model, None)
+    guard.hand_back()
+    line = f"somebody writes to {path}: this worker maps a copy, which has its name now"
+    assert caplog.messages[-1] == line
+
+
+def test_a_file_that_can_have_no_lease_is_used_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with Path("/dev/null").open("rb") as file:
+        guard = PackedGuard(MappedFile(tmp_path, file, []), None)
+        assert guard.turn() is None and not guard.leases
+    (line,) = caplog.messages
+    assert line == (
+        f"who cuts off {tmp_path} ends this worker, since the system gives no lease on it: [Errno 22] Invalid argument"
+    )
+
+
+def test_a_guard_that_is_closed_hands_its_leases_back(model: Path, cache: Path) -> None:
+    loading, failures = Loading(model, cache), ThreadFailures()
+    loading.model()
+    (path,) = packed_files_of(cache)
+    with ExitStack() as opened:
+        PackedGuard(loading.shelf.mapped).begin(opened, failures)
+        wait_for_leases(path, 1)
+    wait_for_leases(path, 0)
+    assert not failures.counts()
+    assert not [one for one in threading.enumerate() if one.name == "packed-weights"]
+
+
+def test_memory_of_a_launch_needs_no_lease(model: Path, tmp_path: Path) -> None:
+    memory = os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    (tmp_path / "file").write_text("not a folder")
+    for kind in (WritingShelf, MappedShelf):
+        loading = Loading(model, tmp_path / "file", memory=memory)
+        loading.model()
+        assert isinstance(loading.shelf, kind) and loading.shelf.mapped is None
+    os.close(memory)
