@@ -177,7 +177,7 @@ class Service:
     def __init__(self, proxy: Proxy, app: Sanic[Any, Any], listener: socket.socket, reporter: Reporter) -> None:
         self.proxy, self.app, self.listener, self.reporter = proxy, app, listener, reporter
         self.drain_deadline: float | None = None
-        self.listening = self.reported = self.hands_over = False
+        self.listening = self.reported = self.may_end = False
         self.pipe: CommandPipe | None = None
         app.register_listener(self.before_start, "before_server_start")
         app.register_listener(self.after_start, "after_server_start")
@@ -218,14 +218,14 @@ class Service:
 
     async def before_stop(self, app: Any) -> None:
         """Abort running streams while their connections are still open, unless they may end."""
-        if self.hands_over:
-            return
-        self.proxy.drain()
-        self.proxy.abandon()
+        if not self.may_end:
+            self.end_requests()
 
     async def after_stop(self, app: Any) -> None:
         if self.pipe is not None:
             asyncio.get_running_loop().remove_reader(self.pipe.descriptor)
+        # No connection is left: of a stream whose reader has left there was none to wait for.
+        self.end_requests()
         await self.proxy.close()
 
     def take_commands(self, pipe: CommandPipe) -> None:
@@ -253,7 +253,8 @@ class Service:
         elif command.get("kind") == "drain":
             timeout = float(command.get("timeout", GRACE_SECONDS))
             self.app.ctx.linger = LINGER_SECONDS
-            if command.get("hand_over"):
+            self.proxy.books.has_successor = bool(command.get("hand_over"))
+            if command.get("hand_over") and not command.get("alone"):
                 self.leave(timeout)
                 return
             self.proxy.drain()
@@ -261,14 +262,15 @@ class Service:
 
     def leave(self, timeout: float) -> None:
         """Take no more connections, since another proxy does, and end once those that are open have no request."""
-        self.hands_over = self.proxy.books.has_successor = True
+        self.may_end = True
         self.app.config.GRACEFUL_SHUTDOWN_TIMEOUT = timeout + GRACE_SECONDS
-        asyncio.get_running_loop().call_later(timeout, self.hand_over)
+        asyncio.get_running_loop().call_later(timeout, self.end_requests)
         self.app.stop()
 
-    def hand_over(self) -> None:
-        """Leave the streams that can be continued to other proxies, and end the rest."""
-        self.proxy.streams.hand_over_all()
+    def end_requests(self) -> None:
+        """Leave the streams that can be continued to a successor, where there is one, and end the rest."""
+        if self.proxy.books.has_successor:
+            self.proxy.streams.hand_over_all()
         self.proxy.drain()
         self.proxy.abandon()
 

@@ -43,11 +43,13 @@ PROMPTS = f"""
 SELECT id, prompt_tokens, cached_tokens, computed_tokens FROM requests
 WHERE state = '{CLOSED}' AND prompt_tokens <> cached_tokens + computed_tokens ORDER BY arrived
 """
-# A worker's rows under this proxy and the later ones in its place, in order: to others it states other counts.
+# A worker's rows under this proxy and the later ones in its place, in order: to others it states other counts. They are
+# later whose rows were written first after this one's: a clock may have been set back between their starts.
 LATER = """
 SELECT workers.before, workers.proxy, late - unheard + missing AS apart FROM workers
 JOIN proxies ON proxies.incarnation = workers.proxy
-WHERE workers.worker = ? AND proxies.started >= ? AND proxies.name IS ? ORDER BY proxies.started
+JOIN proxies AS this ON this.incarnation = ?
+WHERE workers.worker = ? AND proxies.rowid >= this.rowid AND proxies.name IS this.name ORDER BY proxies.rowid
 """
 
 
@@ -66,7 +68,7 @@ def audit(database: sqlite3.Connection, live: Mapping[str, Any] | None = None) -
     database.execute("BEGIN")
     try:
         findings = list(requests_balance(database))
-        for proxy in database.execute("SELECT * FROM proxies ORDER BY started").fetchall():
+        for proxy in database.execute("SELECT * FROM proxies ORDER BY rowid").fetchall():
             findings += proxy_balances(database, proxy)
             if live is not None and live["incarnation"] == proxy["incarnation"]:
                 live_sums = {name: live[name] for name in SUMMED}
@@ -155,7 +157,7 @@ def lost_with(
 ) -> AuditFinding:
     """Return how many tokens were lost with a killed proxy, from what the worker stated to a later proxy. Proxies to
     which it stated nothing, because they were killed too soon, are taken together with the one before them."""
-    this, *later = database.execute(LATER, (worker["worker"], proxy["started"], proxy["name"])).fetchall()
+    this, *later = database.execute(LATER, (proxy["incarnation"], worker["worker"])).fetchall()
     if this["before"] is None:
         return AuditFinding(True, f"{found}; it was killed before the worker told what it had generated")
     known, together = shares + this["apart"], 1

@@ -55,6 +55,14 @@ class Killable:
         self.processes[number].kill()
         self.processes[number].wait()
 
+    def drain(self, number: int, timeout: float) -> None:
+        """End a proxy as a restart in order does."""
+        alone = {"alone": True} if self.proxies == 1 else {}
+        order = json.dumps({"kind": "drain", "timeout": timeout, "hand_over": True} | alone)
+        self.processes[number].stdin.write(order + "\n")
+        self.processes[number].stdin.flush()
+        assert self.processes[number].wait(60) == 0
+
     def stop(self, number: int) -> None:
         """End a proxy as a launch that ends does."""
         self.processes[number].terminate()
@@ -113,6 +121,21 @@ def test_streams_of_a_killed_proxy_go_on_at_the_next(launch: Killable) -> None: 
         Part(ports[1], "kept", event=first.last)
     )  # fmt: skip
     assert first.text + rest.text == TEXT and len(rest.usage) == 1
+    eventually(lambda: launch.rows() == [("kept", "closed", rest.usage[0]["completion_tokens"])], "the row")
+
+
+@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+def test_a_stream_whose_reader_has_left_goes_on_after_a_restart(launch: Killable) -> None:  # A12
+    """The proxy ends once no connection is left, long before the answer does; one that is alone refuses, until its
+    timeout is over."""
+    ports = {number: launch.start(number, pace=1.0) for number in range(launch.proxies)}
+    first = Part(ports[0], "kept", 2)
+    first.connection.close()
+    launch.drain(0, 0.0 if launch.proxies == 1 else 60.0)
+    port = launch.start(0) if launch.proxies == 1 else ports[1]
+    launch.workers[-1].pace = 0.005
+    rest = Part(port, "kept", event=first.last)
+    assert rest.status == 200 and first.text + rest.text == TEXT and len(rest.usage) == 1
     eventually(lambda: launch.rows() == [("kept", "closed", rest.usage[0]["completion_tokens"])], "the row")
 
 

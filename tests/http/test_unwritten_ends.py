@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams whose end, or row, is not on the disk yet: each is told exactly, and counted once, whoever tells it."""
 
+import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_worker import eventually
+from scripted_worker import DEADLINE, eventually
 from stream_front import ASK, TEXT, Front, Reader, told
 
 from pontil.runtime.accounting import usage_log
@@ -130,3 +131,26 @@ def test_who_tells_the_end_of_a_dead_proxys_stream_closes_its_row_first(
     assert [row["state"] for row in front.rows()] == ["closed"]
     eventually(lambda: Reader(three, PATH, {}, reader.stream).status == 200, "a record that is free")
     assert [at.proxy.ledger.totals.requests for at in (two, three)] == [1, 0]
+
+
+def test_a_stream_that_cannot_be_recorded_as_its_proxy_leaves_ends_there(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older record would have another proxy compute again what this one has booked."""
+    one, two = front.start(0, pace=0.05), front.start(1)
+    disks = FullDisks(monkeypatch)
+    reader = Reader(one, PATH, ASK).read(5)
+    disks.full.add("run")
+    event = str(reader.read(5).last)
+
+    async def leave() -> None:
+        one.proxy.streams.hand_over_all()
+        one.proxy.drain()
+        one.proxy.abandon()
+
+    asyncio.run_coroutine_threadsafe(leave(), one.loop).result(DEADLINE)
+    reader.all()
+    disks.full.clear()
+    eventually(lambda: Reader(two, PATH, {}, event).status == 404, "nobody to go on with it")
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
+    assert "error" in reader.events[-1]

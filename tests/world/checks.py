@@ -23,6 +23,8 @@ from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_ma
 from hash_model import answer_of
 from hostile_clients import hostile_requests_have_a_defined_answer
 from operators import (
+    NEW_KEYS,
+    RESTART_PROXIES,
     all_work_in_their_roles_again,
     every_change_ends,
     who_asked_a_leaving_proxy_has_an_answer,
@@ -91,8 +93,10 @@ def is_whole(run: "SeedRun", wish: ClientWish, one: ClientTry, choice: int, righ
 def a_stream_goes_on_within_its_window(run: "SeedRun") -> Iterator[str]:
     """No client is told that there is no stream to continue before the window of its record is over."""
     is_full = any(fault.kind == "full" for fault in run.faults)
-    if is_full and any(fault.target in run.plan.proxy_names for fault in run.faults):
-        # A proxy may have died that could write the row of a stream, and not its end into the record.
+    ends = (RESTART_PROXIES, NEW_KEYS)
+    if is_full and any(fault.target in run.plan.proxy_names or fault.kind in ends for fault in run.faults):
+        # A proxy may have died that could write the row of a stream, and not its end into the record; or left one for
+        # which the record had no room.
         return
     if any(fault.seconds >= run.plan.resume_window for fault in run.faults):
         # Nobody could continue it in time.

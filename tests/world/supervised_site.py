@@ -57,7 +57,7 @@ PLAIN_ROLES = (EMBED, NODE)
 NOTICES_WITHIN = 1e-3
 BUSY, BUSY_SECONDS = 0.15, 0.3
 # The machine of a launch, with cores for a few more workers than are planned, all of which have the first one.
-MACHINE = HostDevices(cores=tuple(range(4)), quota=4, gpus=0)
+MACHINE = HostDevices(cores=tuple(range(16)), quota=16, gpus=0)
 # Seconds until a service manager starts a launch that has failed again.
 STARTED_AGAIN_AFTER = 1.0
 # Seconds between two looks of a launch that ends at its processes.

@@ -131,7 +131,7 @@ class RolloutRunner:
             if action is ProxyAction.DRAIN:
                 self.tell(f"{name} drains")
                 child.dismissed = True
-                drain_proxy(child, limits.drain, hand_over=len(states) > 1)
+                drain_proxy(child, limits.drain, hand_over=True, alone=len(states) == 1)
             elif action is ProxyAction.KILL:
                 child.kill()
             elif action is ProxyAction.RENEW:
@@ -227,12 +227,13 @@ class RolloutRunner:
             self.conclude(change.fail("the launch is stopping"))
 
 
-def drain_proxy(child: Child, timeout: float, *, hand_over: bool) -> None:
+def drain_proxy(child: Child, timeout: float, *, hand_over: bool, alone: bool = False) -> None:
     """Have a proxy end once its requests have. One that is to `hand_over` leaves the streams that can be continued to
-    others at the end of the timeout."""
+    others at the end of the timeout, or to its successor where it is `alone`: nobody takes connections meanwhile."""
     if child.running:
         child.move(ChildState.DRAINING)
-        child.running.send({"kind": "drain", "timeout": timeout} | ({"hand_over": True} if hand_over else {}))
+        flags = {name: True for name, is_so in (("hand_over", hand_over), ("alone", alone)) if is_so}
+        child.running.send({"kind": "drain", "timeout": timeout} | flags)
 
 
 def place_of(child: Child) -> WorkerSnapshot:

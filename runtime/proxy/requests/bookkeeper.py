@@ -54,7 +54,7 @@ class Bookkeeper:
     ) -> None:
         self.config, self.incarnation, self.clock = config, incarnation, clock
         self.ledger = Ledger()
-        # True if another proxy goes on with what this one leaves, although none may run when it ends.
+        # True if another proxy goes on with what this one leaves, although none runs when it ends: its successor may.
         self.has_successor = False
         self.log = None
         if config.usage_log is not None:

@@ -212,10 +212,10 @@ class ResumableStreams:
             elif now - journal.detached_at > self.window:
                 self.in_flight.cancel(journal.request)
 
-    def hand_over(self, journal: StreamJournal, *, ends: bool = False) -> None:
-        """Leave a stream to another proxy, with all that was delivered: what the record has no room for is in no books
-        but these. If this proxy `ends`, that is lost."""
-        if not journal.note() and not ends:
+    def hand_over(self, journal: StreamJournal) -> None:
+        """Leave a stream to another proxy, with all that was delivered. It stays while the record has no room for that,
+        which would be in no books but these."""
+        if not journal.note():
             return
         request = journal.request
         request.journal = None
@@ -226,10 +226,10 @@ class ResumableStreams:
 
     def hand_over_all(self) -> None:
         """Leave all streams to other proxies, since this one ends, but for those that their readers could not ask for.
-        One whose end cannot be recorded is left by the end of this process, after its row."""
+        One that cannot be recorded is left by the end of this process, after its row: it is for nobody to continue."""
         for journal in list(self.journals.values()):
             if journal.end is None and journal.has_id():
-                self.hand_over(journal, ends=True)
+                self.hand_over(journal)
 
     async def watch(self) -> None:
         """Look after the streams that nobody owns for as long as this proxy serves."""

@@ -102,6 +102,14 @@ def test_a_restart_is_another_process_and_no_death(pair: Any) -> None:
     assert "starting it again" not in pair.console and "given up" not in pair.console
 
 
+def test_a_proxy_that_restarts_leaves_what_goes_on_to_its_successor(pair: Any) -> None:
+    """Connections wait until that serves."""
+    reply, said = command(pair, command="restart", proxies=True, force=True, drain_timeout=7)
+    assert reply.code == 0, said
+    drains = [told for told in pair.commands() if told["kind"] == "drain"]
+    assert drains == [{"kind": "drain", "timeout": 7.0, "hand_over": True, "alone": True}]
+
+
 def test_a_rolling_restart_takes_one_after_the_other(launched: Launched, waiting: WaitUntil) -> None:
     launch = launched(PAIR | {"decode:1": OBEYS})
     launch.until("ready on")

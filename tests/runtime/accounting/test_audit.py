@@ -75,16 +75,17 @@ def test_a_proxy_that_closed_has_every_token_in_its_rows(tmp_path: Path) -> None
         assert any("booked 5 but the rows have 4" in text for text in differences(audit(database)))
 
 
-def test_what_was_lost_with_killed_proxies_is_counted_by_a_later_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pace", [1, -1], ids=["a clock that goes on", "a clock that is set back"])
+def test_what_was_lost_with_killed_proxies_is_counted_by_a_later_one(tmp_path: Path, pace: int) -> None:
     """One of the proxies was killed before the worker stated anything to it: it is taken together with the one
     before."""
     audited(tmp_path, *BALANCED)
     between = replace(
         WORKER, proxy="y", before=None, stated=None, heard_then=0, heard=1, booked=0, late=1, **NO_PROMPTS
     )
-    audited(tmp_path, between, idle_proxy("y", 9))
+    audited(tmp_path, between, idle_proxy("y", 9 * pace))
     later = replace(WORKER, proxy="z", before=21, stated=0, heard_then=0, heard=0, booked=0, late=0, **NO_PROMPTS)
-    findings = audited(tmp_path, later, idle_proxy("z", 10))
+    findings = audited(tmp_path, later, idle_proxy("z", 10 * pace))
     assert differences(findings) == [] and LOST in findings[1].text
     assert any("4 lost with this proxy and 1 that followed it" in one.text for one in findings)
     assert differences(audited(tmp_path, replace(later, before=12)))
