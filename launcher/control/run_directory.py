@@ -64,10 +64,9 @@ class RunDirectory:
     @contextmanager
     def others(self, *, wait: bool = True) -> Iterator[HeldDevices]:
         """Hold the base's lock, and yield what other launches that live have. Raises LaunchError as `guarded` does."""
-        if not self.base.is_dir():
+        if not is_own_folder(self.base):
             yield HeldDevices()
             return
-        self.check_base()
         with self.guarded(wait=wait):
             yield read_held(folder for folder in self.folders if folder != self.path and lives(folder))
 
@@ -85,10 +84,9 @@ class RunDirectory:
     def check_base(self) -> None:
         """Check who owns the base. In a shared /tmp another user may have made it first, and could then swap the
         sockets in it."""
-        about = os.lstat(self.base)
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        if not is_own_folder(self.base):
             raise LaunchError(f"{self.base} belongs to somebody else: set XDG_RUNTIME_DIR to a folder of yours.")
-        if about.st_mode & 0o077:
+        if self.base.stat().st_mode & 0o077:
             self.base.chmod(0o700)
 
     def offer(self, controls: Sequence[Path]) -> None:
@@ -145,6 +143,14 @@ def usual_socket(folder: Path, number: int = 0) -> Path:
 
 def directory_of(base: Path, launcher: int) -> Path:
     return base / str(launcher)
+
+
+def is_own_folder(path: Path) -> bool:
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
 
 
 def lives(folder: Path) -> bool:

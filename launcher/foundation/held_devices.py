@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ class HeldDevices:
     def shared_with(self, other: "HeldDevices") -> "HeldDevices":
         """Return the devices that both have."""
         return HeldDevices(self.cores & other.cores, self.gpus & other.gpus)
+
+    def without_cores(self) -> "HeldDevices":
+        return replace(self, cores=frozenset())
 
     def write(self, folder: Path) -> None:
         """State them in this folder. A reader finds the old statement or the new one, whole."""
