@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pontil.launcher.foundation.errors import LaunchError
@@ -45,14 +45,16 @@ class RunDirectory:
                 self.lock = take_lock(self.path / LOCK, wait=False)
                 self.offer(controls)
         except OSError as error:
-            raise LaunchError(
-                f"The run directory {self.path} cannot be made ({error.strerror}): "
-                "set XDG_RUNTIME_DIR to a folder of yours."
-            ) from error
+            raise self.unusable(error) from error
+
+    def unusable(self, error: OSError) -> LaunchError:
+        return LaunchError(
+            f"The run directory {self.path} cannot be used ({error.strerror}): set XDG_RUNTIME_DIR to one of yours."
+        )
 
     @contextmanager
     def guarded(self, *, wait: bool = True) -> Iterator[None]:
-        """Hold the base's lock. Raises LaunchError if another launch has it and this one does not `wait`."""
+        """Hold the base's lock."""
         guard = take_lock(self.base / f".{LOCK}", wait=wait)
         if guard is None:
             raise LaunchError("Another launch takes devices of this host at this moment: try again.")
@@ -63,12 +65,18 @@ class RunDirectory:
 
     @contextmanager
     def others(self, *, wait: bool = True) -> Iterator[HeldDevices]:
-        """Hold the base's lock, and yield what other launches that live have. Raises LaunchError as `guarded` does."""
+        """Hold the base's lock, and yield what other launches that live have. Raises LaunchError where that cannot be
+        known, or another launch has the lock and this one does not `wait`."""
         if not is_own_folder(self.base):
             yield HeldDevices()
             return
-        with self.guarded(wait=wait):
-            yield read_held(folder for folder in self.folders if folder != self.path and lives(folder))
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.guarded(wait=wait))
+                held = read_held(folder for folder in self.folders if folder != self.path and lives(folder))
+            except OSError as error:
+                raise self.unusable(error) from error
+            yield held
 
     def hold(self, devices: HeldDevices) -> list[str]:
         """State for others what this launch has, within `others` if it is more than before. Return messages for the
