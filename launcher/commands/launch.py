@@ -171,7 +171,9 @@ def take_devices(
         said = directory.hold(own)
     if both := str(own.shared_with(held)):
         said.append(f"another launch computes on {both} too: each is slower while the other computes")
-    return orders, said + [f"{file} cannot be read: its launch may be on the same devices" for file in held.unread]
+    return orders, said + [
+        f"{file} cannot be read: its launch may be on the same devices" for file in sorted(held.unread)
+    ]
 
 
 def check_disk_tier(topology: Topology) -> None:

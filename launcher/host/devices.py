@@ -124,7 +124,8 @@ def split_cores(
     ranks = sum(item.plain for item in items)
     if ranks <= len(free):
         return even_runs(free, ranks)
-    if not share:
+    # Better each on a core with another launch than all on the few that this leaves.
+    if not share or machine.held.cores:
         what = "CPU worker" if all(item.plain <= 1 for item in items) else "rank"
         raise OptionError(
             f"{ranks} {what}{'s' * (ranks > 1)} and {len(free)} free core{'s' * (len(free) != 1)}: use --role mixed "

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch plans on what others that live leave of the machine, and says where it has what they have."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,19 @@ def test_a_launch_without_a_gpu_is_refused_for_now(tmp_path: Path) -> None:
             taken(tmp_path, decode(tmp_path), one)
         own, (said,) = taken(tmp_path, LaunchOptions(role="mixed", share_devices=True), one)
         assert own.gpus == {"0"} and said.startswith("another launch computes on GPU 0 too")
+
+
+def test_a_launch_that_is_refused_for_now_leaves_nothing_behind(tmp_path: Path) -> None:
+    """It ends with exit code 1, after which a service manager tries again."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 80000\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    around = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
+    base = tmp_path / "pontil"
+    with holder(base, HeldDevices(gpus=frozenset({"0"}))):
+        done = app("launch", "--role", "mixed", "--port", "0", "--log-format", "json", **around)
+        assert sorted(path.name for path in base.iterdir()) == [".lock", "1"]
+    assert done.returncode == 1
+    assert "other launches have 0): use --role mixed" in json.loads(done.stderr.splitlines()[-1])["message"]
 
 
 @pytest.mark.skipif(len(find_machine("").affordable) < 2, reason="cores for two launches")

@@ -84,6 +84,18 @@ def test_cores_that_nobody_leaves_are_shared() -> None:
     assert found["prefill:0"].cores == (0,), "named devices are taken"
 
 
+def test_workers_that_may_share_cores_share_them_all_rather_than_few() -> None:
+    two, shares = HostDevices((0, 1), 2, 0), {"share_devices": True}
+    assert launched(two, {"role": "mixed"}, PREFILL | shares)["prefill:0"].cores == (0, 1)
+    found = launched(two, {"role": "mixed", "mixed": "cpu:0"}, ALL | shares)
+    assert (found["prefill:0"].cores, found["decode:0"].cores) == ((0,), (1,))
+    stages = {"model": "tiny-speech", "role": "mixed"}
+    found = launched(two, {"role": "mixed", "mixed": "cpu:0", "first_number": 1}, stages)
+    assert {found["mixed:0"].cores, found["speaker:0"].cores} == {(0,), (1,)}
+    found = launched(HostDevices((0, 1, 2), 3, 0), {"role": "mixed", "mixed": "cpu:0", "first_number": 1}, stages)
+    assert {found["mixed:0"].cores, found["speaker:0"].cores} == {(1,), (2,)}
+
+
 def test_cores_of_others_count_against_the_quota() -> None:
     eight = HostDevices(tuple(range(8)), 3, 0)
     found = launched(eight, {"role": "mixed", "mixed": "cpu:5"}, PREFILL, DECODE)
