@@ -20,7 +20,7 @@ from pontil.launcher.commands.worker_memory import memory_lines
 from pontil.launcher.control.local_proxy import at_home, open_directory
 from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.foundation.errors import LaunchError, OptionError
-from pontil.launcher.host.devices import find_machine
+from pontil.launcher.host.devices import HostDevices, find_machine
 from pontil.launcher.host.disk_room import check_folder
 from pontil.launcher.host.gpus import TOOL
 from pontil.launcher.host.notify import Notifier
@@ -36,6 +36,7 @@ from pontil.launcher.options.kv_tier_list import disk_path
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_environment, read_options
 from pontil.launcher.options.parsers import WILDCARDS
 from pontil.launcher.plan.addresses import controls_of
+from pontil.launcher.plan.child_plan import devices_of
 from pontil.launcher.plan.topology import Topology, plan
 from pontil.launcher.supervisor.chaos_runner import ChaosTerms
 from pontil.launcher.supervisor.reload import Reloader
@@ -127,19 +128,52 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     trace_headers = read_trace_headers(options, launch_environment.variables)
     directory = RunDirectory(launch_environment.run_base)
     machine = find_machine(launch_environment.visible_gpus)
-    topology = plan(options, machine, directory.path, launch_environment.cache_directory)
+
+    def planned(options: LaunchOptions, machine: HostDevices) -> Topology:
+        return plan(options, machine, directory.path, launch_environment.cache_directory)
+
     if dry_run:
-        show_plan(topology)
+        with directory.others() as held:
+            show_plan(planned(options, replace(machine, held=held)))
         return 0
-    check_disk_tier(topology)
+    alone = planned(options, machine)
+    check_disk_tier(alone)
     chosen = choose_ports(options)
-    topology = plan(chosen, machine, directory.path, launch_environment.cache_directory).with_keys(secret)
-    topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
-    orders = replace(
-        orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=topology.shares,
-        reloader=Reloader(chosen, read, launch_environment.variables),
-    )  # fmt: skip
-    return supervise(chosen, orders, directory, Notifier(launch_environment.variables))
+
+    def orders_on(machine: HostDevices) -> Orders:
+        topology = planned(chosen, machine).with_keys(secret)
+        topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
+        return replace(
+            orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=topology.shares,
+            reloader=Reloader(chosen, read, launch_environment.variables),
+        )  # fmt: skip
+
+    def begin() -> tuple[Orders, list[str]]:
+        said = open_directory(alone, directory, chosen.role)
+        orders, more = take_devices(directory, machine, orders_on)
+        return orders, [*stage_lines(orders.topology), *said, *more]
+
+    return supervise(chosen, begin, directory, Notifier(launch_environment.variables))
+
+
+def take_devices(
+    directory: RunDirectory, machine: HostDevices, orders_on: Callable[[HostDevices], Orders]
+) -> tuple[Orders, list[str]]:
+    """Return the orders for what other launches leave of the machine, and messages for the log; state for others what
+    this launch takes. Raises LaunchError if they leave too little."""
+    with directory.others() as held:
+        try:
+            orders = orders_on(replace(machine, held=held))
+        except OptionError as error:
+            # The options were found good for the machine alone: another time they may be carried out.
+            raise LaunchError(error.message) from error
+        own = devices_of(orders.topology.children, machine)
+        said = directory.hold(own)
+    if both := str(own.shared_with(held)):
+        said.append(f"another launch computes on {both} too: each is slower while the other computes")
+    return orders, said + [
+        f"{file} cannot be read: its launch may be on the same devices" for file in sorted(held.unread)
+    ]
 
 
 def check_disk_tier(topology: Topology) -> None:
@@ -149,16 +183,20 @@ def check_disk_tier(topology: Topology) -> None:
         check_folder("--kv-tier", Path(kept[0]["kv_tier_disk"]), sum(each["kv_tier_disk_size"] for each in kept))
 
 
-def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory, notifier: Notifier) -> int:
-    """Run the supervisor until the launch ends; the end is logged too. Raises LaunchError."""
+def supervise(
+    options: LaunchOptions, begin: Callable[[], tuple[Orders, list[str]]], directory: RunDirectory, notifier: Notifier
+) -> int:
+    """Run the supervisor until the launch ends; the end is logged too. `begin` takes the launch's place on this host,
+    and returns its orders and messages for the log. Raises LaunchError."""
     files = None if options.log_dir is None else LogFiles(Path(options.log_dir), options.log_size, options.log_files)
     if files is not None:
         files.open()
     writer = open_outlet(sys.stderr.fileno(), lambda lost: console.formed(own_line(plain_notice(lost))))
     console = Console(writer, options.log_format, files)
     try:
-        for said in [*stage_lines(orders.topology), *open_directory(orders.topology, directory, options.role)]:
-            console.line(said)
+        orders, said = begin()
+        for line in said:
+            console.line(line)
         code = Supervisor(orders, console, directory, notifier).run()
         writer.finish(LAST_WORDS_WITHIN)
         return code
@@ -168,6 +206,7 @@ def supervise(options: LaunchOptions, orders: Orders, directory: RunDirectory, n
             return error.exit_code
         raise
     finally:
+        directory.remove()
         if files is not None:
             files.close()
 

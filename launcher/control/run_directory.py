@@ -5,11 +5,12 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.foundation.held_devices import HeldDevices, read_held
 
 LOCK = "lock"
 CONTROL = "control"
@@ -20,7 +21,8 @@ class RunDirectory:
     launcher lives.
 
     A directory whose lock can be taken belongs to a dead launcher, even if its pid was reused; each launch removes
-    those it finds. The base's own lock keeps a directory from being judged between its creation and its locking.
+    those it finds. The base's own lock keeps a directory from being judged between its creation and its locking, and
+    devices from being taken by two launches at once: who has it sees what each living launch has stated (`hold`).
 
     `<base>/control` points to the control socket of one running launch, the first with a proxy: `elsewhere` is the run
     directory of that one if it is not this launch.
@@ -37,28 +39,62 @@ class RunDirectory:
         try:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.check_base()
-            guard = take_lock(self.base / f".{LOCK}", wait=True)
-            try:
+            with self.guarded():
                 self.remove_dead()
                 self.path.mkdir(mode=0o700)
                 self.lock = take_lock(self.path / LOCK, wait=False)
                 self.offer(controls)
-            finally:
-                if guard is not None:
-                    os.close(guard)
         except OSError as error:
-            raise LaunchError(
-                f"The run directory {self.path} cannot be made ({error.strerror}): "
-                "set XDG_RUNTIME_DIR to a folder of yours."
-            ) from error
+            raise self.unusable(error) from error
+
+    def unusable(self, error: OSError) -> LaunchError:
+        return LaunchError(
+            f"The run directory {self.path} cannot be used ({error.strerror}): set XDG_RUNTIME_DIR to one of yours."
+        )
+
+    @contextmanager
+    def guarded(self, *, wait: bool = True) -> Iterator[None]:
+        """Hold the base's lock."""
+        guard = take_lock(self.base / f".{LOCK}", wait=wait)
+        if guard is None:
+            raise LaunchError("Another launch takes devices of this host at this moment: try again.")
+        try:
+            yield
+        finally:
+            os.close(guard)
+
+    @contextmanager
+    def others(self, *, wait: bool = True) -> Iterator[HeldDevices]:
+        """Hold the base's lock, and yield what other launches that live have. Raises LaunchError where that cannot be
+        known, or another launch has the lock and this one does not `wait`."""
+        if not is_own_folder(self.base):
+            yield HeldDevices()
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self.guarded(wait=wait))
+                held = read_held(folder for folder in self.folders if folder != self.path and lives(folder))
+            except OSError as error:
+                raise self.unusable(error) from error
+            yield held
+
+    def hold(self, devices: HeldDevices) -> list[str]:
+        """State for others what this launch has, within `others` if it is more than before. Return messages for the
+        log."""
+        if self.lock is None:
+            return []
+        try:
+            devices.write(self.path)
+        except OSError as error:
+            return [f"{self.path} takes no more files ({error.strerror}): other launches may take devices of this one"]
+        return []
 
     def check_base(self) -> None:
         """Check who owns the base. In a shared /tmp another user may have made it first, and could then swap the
         sockets in it."""
-        about = os.lstat(self.base)
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        if not is_own_folder(self.base):
             raise LaunchError(f"{self.base} belongs to somebody else: set XDG_RUNTIME_DIR to a folder of yours.")
-        if about.st_mode & 0o077:
+        if self.base.stat().st_mode & 0o077:
             self.base.chmod(0o700)
 
     def offer(self, controls: Sequence[Path]) -> None:
@@ -86,23 +122,18 @@ class RunDirectory:
     def usual_links(self) -> list[Path]:
         return [link for link in self.base.glob(f"{CONTROL}*") if link.is_symlink()]
 
+    @property
+    def folders(self) -> list[Path]:
+        """The run directories of this base."""
+        return [folder for folder in self.base.iterdir() if folder.name.isdigit() and folder.is_dir()]
+
     def remove_dead(self) -> None:
-        for folder in self.base.iterdir():
-            if folder.name.isdigit() and folder.is_dir():
-                self.remove_if_dead(folder)
+        for folder in self.folders:
+            if not lives(folder):
+                shutil.rmtree(folder, ignore_errors=True)
         for usual in self.usual_links:
             if not (self.base / usual.readlink().parent).is_dir():
                 usual.unlink()
-
-    def remove_if_dead(self, folder: Path) -> None:
-        try:
-            lock = take_lock(folder / LOCK, wait=False)
-        except FileNotFoundError:
-            # The launcher of that directory has just removed it.
-            return
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
 
     def remove(self) -> None:
         if self.lock is not None:
@@ -120,6 +151,26 @@ def usual_socket(folder: Path, number: int = 0) -> Path:
 
 def directory_of(base: Path, launcher: int) -> Path:
     return base / str(launcher)
+
+
+def is_own_folder(path: Path) -> bool:
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+
+
+def lives(folder: Path) -> bool:
+    """Return whether the launcher of a run directory lives, for one who has the base's lock."""
+    try:
+        lock = take_lock(folder / LOCK, wait=False)
+    except FileNotFoundError:
+        # The launcher of that directory has just removed it.
+        return False
+    if lock is not None:
+        os.close(lock)
+    return lock is None
 
 
 def take_lock(path: Path, *, wait: bool) -> int | None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from pontil.launcher.child.child import child_command
 from pontil.launcher.commands.launch import choose_ports
 from pontil.launcher.commands.worker_memory import memory_lines
+from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.doctor import diagnosis
 from pontil.launcher.doctor.finding import Finding, broken, fine, warning
 from pontil.launcher.foundation.errors import LaunchError, OptionError
@@ -59,11 +61,11 @@ def check_up(options: LaunchOptions, launch_environment: LaunchEnvironment) -> I
 def planned(
     options: LaunchOptions, machine: HostDevices, launch_environment: LaunchEnvironment
 ) -> Topology | OptionError:
-    """Return the plan of a launch, or the error with which it would refuse to start."""
+    """Return the plan of a launch on what others leave, or the error with which it would refuse to start."""
+    directory = RunDirectory(launch_environment.run_base)
     try:
-        topology = plan(
-            options, machine, launch_environment.run_base / str(os.getpid()), launch_environment.cache_directory
-        )
+        with directory.others() as held:
+            topology = plan(options, replace(machine, held=held), directory.path, launch_environment.cache_directory)
         read_client_keys(options, launch_environment.variables)
     except OptionError as error:
         return error

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.device_list import DeviceItem, RankDevice, repeated
-from pontil.launcher.host.gpus import find_gpus
+from pontil.launcher.host.gpus import find_gpus, named_gpus
 from pontil.runtime.foundation.number_ranges import spell
 
 MEMBERSHIP, CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -31,28 +32,40 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class HostDevices:
     """Cores this process may run on, how many of them its control group's CPU quota covers, and GPUs numbered from 0,
-    with the free memory of each in bytes (None: unknown)."""
+    with the free memory of each in bytes (None: unknown). `gpu_names` are those that CUDA_VISIBLE_DEVICES gives them
+    (empty: their numbers), by which other launches know them, and `held` is what those have."""
 
     cores: tuple[int, ...]
     quota: int
     gpus: int
     gpu_memory: tuple[int | None, ...] = ()
+    gpu_names: tuple[str, ...] = ()
+    held: HeldDevices = HeldDevices()
 
     @property
     def affordable(self) -> tuple[int, ...]:
         return self.cores[: self.quota]
 
+    def gpu_name(self, gpu: int) -> str:
+        return self.gpu_names[gpu] if self.gpu_names else str(gpu)
+
+    @property
+    def held_gpus(self) -> list[int]:
+        """The GPUs, as numbered here, that other launches have."""
+        return [gpu for gpu in range(self.gpus) if self.gpu_name(gpu) in self.held.gpus]
+
 
 def assign(items: Sequence[DeviceItem], machine: HostDevices, *, share: bool) -> tuple[tuple[Placement, ...], ...]:
     """Return for each item, in order, the placements of its ranks. Named devices are assigned first; plain `cpu` ranks
-    split the remaining cores."""
+    split the remaining cores that no other launch has."""
     check_gpus(items, machine, share)
     check_cores(items, machine, share)
-    named = {core for item in items for core in item.cores}
-    left = [core for core in machine.cores if core not in named]
-    free = left[: max(0, machine.quota - len(named))]
+    taken = {core for item in items for core in item.cores} | machine.held.cores.intersection(machine.cores)
+    left = [core for core in machine.cores if core not in taken]
+    free = left[: max(0, machine.quota - len(taken))]
     plain = iter(split_cores(free, items, machine, share))
-    taken = named if not any(item.plain for item in items) else set(machine.cores)
+    if any(item.plain for item in items):
+        taken.update(machine.cores)
     feeders = iter(feeding_cores(sum(len(item.gpus) for item in items), taken, machine))
     return tuple(tuple(placement(rank, plain, feeders) for rank in item.ranks) for item in items)
 
@@ -111,7 +124,8 @@ def split_cores(
     ranks = sum(item.plain for item in items)
     if ranks <= len(free):
         return even_runs(free, ranks)
-    if not share:
+    # Better each on a core with another launch than all on the few that this leaves.
+    if not share or machine.held.cores:
         what = "CPU worker" if all(item.plain <= 1 for item in items) else "rank"
         raise OptionError(
             f"{ranks} {what}{'s' * (ranks > 1)} and {len(free)} free core{'s' * (len(free) != 1)}: use --role mixed "
@@ -138,7 +152,8 @@ def find_machine(visible_gpus: str | None) -> HostDevices:
     quota = cpu_quota(MEMBERSHIP, CGROUP_MOUNT)
     affordable = len(cores) if quota is None else max(1, min(len(cores), math.floor(quota)))
     gpus = find_gpus(visible_gpus)
-    return HostDevices(cores, affordable, len(gpus), gpus)
+    names = () if visible_gpus is None else named_gpus(visible_gpus)
+    return HostDevices(cores, affordable, len(gpus), gpus, tuple(names[: len(gpus)]))
 
 
 def cpu_quota(membership: Path, mount: Path) -> float | None:

@@ -19,8 +19,11 @@ def find_gpus(visible: str | None) -> tuple[int | None, ...]:
     found = find_nvidia_gpus() or list(find_amd_gpus())
     if visible is None:
         return tuple(found)
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    return tuple(found[int(name)] if is_one_of(name, found) else None for name in names[: len(found)])
+    return tuple(found[int(name)] if is_one_of(name, found) else None for name in named_gpus(visible)[: len(found)])
+
+
+def named_gpus(visible: str) -> list[str]:
+    return [name.strip() for name in visible.split(",") if name.strip()]
 
 
 def find_nvidia_gpus() -> list[int | None]:

@@ -4,6 +4,7 @@
 from collections.abc import Iterable
 
 from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.options.parsers import host_of
 from pontil.runtime.foundation.loopback import LOCALHOST, is_loopback
 
 # The length of sockaddr_un's path, less the NUL that ends it.
@@ -25,6 +26,12 @@ def controls_of(first: str, proxies: int) -> list[str]:
 def is_own(host: str) -> bool:
     """Return whether only this machine can reach a host of that name."""
     return host == LOCALHOST or is_loopback(host)
+
+
+def is_local(control: str) -> bool:
+    """Return whether only this machine can reach a control endpoint: a socket file, or a port of its own."""
+    host = host_of(control)
+    return host is None or is_own(host)
 
 
 def check_endpoints(endpoints: Iterable[str]) -> None:

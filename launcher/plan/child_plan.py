@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of one process, and of the processes that are the ranks of one worker."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.device_list import JOIN
-from pontil.launcher.host.devices import CPU, Placement
+from pontil.launcher.host.devices import CPU, HostDevices, Placement
 from pontil.launcher.options.worker_roles import EMBED, WORKER_ROLES
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.foundation.number_ranges import spell
@@ -145,6 +146,18 @@ def plan_ranks(
         for rank, place in enumerate(placements)
     ]  # fmt: skip
     return replace(members[0], followers=tuple(members[1:]))
+
+
+def devices_of(plans: Iterable[ChildPlan], machine: HostDevices) -> HeldDevices:
+    """Return what other launches should know of the devices of these processes. Cores that only feed a GPU are no
+    claim."""
+    ranks = [rank for plan in plans if plan.computes for rank in plan.members]
+    gpus = (int(rank.device.removeprefix("cuda:")) for rank in ranks if rank.device != CPU)
+    return HeldDevices(
+        frozenset(core for rank in ranks if rank.device == CPU for core in rank.cores),
+        frozenset(map(machine.gpu_name, gpus)),
+        frozenset(rank.role for rank in ranks),
+    )
 
 
 def rank_name(worker: str, rank: int) -> str:

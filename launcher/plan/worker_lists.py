@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pontil.launcher.foundation.errors import OptionError
+from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.stage_list import PHASES
 from pontil.launcher.options.worker_roles import EMBED
+from pontil.launcher.plan.addresses import is_local
+from pontil.runtime.foundation.number_ranges import spell
 from pontil.runtime.foundation.staged_model import ModelStage
 
 
@@ -42,8 +46,17 @@ def role_lists(options: LaunchOptions, roles: Sequence[str], machine: HostDevice
 
 
 def roles_of(options: LaunchOptions) -> tuple[str, ...]:
-    roles: tuple[str, ...] = ("prefill", "decode") if options.role == "all" else (options.role,)
+    roles: tuple[str, ...] = PHASES if options.role == "all" else (options.role,)
     return (*roles, EMBED) if options.embed is not None and EMBED not in roles else roles
+
+
+def awaited_phase(options: LaunchOptions, control: str, held: HeldDevices) -> str | None:
+    """Return the phase that a launch of one phase leaves to another launch, whose workers are to come to this host: its
+    proxy is here, and they are not yet."""
+    if options.role not in PHASES or not is_local(control):
+        return None
+    other = PHASES[1 - PHASES.index(options.role)]
+    return None if other in held.roles else other
 
 
 def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, share: bool) -> DeviceItem:
@@ -51,11 +64,12 @@ def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, s
     devices are shared, the GPU with the fewest workers."""
     if not machine.gpus or (taken and not any(item.gpus for item in taken)):
         return DeviceItem()
-    used = [gpu for item in taken for gpu in item.gpus]
+    used = [*machine.held_gpus, *(gpu for item in taken for gpu in item.gpus)]
     gpu = min(range(machine.gpus), key=used.count)
     if gpu in used and not share:
+        others = f", and other launches have {spell(machine.held_gpus)}" if machine.held_gpus else ""
         raise OptionError(
-            f"No GPU is left for a {role} worker (this machine has {machine.gpus}): use --role mixed (one worker for "
-            f"both phases), --share-devices, or --{role} cpu."
+            f"No GPU is left for a {role} worker (this machine has {machine.gpus}{others}): use --role mixed (one "
+            f"worker for both phases), --share-devices, or --{role} cpu."
         )
     return DeviceItem((RankDevice(gpu=gpu),))

@@ -3,7 +3,7 @@
 effects."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from pontil.launcher.host.ports import address_towards
 from pontil.launcher.options.kv_tier_list import DISK, MEMORY, bytes_of, disk_path
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.parsers import host_of
+from pontil.launcher.options.stage_list import PHASES
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFILL
 from pontil.launcher.plan.addresses import is_own, url_host
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.plan.graph_choice import first_stage, stage_model
 from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.plan.stages import stage_lists
-from pontil.launcher.plan.worker_lists import WorkerList, role_lists, roles_of
+from pontil.launcher.plan.worker_lists import WorkerList, awaited_phase, role_lists, roles_of
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
 from pontil.runtime.foundation.staged_model import StagedModel
@@ -41,17 +42,35 @@ class WorkerSetting:
 def plan_workers(
     options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> list[ChildPlan]:
-    lists = role_lists(options, roles_of(options), machine) if graph is None else stage_lists(options, graph, machine)
-    items = [item for one in lists for item in one.items]
-    if not items:
+    # The stages of a model share devices anyway.
+    awaited = awaited_phase(options, control, machine.held) if graph is None else None
+    placed = place_workers(options, machine, graph, awaited)
+    if not placed:
         raise OptionError("No worker is left to start: give --prefill or --decode at least one device.")
-    # Stages may share a device: whoever names it for two of them means it.
-    placements = assign(items, machine, share=options.share_devices or graph is not None)
-    setting = WorkerSetting(run, control, graph, options.share_devices or share_cores(placements))
-    named = [(name, one) for one in lists for name in one.names(options.first_number)]
-    return [
-        plan_worker(options, name, one, ranks, setting) for (name, one), ranks in zip(named, placements, strict=True)
-    ]
+    setting = WorkerSetting(run, control, graph, options.share_devices or share_cores(ranks for *_, ranks in placed))
+    return [plan_worker(options, name, kind, ranks, setting) for name, kind, ranks in placed]
+
+
+def place_workers(
+    options: LaunchOptions, machine: HostDevices, graph: StagedModel | None, awaited: str | None
+) -> list[tuple[str, WorkerList, Sequence[Placement]]]:
+    """Return each worker's name, kind and places: as one launch of both phases has them if the other one is awaited;
+    where there is no room for that, of all that other launches leave; where they leave too few cores, of theirs too."""
+    own = roles_of(options)
+    roles = own if awaited is None else (*PHASES, *own[1:])
+    try:
+        lists = role_lists(options, roles, machine) if graph is None else stage_lists(options, graph, machine)
+        items = [item for one in lists for item in one.items]
+        # Stages may share a device: whoever names it for two of them means it.
+        placements = iter(assign(items, machine, share=options.share_devices or graph is not None))
+    except OptionError:
+        if awaited is not None:
+            return place_workers(options, machine, graph, None)
+        if machine.held.cores:
+            return place_workers(options, replace(machine, held=machine.held.without_cores()), graph, None)
+        raise
+    placed = [(name, one, next(placements)) for one in lists for name in one.names(options.first_number)]
+    return [(name, kind, ranks) for name, kind, ranks in placed if kind.role != awaited]
 
 
 def share_cores(placements: Iterable[Sequence[Placement]]) -> bool:

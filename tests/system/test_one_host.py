@@ -14,9 +14,13 @@ import pytest
 from forked_program import fork_program
 from served import APP, START_TIMEOUT, Served, free_port, wait_for
 
+from pontil.launcher.host.devices import find_machine
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
-ROLES = {"proxy": (), "prefill": ("--prefill", "cpu:0"), "decode": ("--decode", "cpu:1")}
+CORES = find_machine("").affordable
+# Each launch of one phase has its part of them, as if one launch had both.
+HALF = (len(CORES) + 1) // 2
+PARTS = {"prefill": set(CORES[:HALF]), "decode": set(CORES[HALF:])}
 PAIR = [("prefill:0>decode:0", "PASSED")]
 HANDOFFS = 'pontil_handoffs_total{result="complete"}'
 
@@ -34,7 +38,7 @@ class Host:
         number = sum(path.name.startswith(role) for path in self.folder.iterdir())
         output = self.folder / f"{role}.{number}"
         port = ("--port", str(self.port)) if role == "proxy" else ()
-        words = ("--role", role, *port, *ROLES[role], "--model", str(self.model), "--kv-connector", "shm")
+        words = ("--role", role, *port, "--model", str(self.model), "--kv-connector", "shm")
         around = {**os.environ, "PONTIL_KV_CACHE_MEMORY": "8MiB", "XDG_RUNTIME_DIR": str(self.folder)}
         with output.open("wb") as file, open(os.devnull) as nothing:
             files = [nothing.fileno(), file.fileno(), file.fileno()]
@@ -108,8 +112,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_workers_find_the_proxy_whenever_it_comes(
     tmp_path: Path, tiny: Path, first: str, last: str, silent: bool
 ) -> None:  # C12
-    """One worker waits for the proxy, the other finds it there. The next proxy comes at once, or when the workers have
-    missed the first one: after most of a minute."""
+    """One worker waits for the proxy, the other finds it there, and each has cores of its own, which nobody named. The
+    next proxy comes at once, or when the workers have missed the first one: after most of a minute."""
     with host(tmp_path, tiny) as one:
         one.launch(first)
         one.wait_until_said(first, "registering with the proxy", START_TIMEOUT)
@@ -122,6 +126,8 @@ def test_workers_find_the_proxy_whenever_it_comes(
         for role in (first, last):
             one.wait_until_said(role, "ready, joined ipc://")
         workers = [one.running[role].tree()[-1].pid for role in (first, last)]
+        assert {role: os.sched_getaffinity(pid) for role, pid in zip((first, last), workers, strict=True)} == PARTS
+        assert not any("another launch computes on" in one.said(role) for role in (first, last))
         proxy = one.running["proxy"].process
         proxy.kill()
         proxy.wait()

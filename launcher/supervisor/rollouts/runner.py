@@ -5,15 +5,17 @@ client."""
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
-from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.plan.child_plan import ChildPlan, devices_of
 from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned, seconds
 from pontil.launcher.supervisor.rollouts.proxy_restarts import ProxyAction, ProxyRestarts, advance_proxies
@@ -52,6 +54,13 @@ class RolloutClient(Protocol):
     def beat(self) -> None: ...
 
 
+class DeviceStatements(Protocol):
+    """The run directory, in which this launch states its devices for others."""
+
+    def others(self, *, wait: bool = True) -> AbstractContextManager[HeldDevices]: ...
+    def hold(self, devices: HeldDevices) -> list[str]: ...
+
+
 class RolloutSupervisor(Protocol):
     """The supervisor as a runner sees it. The runner adds and removes workers among its children once the supervisor
     `monitors` them, as long as the launch is `serving`."""
@@ -60,6 +69,8 @@ class RolloutSupervisor(Protocol):
     children: list[Child]
     monitors: bool
 
+    @property
+    def directory(self) -> DeviceStatements: ...
     @property
     def serving(self) -> bool: ...
     def child(self, plan: ChildPlan) -> Child: ...
@@ -98,13 +109,29 @@ class RolloutRunner:
             if request.get("proxies"):
                 self.begin_proxies(client, request)
                 return
-            change = planned(request, self.snapshot)
+            change = self.planned(request)
         except (OptionError, LaunchError) as error:
             client.end(error.message, error.exit_code)
             return
         self.change, self.client, self.title = change, client, str(request["command"])
         if change.is_over:
             self.conclude(change)
+
+    def planned(self, request: dict[str, Any]) -> Rollout:
+        """Return the change. One that adds workers takes devices, of which no other launch may take any meanwhile.
+        Raises OptionError and LaunchError for what cannot be."""
+        if request.get("command") != "scale":
+            return planned(request, self.snapshot(self.machine))
+        with self.supervisor.directory.others(wait=False) as held:
+            change = planned(request, self.snapshot(replace(self.machine, held=held)))
+            self.hold([step.plan for step in change.steps if step.plan is not None])
+        return change
+
+    def hold(self, coming: Sequence[ChildPlan] = ()) -> None:
+        """State for other launches what the workers have, and those that are to come."""
+        plans = [*(child.plan for child in self.workers), *coming]
+        for line in self.supervisor.directory.hold(devices_of(plans, self.machine)):
+            self.supervisor.console.line(line)
 
     def begin_proxies(self, client: RolloutClient, request: dict[str, Any]) -> None:
         """Begin to restart the proxies. Raises OptionError and LaunchError for what cannot be."""
@@ -152,10 +179,13 @@ class RolloutRunner:
         return [child for child in self.supervisor.children if not child.plan.is_proxy]
 
     @property
-    def snapshot(self) -> LaunchSnapshot:
+    def machine(self) -> HostDevices:
+        return self.context.machine or NOWHERE
+
+    def snapshot(self, machine: HostDevices) -> LaunchSnapshot:
         context, workers = self.context, [(child.plan, place_of(child)) for child in self.workers]
         whole = len(workers) < len(self.supervisor.children)
-        return LaunchSnapshot(workers, context.machine or NOWHERE, context.limits, context.shares_devices, whole)
+        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, whole)
 
     def advance(self, now: float) -> None:
         """Make all moves that are possible now."""
@@ -214,6 +244,7 @@ class RolloutRunner:
             self.client.say(text)
 
     def conclude(self, change: Rollout | ProxyRestarts) -> None:
+        self.hold()
         if change.failure is not None:
             self.supervisor.console.line(f"{self.title} failed: {change.failure}")
         if self.client is not None:

@@ -84,8 +84,9 @@ def free_name(what: str, names: Collection[str]) -> str:
 
 
 def free_gpus(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
-    """Return a free GPU for each rank, or nothing. Feeding cores may be shared: they are only a preference."""
-    devices = [rank.device for rank in held]
+    """Return a GPU for each rank that neither these workers nor other launches have, or nothing. Feeding cores may be
+    shared: they are only a preference."""
+    devices = [*(f"cuda:{gpu}" for gpu in machine.held_gpus), *(rank.device for rank in held)]
     gpus = sorted((f"cuda:{number}" for number in range(machine.gpus)), key=devices.count)[: like.ranks]
     if len(gpus) < like.ranks or (not share and any(gpu in devices for gpu in gpus)):
         return []
@@ -93,9 +94,9 @@ def free_gpus(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, 
 
 
 def free_cores(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
-    """Return as many cores as another worker of its kind has, or those left, divided over its ranks; where cores are
-    shared, those with the fewest ranks. Return nothing if a rank would have none."""
-    claims = [core for rank in held if rank.device == CPU for core in rank.cores]
+    """Return as many cores as another worker of its kind has, or those that other launches too leave, divided over its
+    ranks; where cores are shared, those with the fewest ranks. Return nothing if a rank would have none."""
+    claims = [*machine.held.cores, *(core for rank in held if rank.device == CPU for core in rank.cores)]
     free = [core for core in machine.affordable if core not in claims]
     if len(free) < like.ranks and share:
         free = sorted(machine.affordable, key=claims.count)
@@ -107,7 +108,8 @@ def free_cores(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices,
 
 def taken(workers: Sequence[ChildPlan], machine: HostDevices) -> str:
     held = ", ".join(f"{plan.name} has {where(plan)}" for plan in workers)
-    return f"{held}; this process may use cores {spell(machine.affordable)}"
+    others = f", other launches have {machine.held}" if str(machine.held) else ""
+    return f"{held}{others}; this process may use cores {spell(machine.affordable)}"
 
 
 def where(plan: ChildPlan) -> str:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from pontil.launcher.commands.ready import said as readiness
 from pontil.launcher.control.control_client import ControlReply, RunningLaunch, ask, find_launch
 from pontil.launcher.control.control_socket import NAME
+from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.foundation.held_devices import HeldDevices
 
 Launched = Callable[..., Any]
 WaitUntil = Callable[[Callable[[], object]], None]
@@ -172,6 +175,35 @@ def test_workers_come_and_go(pair: Any) -> None:
     assert command(pair, command="scale", counts={"decode": 1})[0] == ControlReply("done", 0, {})
     pair.process.terminate()
     assert pair.end() == 0 and "is given up" not in pair.console
+
+
+def test_other_launches_know_what_the_workers_have(pair: Any) -> None:
+    beside = RunDirectory(Path(pair.base))
+
+    def held() -> HeldDevices:
+        with beside.others() as found:
+            return found
+
+    assert command(pair, command="scale", counts={"decode": 2})[0].code == 0
+    both = HeldDevices(frozenset({0, 1}), roles=frozenset({"prefill", "decode"}))
+    assert held() == both
+    assert command(pair, command="role", names=["prefill:0"], role="decode")[0].code == 0
+    assert held() == replace(both, roles=frozenset({"decode"}))
+    assert command(pair, command="scale", counts={"decode": 2})[0].code == 0
+    assert held() == HeldDevices(frozenset({0}), roles=frozenset({"decode"}))
+
+
+def test_a_new_worker_leaves_other_launches_what_they_have(pair: Any) -> None:
+    beside = RunDirectory(Path(pair.base))
+    beside.create()
+    with beside.others() as found:
+        assert found == HeldDevices(), "it has stated nothing yet"
+        assert "Another launch takes devices" in refusal(pair, command="scale", counts={"decode": 2})
+        assert command(pair, command="drain", names=["decode:0"])[0].code == 0, "which takes none"
+        beside.hold(HeldDevices(frozenset({1})))
+    assert "other launches have cores 1" in refusal(pair, command="scale", counts={"decode": 2})
+    beside.remove()
+    assert command(pair, command="scale", counts={"decode": 2})[0].code == 0
 
 
 def test_a_new_worker_that_does_not_come_up_is_taken_back(launched: Launched) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pontil.launcher.foundation.errors import LaunchError, OptionError
+from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.devices import HostDevices, Placement
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.supervisor.rollouts.scale_up import another, free_name
@@ -53,6 +54,20 @@ def test_gpus_go_one_to_each_worker_and_are_shared_evenly() -> None:
     with pytest.raises(LaunchError, match="prefill:0 has cuda:1"):
         another("prefill", both, EIGHT, share=False)
     assert another("prefill", [*both, worker("decode:1", (), "cuda:0")], EIGHT, share=True).device == "cuda:1"
+
+
+def test_what_other_launches_have_is_not_free() -> None:
+    elsewhere = replace(EIGHT, held=HeldDevices(frozenset({1, 2, 3}), frozenset({"0"})))
+    one = worker("decode:0", (0,))
+    assert another("decode", [one], elsewhere, share=False).cores == (4,)
+    full = worker("decode:0", (0, 4, 5, 6, 7))
+    with pytest.raises(LaunchError, match=r"decode:0 has cores 0,4-7, other launches have cores 1-3 and GPU 0;"):
+        another("decode", [full], elsewhere, share=False)
+    assert another("decode", [full, worker("decode:1", (0, 4, 5, 6))], elsewhere, share=True).cores == (0, 1, 2, 3, 7)
+    gpu = worker("prefill:0", (0,), "cuda:1")
+    with pytest.raises(LaunchError, match="other launches have cores 1-3 and GPU 0"):
+        another("prefill", [gpu], elsewhere, share=False)
+    assert another("prefill", [], replace(elsewhere, gpus=3), share=False, known=[gpu]).device == "cuda:1"
 
 
 def test_names_are_the_first_that_are_free() -> None:
