@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_BROKEN = 70
 EXIT_CODES = (
-    (IncompatiblePeer, RefusedError.exit_code), (DraftModelError, RefusedError.exit_code), (RankLost, EXIT_RANK_LOST),
-)  # fmt: skip
+    (IncompatiblePeer, RefusedError.exit_code),
+    (DraftModelError, RefusedError.exit_code),
+    (RankLost, EXIT_RANK_LOST),
+)
 STDERR = 2
 # Seconds that an ending child waits for its last output to be read.
 LAST_WORDS_WITHIN = 1.0
@@ -262,11 +264,17 @@ def packed_weights(cache: Path) -> list[dict[str, Any]]:
 
     return [
         {
-            "name": file.name, "model": file.model, "size": file.size, "used": file.used, "state": file.state,
-            "mapped_by": mappers(file.path), "path": str(file.path), **file.about,
+            "name": file.name,
+            "model": file.model,
+            "size": file.size,
+            "used": file.used,
+            "state": file.state,
+            "mapped_by": mappers(file.path),
+            "path": str(file.path),
+            **file.about,
         }
         for file in files_of(cache)
-    ]  # fmt: skip
+    ]
 
 
 def named_weights(cache: Path, names: Sequence[str]) -> "list[PackedFile]":

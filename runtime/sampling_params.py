@@ -16,9 +16,14 @@ GREEDY_BELOW = 1e-5
 
 
 def declared(
-    default: Any, says: str, low: float | None = None, high: float | None = None, *, above: bool = False,
+    default: Any,
+    says: str,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: bool = False,
     also: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Declare a parameter by what it does and by the values that it may have, from `low` to `high`; `above` excludes
     `low`, which clients may write as `also`. What the API reads and describes, and what is checked, follows this."""
     return field(default=default, metadata={"says": says, "low": low, "high": high, "above": above, "also": also})

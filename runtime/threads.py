@@ -100,9 +100,13 @@ class TurnThread:
     """
 
     def __init__(
-        self, turn: Callable[[], float | None], name: str, failures: ThreadFailures | None = None,
-        mend: Callable[[BaseException], None] | None = None, end: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        turn: Callable[[], float | None],
+        name: str,
+        failures: ThreadFailures | None = None,
+        mend: Callable[[BaseException], None] | None = None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
         self.turn, self.end = turn, end
         self.woken, self.closing = threading.Event(), threading.Event()
         self.thread = GuardedThread(self.serve, name, failures, mend)
@@ -144,9 +148,12 @@ class JobThread(TurnThread, Generic[Job]):
     the job and the exception, so that it can end and answer it. `close` waits for the jobs put before."""
 
     def __init__(
-        self, work: Callable[[Job], None], name: str, failures: ThreadFailures | None = None,
+        self,
+        work: Callable[[Job], None],
+        name: str,
+        failures: ThreadFailures | None = None,
         mend: Callable[[Job, BaseException], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(self.do_next, name, failures, self.give_up)
         self.work, self.mend = work, mend
         self.jobs: deque[Job] = deque()

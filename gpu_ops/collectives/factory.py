@@ -16,9 +16,14 @@ MEET_WITHIN = 300.0
 
 
 def create_communicator(
-    library: KernelLibrary | None, device: torch.device, ranks: int, size: int, store: str,
-    deadline: float = DEADLINE, meet_within: float = MEET_WITHIN,
-) -> Communicator:  # fmt: skip
+    library: KernelLibrary | None,
+    device: torch.device,
+    ranks: int,
+    size: int,
+    store: str,
+    deadline: float = DEADLINE,
+    meet_within: float = MEET_WITHIN,
+) -> Communicator:
     """Be rank 0 of a worker of so many ranks, the others of which open the result's `descriptor`.
 
     With kernels, all of them are on this host, and `size` bytes are shared (see shared_memory.exchange_bytes); else

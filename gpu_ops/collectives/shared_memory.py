@@ -59,9 +59,14 @@ class SharedMemoryCommunicator:
         seconds has failed."""
         fd = os.memfd_create("pontil-ranks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         descriptor = {
-            "kind": KIND, "pid": os.getpid(), "fd": fd, "identity": secrets.token_hex(IDENTITY_BYTES), "ranks": ranks,
-            "bytes": size, "deadline": deadline,
-        }  # fmt: skip
+            "kind": KIND,
+            "pid": os.getpid(),
+            "fd": fd,
+            "identity": secrets.token_hex(IDENTITY_BYTES),
+            "ranks": ranks,
+            "bytes": size,
+            "deadline": deadline,
+        }
         try:
             write_header(fd, descriptor)
             made = cls(library, descriptor, 0, fd)
@@ -150,7 +155,11 @@ def usable(descriptor: dict[str, Any]) -> dict[str, Any]:
     """The values of a descriptor, each of its type and within its bounds. Raises CollectiveError."""
     ranks = whole(descriptor, "ranks", MOST_RANKS)
     return {
-        "kind": KIND, "pid": whole(descriptor, "pid", C_INT), "fd": whole(descriptor, "fd", C_INT),
-        "identity": secret(descriptor, "identity", IDENTITY_BYTES).hex(), "ranks": ranks,
-        "bytes": whole(descriptor, "bytes", 1 << 46), "deadline": positive(descriptor, "deadline"),
-    }  # fmt: skip
+        "kind": KIND,
+        "pid": whole(descriptor, "pid", C_INT),
+        "fd": whole(descriptor, "fd", C_INT),
+        "identity": secret(descriptor, "identity", IDENTITY_BYTES).hex(),
+        "ranks": ranks,
+        "bytes": whole(descriptor, "bytes", 1 << 46),
+        "deadline": positive(descriptor, "deadline"),
+    }

@@ -92,9 +92,13 @@ class TorchCommunicator:
         here, with a meeting's patience."""
         on_gpu, given = self.device.type == "cuda", self.descriptor
         dist.init_process_group(
-            "nccl" if on_gpu else "gloo", given["store"], rank=self.rank, world_size=self.size,
-            timeout=timedelta(seconds=given["meet_within"]), device_id=self.device if on_gpu else None,
-        )  # fmt: skip
+            "nccl" if on_gpu else "gloo",
+            given["store"],
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=given["meet_within"]),
+            device_id=self.device if on_gpu else None,
+        )
         dist.barrier()
         self.group = dist.new_group(timeout=timedelta(seconds=given["deadline"]))
         return self.group
@@ -111,6 +115,9 @@ def usable(descriptor: dict[str, Any]) -> dict[str, Any]:
     if not store.startswith(("file:///", "tcp://")):
         raise CollectiveError(f"ranks cannot meet at {store!r}: it is no file:///PATH and no tcp://HOST:PORT")
     return {
-        "kind": KIND, "store": store, "ranks": whole(descriptor, "ranks", MOST_RANKS),
-        "deadline": positive(descriptor, "deadline"), "meet_within": positive(descriptor, "meet_within"),
-    }  # fmt: skip
+        "kind": KIND,
+        "store": store,
+        "ranks": whole(descriptor, "ranks", MOST_RANKS),
+        "deadline": positive(descriptor, "deadline"),
+        "meet_within": positive(descriptor, "meet_within"),
+    }

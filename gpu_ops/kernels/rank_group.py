@@ -23,9 +23,14 @@ class SharedGroup:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, ranks: int, deadline: float,
+        self,
+        library: ctypes.CDLL,
+        memory: mmap.mmap,
+        rank: int,
+        ranks: int,
+        deadline: float,
         error: Callable[[str], Exception],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.library, self.memory, self.deadline, self.error = library, memory, deadline, error
         start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.handle: Any = library.pontil_group_open(start, len(memory), rank, ranks, deadline)

@@ -6,9 +6,15 @@ from torch import Tensor
 
 
 def attend_within(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, window: int | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attend q [rows, heads, head_dim] to k and v [rows, kv_heads, head_dim]; the result has q's shape.
 
     Every row sees all rows; with `causal` only those up to itself, and with a `window` at most that many of them. Heads

@@ -82,8 +82,10 @@ def copy_blocks(source: Tensor, sources: Tensor | None, target: Tensor, targets:
         # One of them has gaps where the other has none: in the runs of the former both are evenly apart.
         small = min(size, shape[1])
         runs, step, other_step = (
-            runs * size // small, small if size > small else step, small if shape[1] > small else other_step
-        )  # fmt: skip
+            runs * size // small,
+            small if size > small else step,
+            small if shape[1] > small else other_step,
+        )
         size = small
     launch(
         copy_kernel, (count, runs, ceil_div(size, WORDS)), read, written, read if sources is None else sources,

@@ -142,9 +142,14 @@ def decode_tiles(group: int, main: int, wide: bool) -> DecodeTiles:
 
 
 def decode(
-    pool: Tensor, layer: LayerAttention, q: Tensor, tables: Tensor, owners: Tensor, lengths: Tensor,
+    pool: Tensor,
+    layer: LayerAttention,
+    q: Tensor,
+    tables: Tensor,
+    owners: Tensor,
+    lengths: Tensor,
     tiles: DecodeTiles | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of q [rows, heads, head_dim]: row r sees the first `lengths[r]` positions of block table
     `tables[owners[r]]`, all int32. `tables` has room for the longest of them. Rows of length 0 are zeros.
 

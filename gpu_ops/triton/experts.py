@@ -141,9 +141,13 @@ def tile_of(dtype: torch.dtype, weights: DeviceWeights) -> TileShape:
 
 
 def expert_results(
-    x: Tensor, chosen: Tensor, gate_up: DeviceWeights, down: DeviceWeights, first: int,
+    x: Tensor,
+    chosen: Tensor,
+    gate_up: DeviceWeights,
+    down: DeviceWeights,
+    first: int,
     clamp: tuple[float, float] | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The results of gated MLPs, float32 [rows, per_token, outputs], for x [rows, inputs] and chosen [rows, per_token].
     The weights are those of the experts from `first` on, gates and ups side by side; results of other experts are not
     written. The activation is silu, or with `clamp` (its sharpness and its limit) a clamped one."""
@@ -171,8 +175,10 @@ def pointers(weights: DeviceWeights) -> tuple[Tensor, Tensor, Tensor]:
     words = weights.words
     unused = words
     return (
-        words, unused if weights.scales is None else weights.scales, unused if weights.bias is None else weights.bias
-    )  # fmt: skip
+        words,
+        unused if weights.scales is None else weights.scales,
+        unused if weights.bias is None else weights.bias,
+    )
 
 
 def strides(weights: DeviceWeights) -> tuple[int, ...]:

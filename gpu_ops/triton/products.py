@@ -145,9 +145,12 @@ class TileShape:
     @property
     def options(self) -> dict[str, int]:
         return {
-            "BLOCK_M": self.rows, "BLOCK_N": self.outputs, "BLOCK_K": self.inputs, "num_stages": self.stages,
+            "BLOCK_M": self.rows,
+            "BLOCK_N": self.outputs,
+            "BLOCK_K": self.inputs,
+            "num_stages": self.stages,
             "num_warps": 4,
-        }  # fmt: skip
+        }
 
 
 def tile_of(dtype: torch.dtype) -> TileShape:

@@ -104,9 +104,14 @@ def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
 
 
 def prompt(
-    pool: Tensor, layer: LayerAttention, q: Tensor, tables: Tensor, query_tiles: Tensor, query_tile: int,
+    pool: Tensor,
+    layer: LayerAttention,
+    q: Tensor,
+    tables: Tensor,
+    query_tiles: Tensor,
+    query_tile: int,
     tiles: PromptTiles | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Causal attention of q [rows, heads, head_dim], whose keys are stored already. `tables` and `query_tiles` are
     those of a DeviceTile, of `query_tile` positions. Rows of no query tile are zeros.
 

@@ -159,9 +159,7 @@ def id_beyond(logits, size, highest, top, temperature, key, last, target, BY_MAS
 
 
 @triton.jit
-def draw_kernel(
-    logits, row, temperature, top_k, top_p, min_p, uniform, out, stride, size, BLOCK: tl.constexpr
-):  # fmt: skip
+def draw_kernel(logits, row, temperature, top_k, top_p, min_p, uniform, out, stride, size, BLOCK: tl.constexpr):
     draw = tl.program_id(0)
     own = tl.load(row + draw)
     if own >= 0:

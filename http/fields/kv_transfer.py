@@ -40,6 +40,7 @@ def kv_transfer_schema(vocab_size: int) -> Schema:
 
 
 KV_TRANSFER = Parameter(
-    NAME, ShapedType(read_kv_transfer, kv_transfer_schema),
+    NAME,
+    ShapedType(read_kv_transfer, kv_transfer_schema),
     "sent by a router that drives workers: keep the prompt's KV, or take what another worker kept",
-)  # fmt: skip
+)

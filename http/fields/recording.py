@@ -11,9 +11,14 @@ from pontil.runtime.foundation.wav_header import is_wav
 
 INPUT_AUDIO = "input_audio"
 MAGICS = (
-    (b"ID3", "MP3"), (b"\xff\xfb", "MP3"), (b"\xff\xf3", "MP3"), (b"\xff\xf2", "MP3"), (b"OggS", "Ogg"),
-    (b"fLaC", "FLAC"), (b"\x1aE\xdf\xa3", "WebM"),
-)  # fmt: skip
+    (b"ID3", "MP3"),
+    (b"\xff\xfb", "MP3"),
+    (b"\xff\xf3", "MP3"),
+    (b"\xff\xf2", "MP3"),
+    (b"OggS", "Ogg"),
+    (b"fLaC", "FLAC"),
+    (b"\x1aE\xdf\xa3", "WebM"),
+)
 CONVERT = "convert it to WAV first, for example with `ffmpeg -i recording out.wav`"
 
 

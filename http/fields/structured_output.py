@@ -29,9 +29,12 @@ FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 # Values of unsupported `structured_outputs` options that have no effect. Null never has one.
 NEUTRAL_KINDS: dict[str, tuple[Any, ...]] = {
-    "disable_fallback": (False, True), "disable_any_whitespace": (False,), "disable_additional_properties": (False,),
-    "whitespace_pattern": (), "structural_tag": (),
-}  # fmt: skip
+    "disable_fallback": (False, True),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+    "whitespace_pattern": (),
+    "structural_tag": (),
+}
 # vLLM's former names, each with its replacement.
 OLD_NAMES = {
     "guided_json": "structured_outputs.json",
@@ -171,15 +174,21 @@ def read_choice(wanted: Fields) -> OutputStructure:
 
 
 KIND_READERS: Mapping[str, Callable[[Fields], OutputStructure]] = {
-    "json": read_json, "regex": read_regex, "choice": read_choice, "grammar": read_grammar,
+    "json": read_json,
+    "regex": read_regex,
+    "choice": read_choice,
+    "grammar": read_grammar,
     "json_object": read_json_object,
-}  # fmt: skip
+}
 
 
 # SGLang's and llama.cpp's names beside the other parameters.
 BARE_KINDS: Mapping[str, Callable[[Fields, str], OutputStructure]] = {
-    "regex": read_regex, "ebnf": read_grammar, "grammar": read_grammar, "json_schema": read_json,
-}  # fmt: skip
+    "regex": read_regex,
+    "ebnf": read_grammar,
+    "grammar": read_grammar,
+    "json_schema": read_json,
+}
 
 
 def read_text(wanted: Fields, name: str) -> str:
@@ -219,8 +228,12 @@ def is_deep(value: Any) -> bool:
     """Return whether containers are nested more than MAX_DEPTH deep."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [item for one in level if isinstance(one, dict | list)
-                 for item in (one.values() if isinstance(one, dict) else one)]  # fmt: skip
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in (one.values() if isinstance(one, dict) else one)
+        ]
         if not level:
             return False
     return True
@@ -253,9 +266,12 @@ def format_schema(vocab_size: int) -> Schema:
 
 def kinds_schema(vocab_size: int) -> Schema:
     types: dict[str, Schema] = {
-        "json": {"anyOf": [SCHEMA, TEXT]}, "regex": TEXT, "grammar": TEXT, "json_object": {"const": True},
+        "json": {"anyOf": [SCHEMA, TEXT]},
+        "regex": TEXT,
+        "grammar": TEXT,
+        "json_object": {"const": True},
         "choice": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
-    }  # fmt: skip
+    }
     rest: dict[str, Schema] = {name: {"enum": [*allowed, None]} for name, allowed in NEUTRAL_KINDS.items()}
     rest |= {name: {"type": "null"} for name in types}
     return {
@@ -288,9 +304,11 @@ STRUCTURE = (
     Parameter("ebnf", ShapedType(read_bare, bare_text_schema), "the same as structured_outputs.grammar"),
     Parameter("grammar", ShapedType(read_bare, bare_text_schema), "the same as structured_outputs.grammar"),
     Parameter("json_schema", ShapedType(read_bare, bare_json_schema), "the same as structured_outputs.json"),
-    *(Parameter(name, NeutralType(others=f"is an older name: use {instead}"), f"the older name of {instead}")
-      for name, instead in OLD_NAMES.items()),
+    *(
+        Parameter(name, NeutralType(others=f"is an older name: use {instead}"), f"the older name of {instead}")
+        for name, instead in OLD_NAMES.items()
+    ),
     Parameter("guided_decoding_backend", NeutralType(), "which library is to keep the answer to its grammar"),
     Parameter("guided_whitespace_pattern", NeutralType(), "which spaces JSON may have"),
     Parameter("structural_tag", NeutralType(), "structure between tags only"),
-)  # fmt: skip
+)

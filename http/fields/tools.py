@@ -190,9 +190,12 @@ def tools_schema(vocab_size: int) -> Schema:
         "properties": {"type": {"const": "object"}},
     }
     function = opened(
-        ["name"], name={"type": "string", "pattern": f"^{NAME.pattern}$"}, description=TEXT, parameters=parameters,
+        ["name"],
+        name={"type": "string", "pattern": f"^{NAME.pattern}$"},
+        description=TEXT,
+        parameters=parameters,
         strict={"type": ["boolean", "null"]},
-    )  # fmt: skip
+    )
     tool = opened(["function"], type={"enum": ["function", None]}, function=function)
     return {"title": f"tools, at most {MAX_TOOLS}", "type": "array", "items": tool, "maxItems": MAX_TOOLS}
 

@@ -45,9 +45,13 @@ KEPT = (400, 404, 503)
 
 
 def endpoints(
-    proxy: Proxy, intake: Intake, answers: AnswerChecker, kept: Conversations, page: RoutedRoom,
+    proxy: Proxy,
+    intake: Intake,
+    answers: AnswerChecker,
+    kept: Conversations,
+    page: RoutedRoom,
     embedding: Tokenizer | None = None,
-) -> tuple[Endpoint, ...]:  # fmt: skip
+) -> tuple[Endpoint, ...]:
     """Return all routes. `embedding` is the tokenizer of the embedding model, where there is one."""
     config = proxy.config
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
@@ -58,9 +62,10 @@ def endpoints(
     # A recording takes more room than its text.
     hears = proxy.graph is not None and proxy.graph.recognizer is not None
     bodies = BodyReader(
-        lambda: config.max_body_size or largest_body(None if hears else model.known_context), intake.in_flight,
+        lambda: config.max_body_size or largest_body(None if hears else model.known_context),
+        intake.in_flight,
         config.strict_parameters,
-    )  # fmt: skip
+    )
     routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
     name = config.served_embedding_model_name
     served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)

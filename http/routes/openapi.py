@@ -77,8 +77,9 @@ def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, An
         "summary": endpoint.says,
         "responses": responses(endpoint),
     }
-    in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in
-               endpoint.parameters]  # fmt: skip
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in endpoint.parameters
+    ]
     in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in endpoint.asks]
     if in_path or in_query:
         described["parameters"] = in_path + in_query

@@ -170,8 +170,9 @@ class Fields:
         change the answer. `spelling` knows their names, and is called only if there are unread fields."""
         unread = [name for name in self.unread if self.data[name] not in NOTHING]
         if len(unread) > MAX_UNKNOWN:
-            raise self.wrong(unread[0], f"and {len(unread) - 1} other fields are no parameters: leave them out",
-                             "unknown_parameter")  # fmt: skip
+            raise self.wrong(
+                unread[0], f"and {len(unread) - 1} other fields are no parameters: leave them out", "unknown_parameter"
+            )
         known = spelling() if unread else None
         for name in unread:
             if known is not None and (meant := known.meant_by(name)):

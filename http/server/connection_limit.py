@@ -99,8 +99,11 @@ class ConnectionLimit:
             LOG.warning(
                 "%d connections are open, which is all that are kept: %d are being served, and of the others the oldest"
                 " give way, now of %s with %d",
-                self.most, len(self.served), self.waiting.crowded, self.waiting.largest,
-            )  # fmt: skip
+                self.most,
+                len(self.served),
+                self.waiting.crowded,
+                self.waiting.largest,
+            )
         first = self.waiting.first
         self.closes(first)
         return first

@@ -74,8 +74,11 @@ class OpenAIErrors(ErrorHandler):
             return json_response(error_of(exception), status_of(exception), headers=headers_of(exception))
         if isinstance(exception, SanicException):
             status = exception.status_code or 500
-            return json_response(error_object(said(request, exception), status, code=CODES.get(status)), status,
-                                 headers=exception.headers)  # fmt: skip
+            return json_response(
+                error_object(said(request, exception), status, code=CODES.get(status)),
+                status,
+                headers=exception.headers,
+            )
         if isinstance(exception, CancelledError):
             LOG.debug("%s %s: the client left", request.method, request.path)
             return json_response(

@@ -33,6 +33,10 @@ def add_probes(app: Sanic[Any, Any], served: Collection[Endpoint], pages: CrossO
     for number, (route, there) in enumerate(methods.items()):
         probe = Probe(there, CrossOrigin() if route in operators else pages)
         app.add_route(
-            probe.answer, route, methods=set(METHODS) - set(there), name=f"probe_{number}", ignore_body=True,
+            probe.answer,
+            route,
+            methods=set(METHODS) - set(there),
+            name=f"probe_{number}",
+            ignore_body=True,
             error_format="json",
-        )  # fmt: skip
+        )

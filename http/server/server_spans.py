@@ -29,9 +29,12 @@ class ServerSpans:
     def begin(self, request: Request, received: ReceivedRequest) -> ServedTrace:
         headers = request.headers
         trace = request.ctx.trace = self.tracer.begin(
-            received, request.ctx.request_id, request.method, headers.getall(TRACEPARENT, ()),
+            received,
+            request.ctx.request_id,
+            request.method,
+            headers.getall(TRACEPARENT, ()),
             headers.getall(TRACESTATE, ()),
-        )  # fmt: skip
+        )
         return trace
 
     def traced(self, handler: Handler) -> Handler:

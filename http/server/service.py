@@ -122,9 +122,13 @@ def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
 
 
 def add_middleware(
-    app: Sanic[Any, Any], access: Access, pages: CrossOrigin, reading: Set[str], now: Callable[[], float],
+    app: Sanic[Any, Any],
+    access: Access,
+    pages: CrossOrigin,
+    reading: Set[str],
+    now: Callable[[], float],
     spans: ServerSpans | None,
-) -> None:  # fmt: skip
+) -> None:
     """Add access checks and the headers of every answer. `reading` are the paths of routes that read bodies
     themselves; bodies sent to other routes are discarded. `now` is the clock of the requests' timelines, `spans`
     names the traces of requests that have one."""
@@ -190,9 +194,13 @@ class Service:
         self.proxy.changes.ask = self.reporter.asked
         # Sanic listens anew, with a backlog of its own unless it is told one.
         self.app.run(
-            sock=self.listener, single_process=True, motd=False, access_log=False, protocol=TimedProtocol,
+            sock=self.listener,
+            single_process=True,
+            motd=False,
+            access_log=False,
+            protocol=TimedProtocol,
             backlog=BACKLOG,
-        )  # fmt: skip
+        )
 
     async def before_start(self, app: Any) -> None:
         """Start the proxy. One of several accepts no connection before it can serve, since another one can."""

@@ -51,21 +51,34 @@ CHAT_USAGE = closed(COUNTS | {
         ), COUNT
     ), ("reasoning_tokens", "text_tokens")),
 })  # fmt: skip
-PROMPT_LOGPROBS = many(nullable({
-    "type": "object",
-    "propertyNames": {"pattern": "^[0-9]+$"},
-    "additionalProperties": closed({"logprob": NUMBER, "rank": COUNT, "decoded_token": TEXT}),
-}))  # fmt: skip
-COMPLETION_LOGPROBS = nullable(closed({
-    "tokens": many(TEXT),
-    "token_logprobs": many(nullable(NUMBER)),
-    "top_logprobs": many(nullable({"type": "object", "additionalProperties": NUMBER})),
-    "text_offset": many(COUNT),
-}))  # fmt: skip
+PROMPT_LOGPROBS = many(
+    nullable(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": closed({"logprob": NUMBER, "rank": COUNT, "decoded_token": TEXT}),
+        }
+    )
+)
+COMPLETION_LOGPROBS = nullable(
+    closed(
+        {
+            "tokens": many(TEXT),
+            "token_logprobs": many(nullable(NUMBER)),
+            "top_logprobs": many(nullable({"type": "object", "additionalProperties": NUMBER})),
+            "text_offset": many(COUNT),
+        }
+    )
+)
 CHAT_ENTRY: dict[str, Schema] = {"token": TEXT, "logprob": NUMBER, "bytes": BYTES}
-CHAT_LOGPROBS = nullable(closed({
-    "content": many(closed(CHAT_ENTRY | {"top_logprobs": many(closed(CHAT_ENTRY))})), "refusal": {"type": "null"},
-}))  # fmt: skip
+CHAT_LOGPROBS = nullable(
+    closed(
+        {
+            "content": many(closed(CHAT_ENTRY | {"top_logprobs": many(closed(CHAT_ENTRY))})),
+            "refusal": {"type": "null"},
+        }
+    )
+)
 
 
 def head(kind: str) -> dict[str, Schema]:
@@ -81,9 +94,12 @@ def head(kind: str) -> dict[str, Schema]:
 def choice(shown: dict[str, Schema], reason: Schema) -> Schema:
     """Return the schema of a choice; token ids and prompt logprobs are there only if they were requested."""
     extra = {
-        "token_ids": IDS, "prompt_token_ids": IDS, "prompt_logprobs": PROMPT_LOGPROBS, "x_pontil_schema": UNMET,
+        "token_ids": IDS,
+        "prompt_token_ids": IDS,
+        "prompt_logprobs": PROMPT_LOGPROBS,
+        "x_pontil_schema": UNMET,
         "stop_reason": {"type": ["string", "integer", "null"]},
-    }  # fmt: skip
+    }
     return closed({"index": COUNT} | shown | {"finish_reason": reason} | extra, extra)
 
 
@@ -119,9 +135,13 @@ MESSAGE = closed(
 )
 SOUND_PIECE = closed(SOUND, SOUND)
 PIECES = {
-    "content": nullable(TEXT), "reasoning_content": TEXT, "reasoning": TEXT, "tool_calls": many(CALL_PIECE),
-    "function_call": closed({"name": TEXT, "arguments": TEXT}, ("name",)), "audio": SOUND_PIECE,
-}  # fmt: skip
+    "content": nullable(TEXT),
+    "reasoning_content": TEXT,
+    "reasoning": TEXT,
+    "tool_calls": many(CALL_PIECE),
+    "function_call": closed({"name": TEXT, "arguments": TEXT}, ("name",)),
+    "audio": SOUND_PIECE,
+}
 OPENING: dict[str, Schema] = {"role": constant("assistant"), "refusal": {"type": "null"}}
 DELTA = closed(OPENING | PIECES, (*OPENING, *PIECES))
 CHAT_CHOICES = many(choice({"message": MESSAGE, "logprobs": CHAT_LOGPROBS}, CHAT_REASON))
@@ -140,23 +160,26 @@ CHAT_CHUNK = closed(
     },
     ("usage", "prompt_token_ids"),
 )
-MODEL = closed({
-    "id": TEXT,
-    "object": constant("model"),
-    "created": COUNT,
-    "owned_by": TEXT,
-    "root": TEXT,
-    "parent": {"type": "null"},
-    "max_model_len": nullable(COUNT),
-    "vocab_size": COUNT,
-    "dtype": nullable(TEXT),
-    "kv_cache_dtype": nullable(TEXT),
-    "embedding_size": nullable(COUNT),
-    "system_fingerprint": nullable(TEXT),
-    "input_modalities": many(TEXT),
-    "output_modalities": many(TEXT),
-    "voices": many(TEXT),
-}, optional=("embedding_size", "input_modalities", "output_modalities", "voices"))  # fmt: skip
+MODEL = closed(
+    {
+        "id": TEXT,
+        "object": constant("model"),
+        "created": COUNT,
+        "owned_by": TEXT,
+        "root": TEXT,
+        "parent": {"type": "null"},
+        "max_model_len": nullable(COUNT),
+        "vocab_size": COUNT,
+        "dtype": nullable(TEXT),
+        "kv_cache_dtype": nullable(TEXT),
+        "embedding_size": nullable(COUNT),
+        "system_fingerprint": nullable(TEXT),
+        "input_modalities": many(TEXT),
+        "output_modalities": many(TEXT),
+        "voices": many(TEXT),
+    },
+    optional=("embedding_size", "input_modalities", "output_modalities", "voices"),
+)
 MODELS = closed({"object": constant("list"), "data": many(MODEL)})
 TOKENIZED = closed(
     {"count": COUNT, "max_model_len": nullable(COUNT), "tokens": IDS, "token_strs": nullable(many(TEXT))}
@@ -165,31 +188,41 @@ DETOKENIZED = closed({"prompt": TEXT})
 TRANSCRIBED = closed({"text": TEXT})
 SOUND_FILE: Schema = {"type": "string", "contentMediaType": "audio/wav"}
 STATUS = closed({"status": TEXT})
-FINISH = {"anyOf": [
-    closed({"type": constant("stop"), "matched": {"type": ["string", "integer", "null"]}}),
-    closed({"type": constant("length"), "length": COUNT}), {"type": "null"},
-]}  # fmt: skip
+FINISH = {
+    "anyOf": [
+        closed({"type": constant("stop"), "matched": {"type": ["string", "integer", "null"]}}),
+        closed({"type": constant("length"), "length": COUNT}),
+        {"type": "null"},
+    ]
+}
 GENERATED = closed(
     {
         "text": TEXT,
         "output_ids": IDS,
-        "meta_info": closed({
-            "id": TEXT, "finish_reason": FINISH, "prompt_tokens": COUNT, "completion_tokens": COUNT,
-            "cached_tokens": COUNT,
-        }),
+        "meta_info": closed(
+            {
+                "id": TEXT,
+                "finish_reason": FINISH,
+                "prompt_tokens": COUNT,
+                "completion_tokens": COUNT,
+                "cached_tokens": COUNT,
+            }
+        ),
     },
     ("output_ids",),
-)  # fmt: skip
+)
 RENDERED = closed({"request_id": TEXT, "model": TEXT, "token_ids": IDS})
 SERVER_LOAD = closed({"server_load": COUNT})
 MODEL_INFO = closed({"model_path": TEXT, "tokenizer_path": TEXT, "is_generation": constant(True)})
-TOKENIZER = closed({
-    "vocab_size": COUNT,
-    "bos_token": nullable(TEXT),
-    "eos_token": nullable(TEXT),
-    "model_max_length": nullable(COUNT),
-    "chat_template": nullable(TEXT),
-})  # fmt: skip
+TOKENIZER = closed(
+    {
+        "vocab_size": COUNT,
+        "bos_token": nullable(TEXT),
+        "eos_token": nullable(TEXT),
+        "model_max_length": nullable(COUNT),
+        "chat_template": nullable(TEXT),
+    }
+)
 VERSION = closed({"version": TEXT})
 LOAD = {"type": "object", "additionalProperties": COUNT}
 # Further fields of the supervisor's process table are passed through as they are.

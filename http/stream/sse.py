@@ -43,9 +43,12 @@ class EventWriter:
     full buffer makes only this stream wait. `pending` is written at the end of the `turn`."""
 
     def __init__(
-        self, request: Request, headers: Callable[[], dict[str, str]], turn: MessageTurn,
+        self,
+        request: Request,
+        headers: Callable[[], dict[str, str]],
+        turn: MessageTurn,
         content_type: str = CONTENT_TYPE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request, self.headers, self.turn, self.content_type = request, headers, turn, content_type
         self.protocol: Any = request.protocol
         self.response: Any = None

@@ -77,8 +77,11 @@ class TokenParts:
         start = 0 if self.held_text.startswith(content) else max(0, self.held_text.rfind(content))
         end = start + len(content)
         offsets = list(accumulate((length for length, _ in self.held), initial=0))
-        own = [entries for (length, entries), offset in zip(self.held, offsets, strict=False)
-               if offset < end and offset + max(1, length) > start]  # fmt: skip
+        own = [
+            entries
+            for (length, entries), offset in zip(self.held, offsets, strict=False)
+            if offset < end and offset + max(1, length) > start
+        ]
         rest = next((index for index, offset in enumerate(offsets) if offset >= end), len(self.held))
         self.held, self.held_text = self.held[rest:], self.held_text[offsets[rest] :]
         return parts, own

@@ -42,13 +42,15 @@ class CompatibilityRoutes:
 
     async def tokenizer_info(self, request: Request) -> HTTPResponse:
         tokenizer = self.proxy.tokenizer
-        return json_response({
-            "vocab_size": tokenizer.vocab_size,
-            "bos_token": tokenizer.bos_token,
-            "eos_token": tokenizer.eos_token,
-            "model_max_length": self.model.known_context,
-            "chat_template": tokenizer.chat_template,
-        })  # fmt: skip
+        return json_response(
+            {
+                "vocab_size": tokenizer.vocab_size,
+                "bos_token": tokenizer.bos_token,
+                "eos_token": tokenizer.eos_token,
+                "model_max_length": self.model.known_context,
+                "chat_template": tokenizer.chat_template,
+            }
+        )
 
     async def get_model_info(self, request: Request) -> HTTPResponse:
         name = self.model.name

@@ -16,9 +16,11 @@ DEFAULT_NEW_TOKENS = 128
 MAX_INPUT_IDS = 1 << 20
 # SGLang's names of parameters that completions have under another one.
 RENAMED = {
-    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "no_stop_trim": "include_stop_str_in_output",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
     "sampling_seed": "seed",
-}  # fmt: skip
+}
 TAKEN = {one.name: one.name for one in SAMPLING} | RENAMED
 GENERATE = (
     Parameter("text", TextType(), "a text"),

@@ -30,9 +30,12 @@ class Child:
     process exists, that is, while `state.alive`."""
 
     def __init__(
-        self, plan: ChildPlan, starter: ProcessStarter, handed: Mapping[str, Sequence[int]] = NOTHING,
+        self,
+        plan: ChildPlan,
+        starter: ProcessStarter,
+        handed: Mapping[str, Sequence[int]] = NOTHING,
         weights: SharedWeights | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Name the child. `handed` are the launcher's descriptors that each process of a proxy gets, and `weights` has
         those that workers share."""
         self.plan = plan
@@ -229,11 +232,14 @@ def rank_rows(child: Child) -> list[dict[str, Any]]:
     processes = [*started, *[None] * (child.plan.ranks - len(started))]
     return [
         {
-            "rank": rank, "name": plan.name, "device": plan.device, "state": rank_state(child, process),
+            "rank": rank,
+            "name": plan.name,
+            "device": plan.device,
+            "state": rank_state(child, process),
             "pid": process.process.pid if process and process.ended is None else None,
         }
         for rank, (plan, process) in enumerate(zip(child.plan.members, processes, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 def rank_state(child: Child, process: ChildProcess | None) -> str:

@@ -76,11 +76,15 @@ class ExecStarter:
         return SpawnedProcess(
             subprocess.Popen(
                 [*self.command, *asked.words],
-                stdin=subprocess.DEVNULL, stdout=asked.output, stderr=asked.output, pass_fds=asked.inherited,
-                start_new_session=True, env=dict(self.environment(asked.threads)),
+                stdin=subprocess.DEVNULL,
+                stdout=asked.output,
+                stderr=asked.output,
+                pass_fds=asked.inherited,
+                start_new_session=True,
+                env=dict(self.environment(asked.threads)),
                 preexec_fn=parent_death_signal(signal.SIGKILL),
             )
-        )  # fmt: skip
+        )
 
 
 def parent_word() -> str:

@@ -45,10 +45,14 @@ class ChildLaunch:
         try:
             self.process = subprocess.Popen(
                 [*child_command("launch"), *words, *shown],
-                stdin=subprocess.DEVNULL, stdout=written, stderr=None if echo is None else subprocess.STDOUT,
-                pass_fds=[] if descriptor is None else [descriptor], env=without_options(variables),
-                start_new_session=True, preexec_fn=parent_death_signal(signal.SIGKILL),
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=None if echo is None else subprocess.STDOUT,
+                pass_fds=[] if descriptor is None else [descriptor],
+                env=without_options(variables),
+                start_new_session=True,
+                preexec_fn=parent_death_signal(signal.SIGKILL),
+            )
         finally:
             if descriptor is not None:
                 os.close(descriptor)

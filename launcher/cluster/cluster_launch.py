@@ -39,9 +39,15 @@ class ClusterLaunch:
     None on a network that is trusted; `start_proxy` starts the proxy's launch."""
 
     def __init__(
-        self, plan: ClusterPlan, cluster: WorkerCluster, control: str, keys: str | None, console: Console,
-        start_proxy: Callable[[], ChildLaunch], clock: Callable[[], float] = lambda: time.monotonic(),
-    ) -> None:  # fmt: skip
+        self,
+        plan: ClusterPlan,
+        cluster: WorkerCluster,
+        control: str,
+        keys: str | None,
+        console: Console,
+        start_proxy: Callable[[], ChildLaunch],
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
         options = plan.options
         self.plan, self.cluster, self.control, self.keys, self.console = plan, cluster, control, keys, console
         self.start_proxy, self.clock = start_proxy, clock

@@ -135,9 +135,14 @@ class ClusterPlan:
         shared = words_for(self.options, EVERY - PLACES - PROXYS - {"model"})
         join = ",".join(controls_of(control, self.options.proxies))
         return [
-            "--on=host", f"--role={worker.role}", f"--{worker.role}={devices}", f"--first-number={worker.number}",
-            f"--join={join}", f"--model={path_or_name(self.options.model)}", *shared,
-        ]  # fmt: skip
+            "--on=host",
+            f"--role={worker.role}",
+            f"--{worker.role}={devices}",
+            f"--first-number={worker.number}",
+            f"--join={join}",
+            f"--model={path_or_name(self.options.model)}",
+            *shared,
+        ]
 
 
 def path_or_name(model: str) -> str:

@@ -75,9 +75,12 @@ class RayCluster:
             self.group, placement_group_bundle_index=slot
         )
         asked = self.ray.remote(worker_actor.WorkerActor).options(
-            num_cpus=worker.bundle["CPU"], num_gpus=worker.bundle.get("GPU", 0.0), max_restarts=0,
-            max_concurrency=CONCURRENCY, scheduling_strategy=strategy,
-        )  # fmt: skip
+            num_cpus=worker.bundle["CPU"],
+            num_gpus=worker.bundle.get("GPU", 0.0),
+            max_restarts=0,
+            max_concurrency=CONCURRENCY,
+            scheduling_strategy=strategy,
+        )
         self.actors[slot] = asked.remote(checkout_folder())
         self.watch(
             self.actors[slot].look.remote(),

@@ -17,9 +17,11 @@ ADMIN = (ADMIN_VARIABLE, CLIENT_VARIABLE)
 def key_flag(names: tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option `--key`; without it, the command looks in these variables."""
     return click.option(
-        "--key", type=click.Path(path_type=Path), metavar="FILE",
+        "--key",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
         help=f"File whose first key is shown to the server (default: the first in {names[0]}).",
-    )  # fmt: skip
+    )
 
 
 def bearer(file: Path | None, names: tuple[str, ...], variables: Mapping[str, str]) -> dict[str, str]:

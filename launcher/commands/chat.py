@@ -22,9 +22,14 @@ SERVER = "http://127.0.0.1:8000"
 @key_flag(CLIENT)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to QUESTION with its figures as JSON.")
 def chat(
-    question: str | None, url: str, model: str | None, max_tokens: int, temperature: float, key: Path | None,
+    question: str | None,
+    url: str,
+    model: str | None,
+    max_tokens: int,
+    temperature: float,
+    key: Path | None,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Talk to a running server from the terminal, or put one QUESTION to it. In a conversation /help lists what else
     can be typed."""
     from pontil.launcher.commands.terminal.chat_session import ChatSession, first_model

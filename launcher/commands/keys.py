@@ -16,9 +16,13 @@ def keys() -> None:
 
 @keys.command(short_help="Make a key file.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("pontil.keys"), show_default=True,
-    metavar="FILE", help="Where to write it.",
-)  # fmt: skip
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("pontil.keys"),
+    show_default=True,
+    metavar="FILE",
+    help="Where to write it.",
+)
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def new(out: Path, force: bool) -> None:
     """Make a key file, for `launch --keys FILE` on each host of a system.

@@ -71,9 +71,13 @@ def click_option(declared: Field[Any]) -> Callable[..., Any]:
         name = flag_name(declared)
         names = f"--{name}/--no-{name}" if default else f"--{name}"
         return click.option(names, is_flag=True, default=None, help=metadata["help"])
-    shown = "" if default in (None, MISSING, ()) else f" [default: {default:g}]" if isinstance(default, float) else (
-        f" [default: {default}]"
-    )  # fmt: skip
+    shown = (
+        ""
+        if default in (None, MISSING, ())
+        else f" [default: {default:g}]"
+        if isinstance(default, float)
+        else (f" [default: {default}]")
+    )
     # The flag of a list may be repeated.
     repeated: dict[str, Any] = {"multiple": True, "callback": joined} if isinstance(default, tuple) else {}
     return click.option(
@@ -144,9 +148,11 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         topology = planned(chosen, machine).with_keys(secret)
         topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
         return replace(
-            orders_of(chosen, topology, launch_environment), machine=machine, shares_devices=topology.shares,
+            orders_of(chosen, topology, launch_environment),
+            machine=machine,
+            shares_devices=topology.shares,
             reloader=Reloader(chosen, read, launch_environment.variables),
-        )  # fmt: skip
+        )
 
     def begin() -> tuple[Orders, list[str]]:
         said = open_directory(alone, directory, chosen.role)

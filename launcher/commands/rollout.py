@@ -14,9 +14,11 @@ from pontil.launcher.options.options import read_environment
 from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES
 
 DRAIN = click.option(
-    "--drain-timeout", type=click.FloatRange(0, 3600), metavar="SECONDS",
+    "--drain-timeout",
+    type=click.FloatRange(0, 3600),
+    metavar="SECONDS",
     help="What requests get to end where they are, before others go on with them [default: the launch's].",
-)  # fmt: skip
+)
 FORCE = click.option("--force", is_flag=True, help="Also where nobody else would serve meanwhile.")
 
 

@@ -27,9 +27,12 @@ PATHS = ("usage_log", "response_store", "placement", *SECRETS)
 
 @click.command(short_help="Write systemd unit files for a launch.", context_settings={"ignore_unknown_options": True})
 @click.option(
-    "--install-dir", type=click.Path(path_type=Path, file_okay=False), required=True, metavar="DIR",
+    "--install-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
     help="Where to write them, for instance /etc/systemd/system.",
-)  # fmt: skip
+)
 @click.option("--user", metavar="NAME", help="An account to run as (default: one that systemd makes for it).")
 @click.option("--program", metavar="PATH", help="What starts pontil there (default: what runs now).")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
@@ -45,8 +48,10 @@ def units(install_dir: Path, user: str | None, program: str | None, words: tuple
     unit = unit_of([program] if program else own_program(), words, user)
     instances = instances_of(unit)
     write(install_dir / unit.name, unit.text())
-    click.echo(f"wrote {install_dir / unit.name}; to start it: systemctl daemon-reload && systemctl enable --now "
-               f"{' '.join(instances)}")  # fmt: skip
+    click.echo(
+        f"wrote {install_dir / unit.name}; to start it: systemctl daemon-reload && systemctl enable --now "
+        f"{' '.join(instances)}"
+    )
 
 
 def own_program() -> list[str]:

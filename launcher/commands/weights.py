@@ -14,9 +14,7 @@ from pontil.launcher.options.options import read_environment
 NONE = "no packed weights"
 
 
-@click.group(
-    invoke_without_command=True, short_help="List, verify or remove the packed weights of this host."
-)  # fmt: skip
+@click.group(invoke_without_command=True, short_help="List, verify or remove the packed weights of this host.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def weights(context: click.Context, as_json: bool) -> None:

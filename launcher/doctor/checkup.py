@@ -110,9 +110,11 @@ def port_finding(options: LaunchOptions) -> Finding:
     except LaunchError as error:
         if serves(options):
             return warning(
-                "port", f"a pontil server answers on port {options.port} already", "a second one needs another port",
+                "port",
+                f"a pontil server answers on port {options.port} already",
+                "a second one needs another port",
                 "give --port, or 0 for a free one",
-            )  # fmt: skip
+            )
         return broken("port", error.message, "clients could not connect", "`ss -ltnp` shows who listens")
     return fine(
         "port", "none is needed, workers join elsewhere" if options.join else f"{port} on {options.host} is free"
@@ -141,9 +143,11 @@ def run_finding(place: Path) -> Finding:
     if is_writable(nearest_there(place)):
         return fine("run directory", str(place))
     return broken(
-        "run directory", f"{place} cannot be written to", "the processes of a launch meet there",
+        "run directory",
+        f"{place} cannot be written to",
+        "the processes of a launch meet there",
         "set XDG_RUNTIME_DIR to a folder of yours",
-    )  # fmt: skip
+    )
 
 
 def nearest_there(place: Path) -> Path:
@@ -177,9 +181,11 @@ def examination(launch_environment: LaunchEnvironment, gpus: int, needs_gpu: boo
     if failure is not None:
         unseen = ", ".join(part for part in judges if part not in told)
         yield broken(
-            "workers", f"the process that looks at {unseen or 'the machine'} {failure}",
-            "a worker would end in the same way", "mend what is said here; installing torch anew may be enough",
-        )  # fmt: skip
+            "workers",
+            f"the process that looks at {unseen or 'the machine'} {failure}",
+            "a worker would end in the same way",
+            "mend what is said here; installing torch anew may be enough",
+        )
 
 
 def run_examination(command: list[str], environment: dict[str, str]) -> tuple[dict[str, Any], str | None]:

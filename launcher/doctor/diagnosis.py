@@ -21,9 +21,11 @@ LITTLE_SPACE = 1 * GIB
 def judge_python(version: str, missing: Sequence[str]) -> Finding:
     if missing:
         return broken(
-            "python", f"{version}, without {', '.join(missing)}", "the processes of a launch cannot be loaded",
+            "python",
+            f"{version}, without {', '.join(missing)}",
+            "the processes of a launch cannot be loaded",
             "install pontil into this Python with its dependencies: pip install .",
-        )  # fmt: skip
+        )
     return fine("python", f"{version}, with every package")
 
 
@@ -47,9 +49,11 @@ def judge_torch(facts: MachineFacts, gpus: int, needed: bool) -> Finding:
         )
     if len(found) > gpus:
         return warning(
-            "torch", f"{version} sees {count(len(found), 'GPU')}, nvidia-smi {gpus}",
-            "a launch plans only with the GPUs that nvidia-smi shows", "install nvidia-smi, it belongs to the driver",
-        )  # fmt: skip
+            "torch",
+            f"{version} sees {count(len(found), 'GPU')}, nvidia-smi {gpus}",
+            "a launch plans only with the GPUs that nvidia-smi shows",
+            "install nvidia-smi, it belongs to the driver",
+        )
     return fine("torch", f"{version}, {', '.join(found) or 'no GPU here: workers run on the CPU'}")
 
 
@@ -77,10 +81,11 @@ def judge_cores(machine: HostDevices, all_cores: int, quota: float | None) -> Fi
     found = f"{spell(machine.cores)} of {all_cores}" if len(machine.cores) < all_cores else spell(machine.cores)
     if quota is not None and quota < len(machine.cores):
         return warning(
-            "cores", f"{found}, of which the control group pays for {quota:g}",
+            "cores",
+            f"{found}, of which the control group pays for {quota:g}",
             f"a launch plans with {len(machine.affordable)}: more would wait for each other",
             "raise the CPU limit of the container or service (CPUQuota=, --cpus)",
-        )  # fmt: skip
+        )
     if len(machine.cores) == 1 and not machine.gpus:
         return warning(
             "cores", f"only {found}", "prefill and decode need a core each", "launch with --role mixed, on one worker"
@@ -105,9 +110,11 @@ def judge_memory(facts: MachineFacts, address_space: int) -> Finding:
     found += ", the limit of its control group" if facts["limit"] else ""
     if address_space >= 0:
         return warning(
-            "memory", f"{found}, and an address space of {gib(address_space)}",
-            "torch maps far more than it uses, and may be refused it", "ulimit -v unlimited before the launch",
-        )  # fmt: skip
+            "memory",
+            f"{found}, and an address space of {gib(address_space)}",
+            "torch maps far more than it uses, and may be refused it",
+            "ulimit -v unlimited before the launch",
+        )
     if facts["bytes"] < LITTLE_MEMORY:
         return warning(
             "memory", found, "a small model and its KV cache may not fit", "end other programs, or raise the limit"
@@ -118,14 +125,18 @@ def judge_memory(facts: MachineFacts, address_space: int) -> Finding:
 def judge_cache(place: str, writable: bool, free: int) -> Finding:
     if not writable:
         return broken(
-            "model cache", f"{place} cannot be written to", "models and kernels cannot be kept",
+            "model cache",
+            f"{place} cannot be written to",
+            "models and kernels cannot be kept",
             "make it writable, or set PONTIL_CACHE to a folder of yours",
-        )  # fmt: skip
+        )
     if free < LITTLE_SPACE:
         return warning(
-            "model cache", f"{place}, {gib(free)} free", "larger models cannot be fetched",
+            "model cache",
+            f"{place}, {gib(free)} free",
+            "larger models cannot be fetched",
             "make room, or set PONTIL_CACHE to a folder on another disk",
-        )  # fmt: skip
+        )
     return fine("model cache", f"{place}, {gib(free)} free")
 
 

@@ -37,8 +37,11 @@ class GpuMemory:
         try:
             return subprocess.Popen(
                 [self.tool, *QUERY],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
         except OSError:
             return None
 

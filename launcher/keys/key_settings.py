@@ -42,9 +42,10 @@ def read_key_settings(words: Iterable[str]) -> Settings:
         if name not in SETTINGS:
             near = closest(name, SETTINGS)
             raise ValueError(
-                f"has an unknown setting: did you mean {near!r}?" if near else
-                f"has an unknown setting: there are {', '.join(SETTINGS)}."
-            )  # fmt: skip
+                f"has an unknown setting: did you mean {near!r}?"
+                if near
+                else f"has an unknown setting: there are {', '.join(SETTINGS)}."
+            )
         if name in found:
             raise ValueError(f"sets {name} twice: leave one out.")
         try:

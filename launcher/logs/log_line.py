@@ -94,9 +94,14 @@ def read_line(process: str, raw: bytes, now: float) -> LogLine:
     if values is None:
         return LogLine(now, "info", process, text)
     return LogLine(
-        values["time"], values["level"], process, values["message"], values.get("logger"), values.get(REQUEST),
+        values["time"],
+        values["level"],
+        process,
+        values["message"],
+        values.get("logger"),
+        values.get(REQUEST),
         values.get(TRACE_ID),
-    )  # fmt: skip
+    )
 
 
 def parsed(text: str) -> dict[str, Any] | None:

@@ -38,9 +38,13 @@ class ModelNames:
     )
     served_model_name: str | None = option(MODEL, None, "What clients call the model (default: its own name).", text)
     embedding_model: str | None = option(
-        MODEL, None, "The model of workers that embed texts: a built-in one's name or a model (default: "
-        "all-minilm-l6-v2 if there are such workers).", text, "NAME|PATH",
-    )  # fmt: skip
+        MODEL,
+        None,
+        "The model of workers that embed texts: a built-in one's name or a model (default: "
+        "all-minilm-l6-v2 if there are such workers).",
+        text,
+        "NAME|PATH",
+    )
     served_embedding_model_name: str | None = option(
         MODEL, None, "What clients call that model (default: its own name).", text
     )
@@ -51,21 +55,33 @@ class PlacementOptions:
     """The processes, and where they run."""
 
     role: Role = option(
-        PROCESSES, "all", "Which processes run here; mixed is one worker for both phases.", choice(*ROLES),
+        PROCESSES,
+        "all",
+        "Which processes run here; mixed is one worker for both phases.",
+        choice(*ROLES),
         "|".join(ROLES),
-    )  # fmt: skip
+    )
     on: Literal["host", "ray"] = option(
-        PROCESSES, "host", "Where workers run: on this host, or each on the node that a Ray cluster finds for it.",
-        choice("host", "ray"), "host|ray",
-    )  # fmt: skip
+        PROCESSES,
+        "host",
+        "Where workers run: on this host, or each on the node that a Ray cluster finds for it.",
+        choice("host", "ray"),
+        "host|ray",
+    )
     ray_address: str | None = option(
-        PROCESSES, None, "The Ray cluster's head (default: RAY_ADDRESS, else the cluster that this host is in).", text,
+        PROCESSES,
+        None,
+        "The Ray cluster's head (default: RAY_ADDRESS, else the cluster that this host is in).",
+        text,
         "HOST:PORT",
-    )  # fmt: skip
+    )
     prefill: tuple[DeviceItem, ...] | None = option(
-        PROCESSES, None, "Prefill workers, one per item: 0 or cuda:0, 0+1, cpu, cpu:0-3, cpu*2; none for none.",
-        devices, "LIST",
-    )  # fmt: skip
+        PROCESSES,
+        None,
+        "Prefill workers, one per item: 0 or cuda:0, 0+1, cpu, cpu:0-3, cpu*2; none for none.",
+        devices,
+        "LIST",
+    )
     decode: tuple[DeviceItem, ...] | None = option(PROCESSES, None, "Decode workers, in the same way.", devices, "LIST")
     mixed: tuple[DeviceItem, ...] | None = option(
         PROCESSES, None, "Workers for both phases, in the same way; with --role mixed.", devices, "LIST"
@@ -74,25 +90,40 @@ class PlacementOptions:
         PROCESSES, None, "Workers that embed texts, in the same way (default: none).", devices, "LIST"
     )
     placement: str | None = option(
-        PROCESSES, None, "TOML file with the devices of each stage of a model of several, like talker.decode = \"2\".",
-        text, "FILE",
-    )  # fmt: skip
+        PROCESSES,
+        None,
+        'TOML file with the devices of each stage of a model of several, like talker.decode = "2".',
+        text,
+        "FILE",
+    )
     place: tuple[PlacedStage, ...] = option(
-        PROCESSES, (), "Devices of stages, over those of the file: talker=2, or talker.prefill=0 and talker.decode=1.",
-        stages, "STAGE=LIST",
-    )  # fmt: skip
+        PROCESSES,
+        (),
+        "Devices of stages, over those of the file: talker=2, or talker.prefill=0 and talker.decode=1.",
+        stages,
+        "STAGE=LIST",
+    )
     node: str | None = option(
-        PROCESSES, None, "The stage whose workers to start, with --role and --join (default: the first one).", text,
+        PROCESSES,
+        None,
+        "The stage whose workers to start, with --role and --join (default: the first one).",
+        text,
         "STAGE",
-    )  # fmt: skip
+    )
     first_number: int = option(
-        PROCESSES, 0, "Number of the first worker of each kind, so that names differ between hosts: decode:3 with 3.",
-        whole(0, 65535), "NUMBER",
-    )  # fmt: skip
+        PROCESSES,
+        0,
+        "Number of the first worker of each kind, so that names differ between hosts: decode:3 with 3.",
+        whole(0, 65535),
+        "NUMBER",
+    )
     proxies: int = option(
-        PROCESSES, 1, "Proxies that share the port; those for which --role prefill or decode starts workers.",
-        whole(1, 16), "COUNT",
-    )  # fmt: skip
+        PROCESSES,
+        1,
+        "Proxies that share the port; those for which --role prefill or decode starts workers.",
+        whole(1, 16),
+        "COUNT",
+    )
     lend_cores: bool = option(
         PROCESSES, True, "Let a worker compute on the cores of another one that has nothing to do.", switch
     )
@@ -104,17 +135,27 @@ class LinkOptions:
     """The ways in which processes and clients reach each other, and their keys."""
 
     http: int | None = option(
-        NETWORK, None, "With --role prefill or decode: port of an endpoint of their own, in place of --port, for "
-        "routers of others (kv_transfer_params).", whole(0, 65535), "PORT",
-    )  # fmt: skip
+        NETWORK,
+        None,
+        "With --role prefill or decode: port of an endpoint of their own, in place of --port, for "
+        "routers of others (kv_transfer_params).",
+        whole(0, 65535),
+        "PORT",
+    )
     control: str | None = option(
-        NETWORK, None, "Where workers register with the proxy (default: a socket in the run directory).",
-        endpoint, "ENDPOINT",
-    )  # fmt: skip
+        NETWORK,
+        None,
+        "Where workers register with the proxy (default: a socket in the run directory).",
+        endpoint,
+        "ENDPOINT",
+    )
     join: str | None = option(
-        NETWORK, None, "Start workers only, for the proxies whose --control this is (prefill, decode: this host's).",
-        endpoints, "ENDPOINT[,ENDPOINT]",
-    )  # fmt: skip
+        NETWORK,
+        None,
+        "Start workers only, for the proxies whose --control this is (prefill, decode: this host's).",
+        endpoints,
+        "ENDPOINT[,ENDPOINT]",
+    )
     api_keys: str | None = option(
         NETWORK, None, "File of the keys that clients must show: KEY or NAME=KEY, and limits.", text, "FILE"
     )
@@ -137,9 +178,12 @@ class TierOptions:
     """The tiers below the KV cache."""
 
     kv_tier: tuple[TierItem, ...] = option(
-        ENGINE, (), "Where each worker keeps prefixes that its KV cache evicts: memory:8GiB,disk:/path:64GiB, or "
-        "one of them.", kv_tiers, "memory:SIZE,disk:PATH:SIZE",
-    )  # fmt: skip
+        ENGINE,
+        (),
+        "Where each worker keeps prefixes that its KV cache evicts: memory:8GiB,disk:/path:64GiB, or one of them.",
+        kv_tiers,
+        "memory:SIZE,disk:PATH:SIZE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +199,12 @@ class SupervisionOptions:
         SUPERVISION, 5, "Log files put aside that are kept of each process.", whole(0, 1000), "COUNT"
     )
     start_timeout: float = option(
-        SUPERVISION, 600.0, "Longest time to ready of a process, not counting a worker's wait for its proxy.", seconds,
+        SUPERVISION,
+        600.0,
+        "Longest time to ready of a process, not counting a worker's wait for its proxy.",
+        seconds,
         "SECONDS",
-    )  # fmt: skip
+    )
     busy_timeout: float = option(
         SUPERVISION, 30.0, "Longest time a process may compute without a sign of life or a step.", seconds, "SECONDS"
     )

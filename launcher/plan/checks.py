@@ -105,8 +105,10 @@ def check_stages(options: LaunchOptions, graph: StagedModel | None) -> None:
 def check_tiers(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
     """Check that the workers which answer can have the tiers below their KV cache that were asked for."""
     if options.kv_tier and not options.prefix_caching:
-        raise OptionError("--kv-tier keeps prefixes that the KV cache evicts, and --no-prefix-caching keeps none: "
-                          "leave one of them out.")  # fmt: skip
+        raise OptionError(
+            "--kv-tier keeps prefixes that the KV cache evicts, and --no-prefix-caching keeps none: "
+            "leave one of them out."
+        )
     for worker in workers:
         if worker.followers and (worker.config["kv_tier_memory"] or worker.config["kv_tier_disk"]):
             raise OptionError(

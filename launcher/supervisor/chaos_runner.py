@@ -96,8 +96,10 @@ class ChaosRunner:
         children = self.supervisor.children
         exits = [
             {"name": child.name, "at": one.at, **told(one, self.clock())}
-            for child in children for one in child.exits if one.at >= begun
-        ]  # fmt: skip
+            for child in children
+            for one in child.exits
+            if one.at >= begun
+        ]
         return asdict(terms) | {
             "now": self.clock(),
             "children": [self.row(child) for child in children],
@@ -107,10 +109,16 @@ class ChaosRunner:
     def row(self, child: Child) -> dict[str, Any]:
         pids = [process.process.pid for process in child.processes]
         return {
-            "name": child.name, "role": child.plan.role, "group": child.plan.group, "ranks": child.plan.ranks,
-            "ready": child.state is ChildState.READY, "pids": pids, "disturbed": child.name in self.disturbed,
-            "given_up": child.state is ChildState.GIVEN_UP, "starts": child.starts,
-        }  # fmt: skip
+            "name": child.name,
+            "role": child.plan.role,
+            "group": child.plan.group,
+            "ranks": child.plan.ranks,
+            "ready": child.state is ChildState.READY,
+            "pids": pids,
+            "disturbed": child.name in self.disturbed,
+            "given_up": child.state is ChildState.GIVEN_UP,
+            "starts": child.starts,
+        }
 
     @property
     def disturbed(self) -> list[str]:
@@ -156,9 +164,10 @@ class ChaosRunner:
         """Return the other proxies, or the other workers of the same group."""
         one, is_proxy = child.plan, child.plan.role == PROXY
         return [
-            other for other in self.supervisor.children
+            other
+            for other in self.supervisor.children
             if other is not child and other.plan.group == one.group and (other.plan.role == PROXY) == is_proxy
-        ]  # fmt: skip
+        ]
 
     def is_whole(self, child: Child) -> bool:
         fit = child.plan.role in DISTURBED_ROLES and child.state is ChildState.READY

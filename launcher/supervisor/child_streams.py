@@ -18,9 +18,12 @@ class ChildStreams:
     meant for operators. `take` is called with the changes that a proxy is asked for."""
 
     def __init__(
-        self, selector: selectors.BaseSelector, console: Console, clock: Callable[[], float],
+        self,
+        selector: selectors.BaseSelector,
+        console: Console,
+        clock: Callable[[], float],
         take: Callable[[ChildProcess, ChangeReport], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.selector, self.console, self.clock, self.take = selector, console, clock, take
 
     def watch(self, child: Child) -> None:

@@ -75,9 +75,13 @@ class Supervisor:
     """The supervisor's loop. All of it runs on the main thread, woken by the children's pipes and by signals."""
 
     def __init__(
-        self, orders: Orders, console: Console, directory: RunDirectory, notifier: Notifier | None = None,
+        self,
+        orders: Orders,
+        console: Console,
+        directory: RunDirectory,
+        notifier: Notifier | None = None,
         selector: selectors.BaseSelector | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.orders = orders
         self.console = console
         self.directory = directory

@@ -21,9 +21,14 @@ MOST_PENDING = 200_000
 CLOSE_WITHIN = 5.0
 # Errors of the row, which would occur each time, not of the file: SQLite cannot store a value, or refuses it.
 ROW_FAULTS = (
-    sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.DataError, OverflowError,
-    TypeError, ValueError,
-)  # fmt: skip
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
 LOG = logging.getLogger("pontil.usage")
 
 

@@ -56,9 +56,13 @@ class BlockRecorder:
     """
 
     def __init__(
-        self, records: BlockRecords, storage: KVStorage, pool: BlockPool,
-        clock: Callable[[], float] = lambda: time.monotonic(), followers: RecordFollowers = ALONE,
-    ) -> None:  # fmt: skip
+        self,
+        records: BlockRecords,
+        storage: KVStorage,
+        pool: BlockPool,
+        clock: Callable[[], float] = lambda: time.monotonic(),
+        followers: RecordFollowers = ALONE,
+    ) -> None:
         self.records, self.storage, self.pool, self.clock = records, storage, pool, clock
         self.followers = followers
         # Blocks to record, in the order in which they became final; those that did in the last step; and those that

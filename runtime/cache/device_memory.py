@@ -46,8 +46,12 @@ class ForeignBytes:
 
     def __init__(self, pointer: int, size: int) -> None:
         self.__cuda_array_interface__ = {
-            "shape": (size,), "typestr": "|u1", "data": (pointer, False), "strides": None, "version": 3,
-        }  # fmt: skip
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 3,
+        }
 
 
 class Handle(ctypes.Structure):

@@ -50,9 +50,12 @@ class KeptPool:
         return storage
 
     def recorder(
-        self, storage: KVStorage, pool: BlockPool, clock: Callable[[], float] = lambda: time.monotonic(),
+        self,
+        storage: KVStorage,
+        pool: BlockPool,
+        clock: Callable[[], float] = lambda: time.monotonic(),
         followers: RecordFollowers = ALONE,
-    ) -> BlockRecorder:  # fmt: skip
+    ) -> BlockRecorder:
         """Return what records the blocks of a fresh pool from now on, those that were left here among them."""
         assert self.records is not None, "the pool is opened first"
         made = BlockRecorder(self.records, storage, pool, clock, followers)

@@ -73,9 +73,14 @@ class KVStorage:
     shrinks, and its first epoch is later than any that was in it."""
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, device: torch.device, memory: DeviceMemory | None = None,
-        file: int | None = None, first_epoch: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        device: torch.device,
+        memory: DeviceMemory | None = None,
+        file: int | None = None,
+        first_epoch: int = 0,
+    ) -> None:
         self.layout, self.num_blocks, self.device = layout, num_blocks, device
         self.memory = memory or memory_of(device)
         self.size = HEADER_BYTES + num_blocks * layout.block_bytes

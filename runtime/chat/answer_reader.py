@@ -17,9 +17,12 @@ class AnswerReader:
     None: no single one. `make_id` gives a call its id where the model gave it none."""
 
     def __init__(
-        self, thinking: ReasoningParser | None, calls: ToolCallParser | HarmonyParser | None,
-        thought_id: int | None = None, make_id: Callable[[str, int], str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        thinking: ReasoningParser | None,
+        calls: ToolCallParser | HarmonyParser | None,
+        thought_id: int | None = None,
+        make_id: Callable[[str, int], str] | None = None,
+    ) -> None:
         self.thinking, self.calls, self.thought_id, self.make_id = thinking, calls, thought_id, make_id
         self.thoughts = calls if isinstance(calls, HarmonyParser) else thinking
         self.finished = False

@@ -37,30 +37,45 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
     """The options of every proxy."""
 
     tool_call_parser: str = option(
-        MODEL, "auto", "How calls of tools are written in answers; auto: as the chat template writes them.",
-        choice(*CALL_PARSERS), "|".join(CALL_PARSERS),
-    )  # fmt: skip
+        MODEL,
+        "auto",
+        "How calls of tools are written in answers; auto: as the chat template writes them.",
+        choice(*CALL_PARSERS),
+        "|".join(CALL_PARSERS),
+    )
     reasoning_parser: str = option(
-        MODEL, "auto", "Whether <think> … </think> is told apart; auto: where template or vocabulary have it.",
-        choice(*REASONING_PARSERS), "|".join(REASONING_PARSERS),
-    )  # fmt: skip
+        MODEL,
+        "auto",
+        "Whether <think> … </think> is told apart; auto: where template or vocabulary have it.",
+        choice(*REASONING_PARSERS),
+        "|".join(REASONING_PARSERS),
+    )
     host: str = option(NETWORK, LOOPBACK, "Address clients connect to.", text, "ADDRESS")
     port: int = option(NETWORK, 8000, "Port clients connect to; 0 takes a free one.", whole(0, 65535), "PORT")
     allowed_hosts: tuple[str, ...] = option(
-        NETWORK, (), "Names by which clients without keys may call the server, beside localhost; * for any.", names,
+        NETWORK,
+        (),
+        "Names by which clients without keys may call the server, beside localhost; * for any.",
+        names,
         "LIST",
-    )  # fmt: skip
+    )
     cors_origin: tuple[str, ...] = option(
-        NETWORK, (), "Origins whose pages may call the server from a browser, like https://app.example; * for any.",
-        origins, "LIST|*",
-    )  # fmt: skip
+        NETWORK,
+        (),
+        "Origins whose pages may call the server from a browser, like https://app.example; * for any.",
+        origins,
+        "LIST|*",
+    )
     max_body_size: int | None = option(
         NETWORK, None, "Largest request, like 16MiB (default: what a full context needs, at most 8 MiB).", size, "SIZE"
     )
     response_store: str | None = option(
-        NETWORK, None, "Keep responses of /v1/responses in this SQLite file (default: for as long as the launch runs).",
-        text, "FILE",
-    )  # fmt: skip
+        NETWORK,
+        None,
+        "Keep responses of /v1/responses in this SQLite file (default: for as long as the launch runs).",
+        text,
+        "FILE",
+    )
     response_store_size: int = option(
         NETWORK, 64 << 20, "Most that is kept of them, the latest; 0 keeps none.", size_or_none, "SIZE"
     )
@@ -68,9 +83,12 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         NETWORK, 30, "How long a response is kept after its last use.", whole(1, 3650), "DAYS"
     )
     fair_by: Literal["key", "none"] = option(
-        NETWORK, "key", "Whom requests that wait are served in turn by; none: in the order in which they came.",
-        choice(*FAIRNESS), "|".join(FAIRNESS),
-    )  # fmt: skip
+        NETWORK,
+        "key",
+        "Whom requests that wait are served in turn by; none: in the order in which they came.",
+        choice(*FAIRNESS),
+        "|".join(FAIRNESS),
+    )
     share_prefixes: bool = option(
         NETWORK, False, "Let API keys find cached what others asked; faster, and tells one what another asked.", switch
     )
@@ -92,13 +110,19 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         "cache|load",
     )
     otlp_traces_endpoint: str | None = option(
-        SUPERVISION, None, "Export a trace of every request to this OpenTelemetry collector, by OTLP over HTTP.",
-        collector, "URL",
-    )  # fmt: skip
+        SUPERVISION,
+        None,
+        "Export a trace of every request to this OpenTelemetry collector, by OTLP over HTTP.",
+        collector,
+        "URL",
+    )
     otlp_traces_sample_rate: float = option(
-        SUPERVISION, 1.0, "Share of the requests that are traced, of those that come without a traceparent.",
-        number(0.0, 1.0), "SHARE",
-    )  # fmt: skip
+        SUPERVISION,
+        1.0,
+        "Share of the requests that are traced, of those that come without a traceparent.",
+        number(0.0, 1.0),
+        "SHARE",
+    )
     self_test: bool = option(
         SUPERVISION, True, "Send one request through every pair of workers before serving is announced.", switch
     )
@@ -106,21 +130,33 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         SUPERVISION, None, "Keep the usage of every request in this SQLite file; `pontil usage` reads it.", text, "FILE"
     )
     usage_log_days: int | None = option(
-        SUPERVISION, None, "Remove requests from the usage log so many days after they arrived, but for their sums; by "
-        "default all stay.", whole(1, 36_500), "DAYS",
-    )  # fmt: skip
+        SUPERVISION,
+        None,
+        "Remove requests from the usage log so many days after they arrived, but for their sums; by default all stay.",
+        whole(1, 36_500),
+        "DAYS",
+    )
     slow_log: float | None = option(
-        SUPERVISION, None, "Log a line on each request that took so long, like 2s or 500ms, with its largest part.",
-        duration, "SECONDS",
-    )  # fmt: skip
-    max_attempts: int = option(
-        SUPERVISION, 3, "Workers, one after the other, that a request may break before it is an error.", whole(1, 100),
-        "COUNT",
-    )  # fmt: skip
-    prefill_timeout: float = option(
-        SUPERVISION, 600.0, "Longest time to compute a prompt, from when it was given to a worker.", some_seconds,
+        SUPERVISION,
+        None,
+        "Log a line on each request that took so long, like 2s or 500ms, with its largest part.",
+        duration,
         "SECONDS",
-    )  # fmt: skip
+    )
+    max_attempts: int = option(
+        SUPERVISION,
+        3,
+        "Workers, one after the other, that a request may break before it is an error.",
+        whole(1, 100),
+        "COUNT",
+    )
+    prefill_timeout: float = option(
+        SUPERVISION,
+        600.0,
+        "Longest time to compute a prompt, from when it was given to a worker.",
+        some_seconds,
+        "SECONDS",
+    )
     stream_idle_timeout: float = option(
         SUPERVISION, 60.0, "Longest wait of a stream that has begun for its next token.", some_seconds, "SECONDS"
     )
@@ -131,9 +167,12 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         SUPERVISION, 120.0, "Longest wait of a request for a worker to come back.", seconds, "SECONDS"
     )
     resume_window: float = option(
-        SUPERVISION, 60.0, "How long a stream that asked for it can be continued after its connection broke; 0: never.",
-        seconds, "SECONDS",
-    )  # fmt: skip
+        SUPERVISION,
+        60.0,
+        "How long a stream that asked for it can be continued after its connection broke; 0: never.",
+        seconds,
+        "SECONDS",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +260,11 @@ def proxy_config(values: dict[str, Any]) -> ProxyConfig:
     origins = tuple(values.get("cors_origin", ()))
     headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
     made = {
-        "callers": callers, "allowances": allowances, "allowed_hosts": hosts, "cors_origin": origins,
-        "trace_headers": headers, "listeners": tuple(values.get("listeners", ())),
-    }  # fmt: skip
+        "callers": callers,
+        "allowances": allowances,
+        "allowed_hosts": hosts,
+        "cors_origin": origins,
+        "trace_headers": headers,
+        "listeners": tuple(values.get("listeners", ())),
+    }
     return ProxyConfig(**{**values, **made})

@@ -14,13 +14,20 @@ class SharedDeadlines:
     """The time limits that proxies and workers keep alike, in seconds."""
 
     first_byte_timeout: float = option(
-        SUPERVISION, 60.0, "Longest wait of a request for its first token, while its prompt is not being computed; "
-        "who would wait longer is refused at once.", some_seconds, "SECONDS",
-    )  # fmt: skip
-    link_timeout: float = option(
-        SUPERVISION, 5.0, "Silence of a connection between hosts after which it is taken for cut.", some_seconds,
+        SUPERVISION,
+        60.0,
+        "Longest wait of a request for its first token, while its prompt is not being computed; "
+        "who would wait longer is refused at once.",
+        some_seconds,
         "SECONDS",
-    )  # fmt: skip
+    )
+    link_timeout: float = option(
+        SUPERVISION,
+        5.0,
+        "Silence of a connection between hosts after which it is taken for cut.",
+        some_seconds,
+        "SECONDS",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +36,8 @@ class SharedOptions:
 
     log_level: str = option(SUPERVISION, "info", "Least severity that is logged.", choice(*LEVELS), "|".join(LEVELS))
     allow_chaos: bool = option(
-        SUPERVISION, False, "Let `pontil chaos` of this user kill, stop and slow this launch's processes; for trials.",
+        SUPERVISION,
+        False,
+        "Let `pontil chaos` of this user kill, stop and slow this launch's processes; for trials.",
         switch,
-    )  # fmt: skip
+    )

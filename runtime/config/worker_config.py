@@ -71,25 +71,40 @@ class WorkerOptions(SharedOptions):
     dtype: str = option(MODEL, "auto", "Type of weights and activations.", choice(*DTYPES), "|".join(DTYPES))
     max_model_len: int | None = option(MODEL, None, "Longest prompt plus answer, in tokens.", whole(1), "TOKENS")
     quantization: str = option(
-        MODEL, "auto", "Weights below 16 bits on a CPU: int8, or as a GGUF file has them (auto: if it is one).",
-        choice(*QUANTIZATIONS), "|".join(QUANTIZATIONS),
-    )  # fmt: skip
+        MODEL,
+        "auto",
+        "Weights below 16 bits on a CPU: int8, or as a GGUF file has them (auto: if it is one).",
+        choice(*QUANTIZATIONS),
+        "|".join(QUANTIZATIONS),
+    )
     pooling: str = option(
-        MODEL, "auto", "How a vector is made of a text's tokens; auto: as the model's files say.", choice(*POOLINGS),
+        MODEL,
+        "auto",
+        "How a vector is made of a text's tokens; auto: as the model's files say.",
+        choice(*POOLINGS),
         "|".join(POOLINGS),
-    )  # fmt: skip
+    )
     revision: str | None = option(
-        PROCESSES, None, "A name for what these workers serve, other than that of workers that they replace.", text,
+        PROCESSES,
+        None,
+        "A name for what these workers serve, other than that of workers that they replace.",
+        text,
         "NAME",
-    )  # fmt: skip
+    )
     max_num_seqs: int | None = option(
-        ENGINE, None, f"Sequences a worker runs at once (default: {CPU_STEP.seats}, on a GPU {GPU_STEP.seats}).",
-        whole(1, 65536), "COUNT",
-    )  # fmt: skip
+        ENGINE,
+        None,
+        f"Sequences a worker runs at once (default: {CPU_STEP.seats}, on a GPU {GPU_STEP.seats}).",
+        whole(1, 65536),
+        "COUNT",
+    )
     max_num_batched_tokens: int | None = option(
-        ENGINE, None, f"Tokens a worker computes in one step (default: {CPU_STEP.tokens}, on a GPU {GPU_STEP.tokens}).",
-        whole(1), "TOKENS",
-    )  # fmt: skip
+        ENGINE,
+        None,
+        f"Tokens a worker computes in one step (default: {CPU_STEP.tokens}, on a GPU {GPU_STEP.tokens}).",
+        whole(1),
+        "TOKENS",
+    )
     max_interleaved_tokens: int | None = option(
         ENGINE,
         None,
@@ -108,13 +123,21 @@ class WorkerOptions(SharedOptions):
         switch,
     )
     speculative_tokens: int = option(
-        ENGINE, 0, "Most tokens guessed at a time; changes no answer, only its speed. With a draft model 0 stands for "
-        f"{DRAFT_TOKENS}.", whole(0, 16), "COUNT",
-    )  # fmt: skip
+        ENGINE,
+        0,
+        "Most tokens guessed at a time; changes no answer, only its speed. With a draft model 0 stands for "
+        f"{DRAFT_TOKENS}.",
+        whole(0, 16),
+        "COUNT",
+    )
     speculative_model: str | None = option(
-        ENGINE, None, "What guesses: a smaller model with the same tokenizer, an EAGLE head, or mtp, a layer of "
-        "the model's own; else guesses are what stood before.", text, "NAME|PATH|mtp",
-    )  # fmt: skip
+        ENGINE,
+        None,
+        "What guesses: a smaller model with the same tokenizer, an EAGLE head, or mtp, a layer of "
+        "the model's own; else guesses are what stood before.",
+        text,
+        "NAME|PATH|mtp",
+    )
     kv_cache_memory: int | None = option(ENGINE, None, "KV cache of each worker, like 2GiB or 512MB.", size, "SIZE")
     kv_cache_idle_memory: int = option(
         ENGINE,
@@ -124,25 +147,40 @@ class WorkerOptions(SharedOptions):
         "SIZE",
     )
     gpu_memory_share: float = option(
-        ENGINE, 0.9, "Share of a GPU's memory that may be used, by KV cache whatever weights and steps leave of it.",
-        number(0.05, 1.0), "SHARE",
-    )  # fmt: skip
+        ENGINE,
+        0.9,
+        "Share of a GPU's memory that may be used, by KV cache whatever weights and steps leave of it.",
+        number(0.05, 1.0),
+        "SHARE",
+    )
     kv_cache_dtype: str = option(
-        ENGINE, "auto", "Type of the KV cache; auto: as --dtype. int8, fp8: half of 16 bits.", choice(*KV_DTYPES),
+        ENGINE,
+        "auto",
+        "Type of the KV cache; auto: as --dtype. int8, fp8: half of 16 bits.",
+        choice(*KV_DTYPES),
         "|".join(KV_DTYPES),
-    )  # fmt: skip
+    )
     kv_connector: str = option(
-        ENGINE, connectors.AUTO, f"What carries KV blocks; auto: {KV_REACHES}.", choice(*connectors.NAMES),
+        ENGINE,
+        connectors.AUTO,
+        f"What carries KV blocks; auto: {KV_REACHES}.",
+        choice(*connectors.NAMES),
         "|".join(connectors.NAMES),
-    )  # fmt: skip
+    )
     stream_memory: int = option(
-        ENGINE, 256 << 20, "Memory of each worker for what it streams to the next stage of a model of several.", size,
+        ENGINE,
+        256 << 20,
+        "Memory of each worker for what it streams to the next stage of a model of several.",
+        size,
         "SIZE",
-    )  # fmt: skip
+    )
     kernels: str = option(
-        ENGINE, "auto", "What computes on a CPU: our kernels for an instruction set, or torch.", choice(*KERNELS),
+        ENGINE,
+        "auto",
+        "What computes on a CPU: our kernels for an instruction set, or torch.",
+        choice(*KERNELS),
         "auto|torch|SET",
-    )  # fmt: skip
+    )
     deterministic: bool = option(
         ENGINE, False, "Compute products on GPUs so that a row's bits know no batch, as on CPUs; slower.", switch
     )
@@ -231,9 +269,10 @@ def worker_config(values: dict[str, Any]) -> WorkerConfig:
     it."""
     deadlines, kept = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
     made = {
-        "cores": tuple(cast("list[int]", values["cores"])), "deadlines": deadlines,
+        "cores": tuple(cast("list[int]", values["cores"])),
+        "deadlines": deadlines,
         "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
         "more_controls": tuple(values.get("more_controls", ())),
         "weights_memory": tuple(values.get("weights_memory", ())),
-    }  # fmt: skip
+    }
     return WorkerConfig(**{**values, **made})

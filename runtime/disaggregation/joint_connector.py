@@ -43,9 +43,13 @@ class JointConnector:
     descriptors `pools`, in the order of ranks. Digests are in the order (block, head group)."""
 
     def __init__(
-        self, transport: SliceConnector, storage: KVStorage, orders: RankOrders | None = None,
-        pools: Sequence[dict[str, Any]] = (), clock: Callable[[], float] = lambda: time.monotonic(),
-    ) -> None:  # fmt: skip
+        self,
+        transport: SliceConnector,
+        storage: KVStorage,
+        orders: RankOrders | None = None,
+        pools: Sequence[dict[str, Any]] = (),
+        clock: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
         self.transport, self.layout, self.pools, self.clock = transport, storage.layout, list(pools), clock
         self.orders = RankOrders() if orders is None else orders
         self.peers: dict[str, PeerPools] = {}
@@ -137,8 +141,11 @@ class JointConnector:
         """Have the followers pull their parts."""
         self.ordered[whole.ticket], pull = whole, whole.pull
         order = {
-            "ticket": whole.ticket, "peer": pull.peer, "pairs": [list(pair) for pair in pull.pairs], "slot": pull.slot,
-        }  # fmt: skip
+            "ticket": whole.ticket,
+            "peer": pull.peer,
+            "pairs": [list(pair) for pair in pull.pairs],
+            "slot": pull.slot,
+        }
         if pull.shown is not None:
             order["grant"] = [pull.shown.transfer_id, pull.shown.epoch, pull.shown.secret]
         self.orders.add("pulls", order)

@@ -30,9 +30,13 @@ class FollowerTransfers:
     connector wakes the process or a second has passed."""
 
     def __init__(
-        self, storage: KVStorage, connector: JointConnector, grants: Grants | None = None,
-        publisher: Publisher | None = None, records: FollowerRecords | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        storage: KVStorage,
+        connector: JointConnector,
+        grants: Grants | None = None,
+        publisher: Publisher | None = None,
+        records: FollowerRecords | None = None,
+    ) -> None:
         self.records = records
         self.storage, self.connector, self.grants = storage, connector, grants or Grants()
         self.publisher = publisher or HostPublisher(storage)
@@ -103,7 +107,7 @@ class FollowerTransfers:
         shown = Grant(*order["grant"]) if "grant" in order else None
         pull = self.pulls[order["ticket"]] = OrderedPull(
             order["peer"], pairs, order["slot"], shown, ticket=order["ticket"]
-        )  # fmt: skip
+        )
         self.connector.pull(pull)
 
     def report(self) -> dict[str, Any]:
@@ -116,8 +120,12 @@ class FollowerTransfers:
         self.lost |= set(lost)
         digests = [self.digests.get() for _ in range(self.digests.qsize())]
         news = {
-            "digests": digests, "pulls": ended, "failed_peers": self.failed_peers, "received": fresh, "lost": lost,
-        }  # fmt: skip
+            "digests": digests,
+            "pulls": ended,
+            "failed_peers": self.failed_peers,
+            "received": fresh,
+            "lost": lost,
+        }
         self.failed_peers = {}
         return {name: told for name, told in news.items() if told}
 

@@ -38,9 +38,12 @@ class RankPools:
     anything that is computed or pulled later, as it is here."""
 
     def __init__(
-        self, storage: KVStorage, orders: RankOrders | None = None, grants: Grants | None = None,
+        self,
+        storage: KVStorage,
+        orders: RankOrders | None = None,
+        grants: Grants | None = None,
         publisher: Publisher | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.storage, self.layout = storage, storage.layout
         self.publisher = publisher or HostPublisher(storage)
         self.orders, self.grants = orders if orders is not None else RankOrders(), grants or Grants()

@@ -112,9 +112,15 @@ class KVReceiver:
         }
 
     def begin(
-        self, transfer_id: str, peer: str, expected: int, now: float, have: int = 0, secret: str | None = None,
+        self,
+        transfer_id: str,
+        peer: str,
+        expected: int,
+        now: float,
+        have: int = 0,
+        secret: str | None = None,
         kept: bool = False,
-    ) -> ReceiveTransfer:  # fmt: skip
+    ) -> ReceiveTransfer:
         """Reserve a transfer. Of a prompt that is `kept` the peer has nothing to compute, so it must answer soon."""
         patience = self.deadlines.kv_stall_timeout if kept else self.deadlines.kv_transfer_timeout
         transfer = ReceiveTransfer(transfer_id, peer, expected, now + patience, patience, secret, announced=have)

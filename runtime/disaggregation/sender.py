@@ -112,9 +112,15 @@ class KVSender:
         }
 
     def begin(
-        self, transfer_id: str, peer: str | None, now: float, have: int = 0, secret: str | None = None, ranks: int = 1,
+        self,
+        transfer_id: str,
+        peer: str | None,
+        now: float,
+        have: int = 0,
+        secret: str | None = None,
+        ranks: int = 1,
         staged: bool = True,
-    ) -> SendTransfer | None:  # fmt: skip
+    ) -> SendTransfer | None:
         """Start a transfer of all but the first `have` blocks to a peer of so many ranks; without a peer, of a prompt
         that is kept until one claims it. Return None when every slot
         is taken, or a transfer with this id is open. With a `secret`, peers that have it may read its announced blocks

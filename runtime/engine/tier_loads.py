@@ -46,9 +46,13 @@ class TierLoads:
     """
 
     def __init__(
-        self, prefix: PrefixCache, memory: KVCacheManager, queues: SequenceQueues,
-        start: Callable[[Sequence, PrefixHit], None], clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        prefix: PrefixCache,
+        memory: KVCacheManager,
+        queues: SequenceQueues,
+        start: Callable[[Sequence, PrefixHit], None],
+        clock: Callable[[], float],
+    ) -> None:
         self.prefix, self.memory, self.queues, self.start, self.clock = prefix, memory, queues, start, clock
         self.store: TierStore | None = None
         self.unsent: list[TierLoad] = []

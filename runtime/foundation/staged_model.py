@@ -8,8 +8,10 @@ from typing import Protocol
 # The built-in models by name, each with other names by which it is known, and the architectures of directories: so one
 # of them is known, and not taken for another model, where the room of stages is left out.
 NAMES: dict[str, tuple[str, ...]] = {
-    "qwen3-omni": ("Qwen/Qwen3-Omni-30B-A3B-Instruct",), "speech-demo": (), "tiny-speech": (),
-}  # fmt: skip
+    "qwen3-omni": ("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
+    "speech-demo": (),
+    "tiny-speech": (),
+}
 ARCHITECTURES = ("Qwen3OmniMoeForConditionalGeneration", "TinySpeech")
 
 

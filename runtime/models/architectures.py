@@ -71,13 +71,20 @@ class Architecture:
 
 
 DEEPSEEK: dict[str, Any] = {
-    "first_k_dense_replace": 0, "moe_layer_freq": 1, "rope_interleave": True, "q_lora_rank": 1536,
-}  # fmt: skip
+    "first_k_dense_replace": 0,
+    "moe_layer_freq": 1,
+    "rope_interleave": True,
+    "q_lora_rank": 1536,
+}
 # The scaling of GPT-OSS.
 LONGER: dict[str, Any] = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
     "original_max_position_embeddings": 4096,
-}  # fmt: skip
+}
 
 ROWS = (
     Architecture(

@@ -72,9 +72,10 @@ def check_division(config: ModelConfig, ranks: int) -> None:
         possible = [str(size) for size in range(1, config.num_heads + 1) if obstacle(config, size) is None]
         raise ModelError(
             f"this model cannot be divided over {ranks} devices ({reason}): "
-            f"join {' or '.join(possible[1:])} devices with +" if possible[1:] else
-            f"this model cannot be divided over several devices ({reason}): give each worker one device"
-        )  # fmt: skip
+            f"join {' or '.join(possible[1:])} devices with +"
+            if possible[1:]
+            else f"this model cannot be divided over several devices ({reason}): give each worker one device"
+        )
 
 
 def obstacle(config: ModelConfig, ranks: int) -> str | None:

@@ -71,9 +71,12 @@ class Footprint:
         if not self.shared:
             return self
         return replace(
-            self, weights=self.weights - self.shared, shared=0, process=IMPORTED_BYTES + SERVING_BYTES,
+            self,
+            weights=self.weights - self.shared,
+            shared=0,
+            process=IMPORTED_BYTES + SERVING_BYTES,
             loading=IMPORTED_BYTES,
-        )  # fmt: skip
+        )
 
     @property
     def serving(self) -> int:
@@ -90,9 +93,15 @@ class Footprint:
         own = IMPORTED_BYTES if self.process else 0
         loading = max(self.loading - other.weights, other.loading + own if other.loading else 0)
         return Footprint(
-            self.weights + other.weights, self.kv + other.kv, self.tier + other.tier, max(self.process, other.process),
-            max(loading, 0), max(self.ahead, other.ahead), self.shared + other.shared, self.part,
-        )  # fmt: skip
+            self.weights + other.weights,
+            self.kv + other.kv,
+            self.tier + other.tier,
+            max(self.process, other.process),
+            max(loading, 0),
+            max(self.ahead, other.ahead),
+            self.shared + other.shared,
+            self.part,
+        )
 
     @property
     def words(self) -> str:
@@ -234,9 +243,14 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
         raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
     cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
     layout = KVLayout(
-        demand.block_size, config.num_layers, config.num_kv_heads, config.head_dim, cells, ranks=ranks,
+        demand.block_size,
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+        cells,
+        ranks=ranks,
         planes=config.kv_planes,
-    )  # fmt: skip
+    )
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
@@ -248,6 +262,11 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
     shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
     return Footprint(
-        weights.held, kv, 0, IMPORTED_BYTES + max(SERVING_BYTES, weights.freed), IMPORTED_BYTES + weights.packing,
-        ahead, weights.held if shared else 0,
-    )  # fmt: skip
+        weights.held,
+        kv,
+        0,
+        IMPORTED_BYTES + max(SERVING_BYTES, weights.freed),
+        IMPORTED_BYTES + weights.packing,
+        ahead,
+        weights.held if shared else 0,
+    )

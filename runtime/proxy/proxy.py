@@ -89,9 +89,12 @@ class Proxy:
     time."""
 
     def __init__(
-        self, config: ProxyConfig, tokenizer: Tokenizer, clock: Callable[[], float] | None = None,
+        self,
+        config: ProxyConfig,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float] | None = None,
         graph: StagedModel | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.config, self.incarnation = config, secrets.token_hex(8)
         clock = time.monotonic if clock is None else clock
         # The stages of the model, None for a model of one.
@@ -100,9 +103,14 @@ class Proxy:
         self.registry = Registry(config.worker_ttl, names, graph)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
-            config, self.incarnation, self.registry, self.metrics, clock, self.send,
+            config,
+            self.incarnation,
+            self.registry,
+            self.metrics,
+            clock,
+            self.send,
             lambda request, reason: self.in_flight.fail(request, Unavailable(reason)),
-        )  # fmt: skip
+        )
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
@@ -156,9 +164,15 @@ class Proxy:
     def make_router(self) -> MessageRouter:
         """Return the dispatch of every message to the code that handles it."""
         frames = AnswerFrames(
-            self.requests, self.registry, self.ledger, self.metrics, self.dispatcher, self.admissions,
-            self.in_flight, self.clock,
-        )  # fmt: skip
+            self.requests,
+            self.registry,
+            self.ledger,
+            self.metrics,
+            self.dispatcher,
+            self.admissions,
+            self.in_flight,
+            self.clock,
+        )
         registrar = Registrar(
             self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
             lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.dispatcher.lookup.enabled,
@@ -179,9 +193,15 @@ class Proxy:
             **self.runs.handlers,
         }
         return MessageRouter(
-            self.incarnation, self.registry, self.metrics, self.clock, self.send, handlers, self.in_flight.turn,
+            self.incarnation,
+            self.registry,
+            self.metrics,
+            self.clock,
+            self.send,
+            handlers,
+            self.in_flight.turn,
             self.admissions.dispatch,
-        )  # fmt: skip
+        )
 
     def bind(self) -> str:
         """Open the control endpoint and return its address. Raises PontilError when it cannot be bound."""
@@ -193,9 +213,12 @@ class Proxy:
         self.in_flight.start()
         loop = asyncio.get_running_loop()
         forever = (
-            (self.tick_forever, on_tick), (self.checkpoint_forever,), (self.self_test.run,),
-            (self.fleet.watch, self.books.lose), (self.streams.watch,),
-        )  # fmt: skip
+            (self.tick_forever, on_tick),
+            (self.checkpoint_forever,),
+            (self.self_test.run,),
+            (self.fleet.watch, self.books.lose),
+            (self.streams.watch,),
+        )
         self.tasks = [loop.create_task(go_on(self.metrics.threads, *one)) for one in forever]
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:

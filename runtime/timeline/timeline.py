@@ -35,9 +35,12 @@ class TimeSpan:
     def to_json(self) -> dict[str, Any]:
         end = None if self.end is None else round(self.end, DIGITS)
         shown = {
-            "name": self.name, "process": self.process, "begin": round(self.begin, DIGITS), "end": end,
+            "name": self.name,
+            "process": self.process,
+            "begin": round(self.begin, DIGITS),
+            "end": end,
             "attempt": self.attempt,
-        }  # fmt: skip
+        }
         more = {"tokens": self.tokens, "bytes": self.bytes, "blocks": self.blocks}
         return shown | {name: value for name, value in more.items() if value is not None}
 
@@ -112,9 +115,10 @@ class TimelineRow:
         first = self.first_token_seconds
         shown = {name: getattr(self, name) for name in self.__slots__}
         shown |= {
-            "workers": list(self.workers), "seconds": round(self.seconds, DIGITS),
+            "workers": list(self.workers),
+            "seconds": round(self.seconds, DIGITS),
             "first_token_seconds": None if first is None else round(first, DIGITS),
-        }  # fmt: skip
+        }
         return {name: value for name, value in shown.items() if value is not None or name not in ("stage", "trace_id")}
 
 
@@ -135,7 +139,10 @@ class Timeline:
             "spans": [span.to_json() for span in self.spans],
             "events": [event.to_json() for event in self.events],
             "gaps": self.gaps.to_json(),
-            "largest": None if largest is None else {
-                "name": largest.name, "seconds": round(largest.seconds, DIGITS),
+            "largest": None
+            if largest is None
+            else {
+                "name": largest.name,
+                "seconds": round(largest.seconds, DIGITS),
             },
-        }  # fmt: skip
+        }

@@ -43,9 +43,12 @@ class Timelines:
     """
 
     def __init__(
-        self, clock: Callable[[], float], failures: ThreadFailures | None = None, most: int = MOST_ENDED,
+        self,
+        clock: Callable[[], float],
+        failures: ThreadFailures | None = None,
+        most: int = MOST_ENDED,
         most_bytes: int = MOST_BYTES,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.clock, self.most, self.most_bytes = clock, most, most_bytes
         self.failures = failures or ThreadFailures()
         self.open: dict[str, RequestRecorder] = {}

@@ -22,10 +22,11 @@ GPT_4O = rf"{WORDS[0]}{SUFFIX}|{WORDS[1]}{SUFFIX}|\p{{N}}{{1,3}}|{REST}"
 # Patterns that are applied one after the other.
 IDEOGRAPHS = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 DEEPSEEK_3 = (
-    r"\p{N}{1,3}", IDEOGRAPHS,
+    r"\p{N}{1,3}",
+    IDEOGRAPHS,
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)  # fmt: skip
+)
 DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
 
 GPT_2_NAMES = ("default", "gpt-2")
@@ -37,9 +38,14 @@ GPT_4O_NAMES = ("gpt-4o", "llama4")
 GLM_4_NAMES = ("glm4", "chatglm-bpe")
 DEEPSEEK_3_NAMES, DEEPSEEK_CODER_NAMES = ("deepseek-v3", "hunyuan-dense"), ("deepseek-coder",)
 PATTERNS = (
-    (LLAMA_3_NAMES, (LLAMA_3,)), (QWEN_2_NAMES, (QWEN_2,)), (TEKKEN_NAMES, (TEKKEN,)), (GPT_4O_NAMES, (GPT_4O,)),
-    (GLM_4_NAMES, (LLAMA_3,)), (DEEPSEEK_3_NAMES, DEEPSEEK_3), (DEEPSEEK_CODER_NAMES, DEEPSEEK_CODER),
-)  # fmt: skip
+    (LLAMA_3_NAMES, (LLAMA_3,)),
+    (QWEN_2_NAMES, (QWEN_2,)),
+    (TEKKEN_NAMES, (TEKKEN,)),
+    (GPT_4O_NAMES, (GPT_4O,)),
+    (GLM_4_NAMES, (LLAMA_3,)),
+    (DEEPSEEK_3_NAMES, DEEPSEEK_3),
+    (DEEPSEEK_CODER_NAMES, DEEPSEEK_CODER),
+)
 WHOLE_WORD_NAMES = LLAMA_3_NAMES + TEKKEN_NAMES
 """Splitters for which a word that is a token becomes that token, without regard to merges."""
 

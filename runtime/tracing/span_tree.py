@@ -32,9 +32,12 @@ from pontil.runtime.tracing.tracer import ServedTrace
 
 EMBEDDINGS = "embeddings"
 OPERATIONS = (
-    ("/v1/chat/completions", "chat"), ("/v1/responses", "chat"), ("/v1/completions", "text_completion"),
-    ("/generate", "text_completion"), ("/v1/embeddings", EMBEDDINGS),
-)  # fmt: skip
+    ("/v1/chat/completions", "chat"),
+    ("/v1/responses", "chat"),
+    ("/v1/completions", "text_completion"),
+    ("/generate", "text_completion"),
+    ("/v1/embeddings", EMBEDDINGS),
+)
 # Statuses from here on are faults of the server.
 SERVER_FAULT = 500
 # Nanoseconds.
@@ -108,12 +111,17 @@ class SpanTree:
         base, found = timeline.row.received_at, list(events)
         end = timeline.row.seconds if span.end is None else span.end
         return ReadableSpan(
-            span.name, place, parent, self.resources(self.proxy if span.process == PROXY else span.process),
-            part_attributes(span, timeline), [made_event(event, base) for event in found],
+            span.name,
+            place,
+            parent,
+            self.resources(self.proxy if span.process == PROXY else span.process),
+            part_attributes(span, timeline),
+            [made_event(event, base) for event in found],
             status=made_status(any(event.name == FAILOVER for event in found)),
-            start_time=nanoseconds(base + span.begin), end_time=nanoseconds(base + max(span.begin, end)),
+            start_time=nanoseconds(base + span.begin),
+            end_time=nanoseconds(base + max(span.begin, end)),
             instrumentation_scope=self.scope,
-        )  # fmt: skip
+        )
 
 
 def is_shared(span: TimeSpan) -> bool:
@@ -145,9 +153,11 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     named: dict[str, Any] = {} if operation is None else {"gen_ai.operation.name": operation}
     if operation != EMBEDDINGS:
         named |= {
-            "gen_ai.request.max_tokens": params.max_tokens, "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p, "gen_ai.request.n": params.n,
-        }  # fmt: skip
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.n": params.n,
+        }
     first = [row.first_token_seconds for row in rows if row.first_token_seconds is not None]
     latency = {"gen_ai.latency.time_to_first_token": max(first)} if first else {}
     return {
@@ -184,9 +194,13 @@ def time_in_queue(timeline: Timeline) -> float:
 
 def part_attributes(span: TimeSpan, timeline: Timeline) -> dict[str, Any]:
     known = {
-        "gen_ai.request.id": timeline.row.id, "pontil.attempt": span.attempt, "pontil.tokens": span.tokens,
-        "pontil.blocks": span.blocks, "pontil.bytes": span.bytes, "pontil.stage": timeline.row.stage,
-    }  # fmt: skip
+        "gen_ai.request.id": timeline.row.id,
+        "pontil.attempt": span.attempt,
+        "pontil.tokens": span.tokens,
+        "pontil.blocks": span.blocks,
+        "pontil.bytes": span.bytes,
+        "pontil.stage": timeline.row.stage,
+    }
     return {name: value for name, value in known.items() if value is not None}
 
 

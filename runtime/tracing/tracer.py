@@ -84,9 +84,13 @@ class Tracer:
         self.awaited: dict[str, list[tuple[ServedTrace, SamplingParams]]] = {}
 
     def begin(
-        self, received: ReceivedRequest, request_id: str, method: str, parents: Sequence[str] = (),
+        self,
+        received: ReceivedRequest,
+        request_id: str,
+        method: str,
+        parents: Sequence[str] = (),
         states: Sequence[str] = (),
-    ) -> ServedTrace:  # fmt: skip
+    ) -> ServedTrace:
         """Begin the trace of an HTTP request, in the client's if its headers name one: then the client decides whether
         it is sampled."""
         parent = read_context(parents, states)

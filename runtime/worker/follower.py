@@ -173,10 +173,15 @@ class FollowerStart:
             PackedGuard(loaded.mapped).begin(self.sockets.closing, self.sockets.failures)
             link.socket.send(
                 RankLoaded(
-                    incarnation, link.driver, rank, loaded.fingerprint, loaded.layout.fingerprint(), loaded.kernels,
+                    incarnation,
+                    link.driver,
+                    rank,
+                    loaded.fingerprint,
+                    loaded.layout.fingerprint(),
+                    loaded.kernels,
                     loaded.num_blocks,
                 )
-            )  # fmt: skip
+            )
             told = link.wait_for(RankPool)
             storage = loaded.open_storage(told.num_blocks, told.first_epoch)
         tiles = self.open_tiles(loaded, storage)

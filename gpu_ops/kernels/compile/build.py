@@ -122,8 +122,11 @@ def compile_to(library: Path, command: list[str], runs_here: bool = True) -> Non
     try:
         done = subprocess.run(
             [sys.executable, "-S", "-c", ATTENDED, str(os.getpid()), *command, str(SOURCES / MAIN), "-o", str(partial)],
-            capture_output=True, text=True, timeout=COMPILE_TIMEOUT, start_new_session=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT,
+            start_new_session=True,
+        )
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
             raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)

@@ -20,8 +20,13 @@ TOLD_BY = signal.SIGURG
 LIBRARY = ctypes.CDLL(None, use_errno=True)
 LIBRARY.mmap.restype = ctypes.c_void_p
 LIBRARY.mmap.argtypes = (
-    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-)  # fmt: skip
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
 
 
 class FileMemory:

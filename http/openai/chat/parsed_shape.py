@@ -21,9 +21,13 @@ class ParsedChatShape(ChatShape):
     `include_reasoning` the parts that are reasoning are left out."""
 
     def __init__(
-        self, heading: ReplyHeading, delivery: Delivery, shown: ShownText, make_reader: Callable[[], AnswerReader],
+        self,
+        heading: ReplyHeading,
+        delivery: Delivery,
+        shown: ShownText,
+        make_reader: Callable[[], AnswerReader],
         include_reasoning: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(heading, delivery, shown)
         self.make_reader, self.include_reasoning = make_reader, include_reasoning
         self.readers: dict[int, AnswerReader] = {}

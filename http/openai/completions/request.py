@@ -128,11 +128,14 @@ COMPLETION = (
     special_tokens(True),
     *PROMPT,
     Parameter("suffix", NeutralType(("",)), "text after the answer"),
-    *(Parameter(name, NeutralType(allowed, FOR_CHATS), "of chats")
-      for name, allowed in OF_CHATS.items() if name != "max_completion_tokens"),
+    *(
+        Parameter(name, NeutralType(allowed, FOR_CHATS), "of chats")
+        for name, allowed in OF_CHATS.items()
+        if name != "max_completion_tokens"
+    ),
     Parameter("max_completion_tokens", ShapedType(read_limit_of_chats, limit_schema), "of chats"),
     KV_TRANSFER,
     *INERT,
     *UNSUPPORTED,
-)  # fmt: skip
+)
 TABLE = ParameterTable(COMPLETION)

@@ -149,9 +149,13 @@ class Preparation:
         return await self.fitted(ticket, wanted, snapshot, prompt_name, remote)
 
     async def fitted(
-        self, ticket: Ticket, wanted: ChatRequest, snapshot: RegistrySnapshot, prompt_name: str,
+        self,
+        ticket: Ticket,
+        wanted: ChatRequest,
+        snapshot: RegistrySnapshot,
+        prompt_name: str,
         remote: RemoteKV | None = None,
-    ) -> ReadyChat:  # fmt: skip
+    ) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
         handling = wanted.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
@@ -169,9 +173,13 @@ class Preparation:
         return self.fit(prompt.ids, wanted, snapshot, "messages").prompt
 
     def fit(
-        self, prompt: list[int], wanted: CompletionRequest | ChatRequest, snapshot: RegistrySnapshot, prompt_name: str,
+        self,
+        prompt: list[int],
+        wanted: CompletionRequest | ChatRequest,
+        snapshot: RegistrySnapshot,
+        prompt_name: str,
         default: int | None = None,
-    ) -> Generation:  # fmt: skip
+    ) -> Generation:
         """Return the work on one prompt, fitted to the context."""
         sampling, handling, context = wanted.sampling, wanted.handling, snapshot.context_length
         wanted_tokens = default if sampling.max_tokens is None else sampling.max_tokens

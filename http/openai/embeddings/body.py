@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pontil.http.stream.reply_schema import COUNT, TEXT, closed, constant, many
 
 VECTOR = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]}
-EMBEDDINGS = closed({
-    "object": constant("list"),
-    "data": many(closed({"object": constant("embedding"), "index": COUNT, "embedding": VECTOR})),
-    "model": TEXT,
-    "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}),
-})  # fmt: skip
+EMBEDDINGS = closed(
+    {
+        "object": constant("list"),
+        "data": many(closed({"object": constant("embedding"), "index": COUNT, "embedding": VECTOR})),
+        "model": TEXT,
+        "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+    }
+)
 
 
 def embedding_body(vectors: Sequence[bytes], model: str, prompt_tokens: int, *, in_base64: bool) -> bytes:

@@ -10,8 +10,12 @@ from pontil.http.schema.reader import Fields
 
 ROLES = ("user", "assistant", "system", "developer")
 MESSAGE, CALL, OUTPUT, REASONING, REFERENCE = (
-    "message", "function_call", "function_call_output", "reasoning", "item_reference",
-)  # fmt: skip
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "item_reference",
+)
 # Types of text parts, with the field that holds the text.
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 THOUGHT_PARTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
@@ -140,9 +144,12 @@ def characters_of(item: Item) -> int:
 
 
 ITEM_READERS: Mapping[str, Callable[[Fields], Item]] = {
-    MESSAGE: read_message, CALL: read_call, OUTPUT: read_call_output, REASONING: read_reasoning,
+    MESSAGE: read_message,
+    CALL: read_call,
+    OUTPUT: read_call_output,
+    REASONING: read_reasoning,
     REFERENCE: read_reference,
-}  # fmt: skip
+}
 
 
 def input_schema(vocab_size: int) -> Schema:
@@ -164,11 +171,20 @@ def input_schema(vocab_size: int) -> Schema:
 def item_schema(kinds: list[str | None], required: list[str], /, **properties: Schema) -> Schema:
     """Return the schema of an item, which may have further fields."""
     identity: Schema = {"type": "string" if "id" in required else ["string", "null"], "maxLength": MAX_ID_CHARACTERS}
-    return {"type": "object", "properties": {"type": {"enum": kinds}, "id": identity} | properties,
-            "required": required}  # fmt: skip
+    return {
+        "type": "object",
+        "properties": {"type": {"enum": kinds}, "id": identity} | properties,
+        "required": required,
+    }
 
 
 def part_schema(kinds: Mapping[str, str]) -> Schema:
-    shapes = [{"type": "object", "properties": {"type": {"const": kind}, field: {"type": "string"}},
-               "required": ["type", field]} for kind, field in kinds.items()]  # fmt: skip
+    shapes = [
+        {
+            "type": "object",
+            "properties": {"type": {"const": kind}, field: {"type": "string"}},
+            "required": ["type", field],
+        }
+        for kind, field in kinds.items()
+    ]
     return {"anyOf": shapes}

@@ -198,8 +198,11 @@ def read_include(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def include_schema(vocab_size: int) -> Schema:
-    return {"title": "texts, of which `message.output_text.logprobs` has an effect", "type": "array",
-            "items": {"type": "string"}}  # fmt: skip
+    return {
+        "title": "texts, of which `message.output_text.logprobs` has an effect",
+        "type": "array",
+        "items": {"type": "string"},
+    }
 
 
 def read_truncation(fields: Fields, name: str) -> str:
@@ -218,9 +221,10 @@ def truncation_schema(vocab_size: int) -> Schema:
 # Parameters with the effect that they have in a chat.
 OWN_FORM = {"messages", "tools", "tool_choice"}
 OF_CHATS = tuple(
-    one for one in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
+    one
+    for one in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
     if one.name not in OWN_FORM and one.name not in ELSEWHERE
-)  # fmt: skip
+)
 OBFUSCATION = tuple(one for one in STREAM_OPTIONS if one.name == "include_obfuscation")
 SHORT = TextType(0, MAX_SHORT_CHARACTERS)
 # A response repeats some of them, and so they are short.
@@ -259,9 +263,11 @@ DECLARED = (
     Parameter("context_management", NeutralType(([],)), "shorten a long conversation"),
     Parameter("moderation", NeutralType(), "judge input and answer"),
     Parameter("kv_transfer_params", NeutralType(({},)), "move a prompt's KV between workers"),
-    *(Parameter(name, NeutralType(allowed, f"is no parameter of a response: {instead}"), "of chats and completions")
-      for name, (instead, allowed) in ELSEWHERE.items()),
-)  # fmt: skip
+    *(
+        Parameter(name, NeutralType(allowed, f"is no parameter of a response: {instead}"), "of chats and completions")
+        for name, (instead, allowed) in ELSEWHERE.items()
+    ),
+)
 DECLARED_NAMES = {one.name for one in DECLARED}
 RESPONSES = (*DECLARED, *(one for one in UNSUPPORTED if one.name not in DECLARED_NAMES))
 TABLE = ParameterTable(RESPONSES)

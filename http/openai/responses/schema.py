@@ -15,10 +15,15 @@ OUTPUT_TEXT = closed(
 INPUT_TEXT = closed({"type": constant("input_text"), "text": TEXT})
 REASONING_TEXT = closed({"type": constant("reasoning_text"), "text": TEXT})
 SUMMARY_TEXT = closed({"type": constant("summary_text"), "text": TEXT})
-MESSAGE = closed({
-    "id": TEXT, "type": constant("message"), "status": STATUS, "role": constant("assistant"),
-    "content": many(OUTPUT_TEXT),
-})  # fmt: skip
+MESSAGE = closed(
+    {
+        "id": TEXT,
+        "type": constant("message"),
+        "status": STATUS,
+        "role": constant("assistant"),
+        "content": many(OUTPUT_TEXT),
+    }
+)
 REASONING = closed(
     {
         "id": TEXT,
@@ -39,49 +44,54 @@ INPUT_ITEM: Schema = {"anyOf": [
     closed({"id": TEXT, "type": constant("function_call_output"), "status": STATUS, "call_id": TEXT, "output": TEXT}),
     REASONING, CALL,
 ]}  # fmt: skip
-USAGE = closed({
-    "input_tokens": COUNT,
-    "input_tokens_details": closed({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
-    "output_tokens": COUNT,
-    "output_tokens_details": closed({"reasoning_tokens": COUNT}, ("reasoning_tokens",)),
-    "total_tokens": COUNT,
-})  # fmt: skip
+USAGE = closed(
+    {
+        "input_tokens": COUNT,
+        "input_tokens_details": closed({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "output_tokens": COUNT,
+        "output_tokens_details": closed({"reasoning_tokens": COUNT}, ("reasoning_tokens",)),
+        "total_tokens": COUNT,
+    }
+)
 OBJECT: Schema = {"type": "object"}
-RESPONSE = closed({
-    "id": TEXT,
-    "object": constant("response"),
-    "created_at": COUNT,
-    "completed_at": nullable(COUNT),
-    "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
-    "background": constant(False),
-    "error": nullable(closed({"code": TEXT, "message": TEXT})),
-    "incomplete_details": nullable(closed({"reason": constant("max_output_tokens")})),
-    "model": TEXT,
-    "output": many(OUTPUT_ITEM),
-    "service_tier": TEXT,
-    "usage": nullable(USAGE),
-    "instructions": nullable(TEXT),
-    "max_output_tokens": nullable(COUNT),
-    "max_tool_calls": nullable(COUNT),
-    "parallel_tool_calls": {"type": "boolean"},
-    "previous_response_id": nullable(TEXT),
-    "prompt_cache_key": nullable(TEXT),
-    "safety_identifier": nullable(TEXT),
-    "temperature": NUMBER,
-    "tool_choice": {"anyOf": [TEXT, OBJECT]},
-    "top_p": NUMBER,
-    "truncation": {"enum": ["auto", "disabled"]},
-    "user": nullable(TEXT),
-    "presence_penalty": NUMBER,
-    "frequency_penalty": NUMBER,
-    "metadata": OBJECT | {"additionalProperties": TEXT},
-    "reasoning": closed({"effort": nullable(TEXT), "summary": nullable(TEXT)}),
-    "text": closed({"format": OBJECT, "verbosity": TEXT}),
-    "tools": many(OBJECT),
-    "top_logprobs": COUNT,
-    "store": {"type": "boolean"},
-    "x_pontil_schema": UNMET,
-}, ("x_pontil_schema",))  # fmt: skip
+RESPONSE = closed(
+    {
+        "id": TEXT,
+        "object": constant("response"),
+        "created_at": COUNT,
+        "completed_at": nullable(COUNT),
+        "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+        "background": constant(False),
+        "error": nullable(closed({"code": TEXT, "message": TEXT})),
+        "incomplete_details": nullable(closed({"reason": constant("max_output_tokens")})),
+        "model": TEXT,
+        "output": many(OUTPUT_ITEM),
+        "service_tier": TEXT,
+        "usage": nullable(USAGE),
+        "instructions": nullable(TEXT),
+        "max_output_tokens": nullable(COUNT),
+        "max_tool_calls": nullable(COUNT),
+        "parallel_tool_calls": {"type": "boolean"},
+        "previous_response_id": nullable(TEXT),
+        "prompt_cache_key": nullable(TEXT),
+        "safety_identifier": nullable(TEXT),
+        "temperature": NUMBER,
+        "tool_choice": {"anyOf": [TEXT, OBJECT]},
+        "top_p": NUMBER,
+        "truncation": {"enum": ["auto", "disabled"]},
+        "user": nullable(TEXT),
+        "presence_penalty": NUMBER,
+        "frequency_penalty": NUMBER,
+        "metadata": OBJECT | {"additionalProperties": TEXT},
+        "reasoning": closed({"effort": nullable(TEXT), "summary": nullable(TEXT)}),
+        "text": closed({"format": OBJECT, "verbosity": TEXT}),
+        "tools": many(OBJECT),
+        "top_logprobs": COUNT,
+        "store": {"type": "boolean"},
+        "x_pontil_schema": UNMET,
+    },
+    ("x_pontil_schema",),
+)
 
 
 def event(kind: str, **fields: Schema) -> Schema:
@@ -100,24 +110,33 @@ def of_call(kind: str, **fields: Schema) -> Schema:
 PART: Schema = {"anyOf": [OUTPUT_TEXT, REASONING_TEXT]}
 KINDS = ("created", "in_progress", "completed", "incomplete", "failed")
 BROKEN: dict[str, Any] = {"code": nullable(TEXT), "message": TEXT, "param": nullable(TEXT)}
-EVENT: Schema = {"anyOf": [
-    *(event(kind, response=RESPONSE) for kind in KINDS),
-    *(event(f"output_item.{kind}", output_index=COUNT, item=OUTPUT_ITEM) for kind in ("added", "done")),
-    *(of_text(f"content_part.{kind}", part=PART) for kind in ("added", "done")),
-    of_text("output_text.delta", delta=TEXT, logprobs=LOGPROBS),
-    of_text("output_text.done", text=TEXT, logprobs=LOGPROBS),
-    of_text("reasoning_text.delta", delta=TEXT),
-    of_text("reasoning_text.done", text=TEXT),
-    of_call("delta", delta=TEXT),
-    of_call("done", arguments=TEXT, name=TEXT),
-    closed({"type": constant("error"), "sequence_number": COUNT, "error": closed(BROKEN | {"type": TEXT})} | BROKEN),
-]}  # fmt: skip
+EVENT: Schema = {
+    "anyOf": [
+        *(event(kind, response=RESPONSE) for kind in KINDS),
+        *(event(f"output_item.{kind}", output_index=COUNT, item=OUTPUT_ITEM) for kind in ("added", "done")),
+        *(of_text(f"content_part.{kind}", part=PART) for kind in ("added", "done")),
+        of_text("output_text.delta", delta=TEXT, logprobs=LOGPROBS),
+        of_text("output_text.done", text=TEXT, logprobs=LOGPROBS),
+        of_text("reasoning_text.delta", delta=TEXT),
+        of_text("reasoning_text.done", text=TEXT),
+        of_call("delta", delta=TEXT),
+        of_call("done", arguments=TEXT, name=TEXT),
+        closed(
+            {"type": constant("error"), "sequence_number": COUNT, "error": closed(BROKEN | {"type": TEXT})} | BROKEN
+        ),
+    ]
+}
 INPUT_TOKENS = closed({"object": constant("response.input_tokens"), "input_tokens": COUNT})
 DELETED = closed({"id": TEXT, "object": constant("response"), "deleted": constant(True)})
-INPUT_ITEMS = closed({
-    "object": constant("list"), "data": many(INPUT_ITEM), "first_id": nullable(TEXT), "last_id": nullable(TEXT),
-    "has_more": {"type": "boolean"},
-})  # fmt: skip
+INPUT_ITEMS = closed(
+    {
+        "object": constant("list"),
+        "data": many(INPUT_ITEM),
+        "first_id": nullable(TEXT),
+        "last_id": nullable(TEXT),
+        "has_more": {"type": "boolean"},
+    }
+)
 PAGE: tuple[tuple[str, Schema], ...] = (
     ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
     ("order", {"enum": ["asc", "desc"], "default": "desc"}),

@@ -31,9 +31,13 @@ class ResponsesShape:
     events. The heading's id is PREFIX and a token of which the items' names are made."""
 
     def __init__(
-        self, heading: ReplyHeading, echoed: dict[str, Any], streamed: bool, shown: ShownText,
+        self,
+        heading: ReplyHeading,
+        echoed: dict[str, Any],
+        streamed: bool,
+        shown: ShownText,
         make_reader: Callable[[], AnswerReader],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.heading, self.echoed, self.streamed = heading, echoed, streamed
         self.shown, self.make_reader = shown, make_reader
         self.schema_watch: SchemaWatch | None = None

@@ -102,9 +102,13 @@ def function_choice_schema(vocab_size: int) -> Schema:
 def text_format_schema(vocab_size: int) -> Schema:
     name: Schema = {"type": "string", "minLength": 1}
     described = closed(
-        ["type", "name", "schema"], type={"const": "json_schema"}, name=name, schema=SCHEMA,
-        description=TEXT, strict={"type": ["boolean", "null"]},
-    )  # fmt: skip
+        ["type", "name", "schema"],
+        type={"const": "json_schema"},
+        name=name,
+        schema=SCHEMA,
+        description=TEXT,
+        strict={"type": ["boolean", "null"]},
+    )
     return {
         "title": "what the answer has to be, as `docs/guide/responses.md` shows",
         "oneOf": [closed(["type"], type={"enum": ["text", "json_object"]}), described],

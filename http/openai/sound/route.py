@@ -74,8 +74,10 @@ class SoundRoutes:
         if graph.audio_needs_states:
             raise RequestError(
                 f"the model {self.model.name!r} speaks its own answers and no given text: send a chat with modalities "
-                '["text", "audio"] to /v1/chat/completions', param="model", code="unsupported_parameter",
-            )  # fmt: skip
+                '["text", "audio"] to /v1/chat/completions',
+                param="model",
+                code="unsupported_parameter",
+            )
         options = self.options(graph, wanted.voice, VOICE, request)
         self.proxy.admissions.check_limits(ticket)
         stream = self.runs.speak(ticket, wanted.text.encode("utf-8", "replace"), options)

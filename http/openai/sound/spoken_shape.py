@@ -52,8 +52,11 @@ class SpokenForm(ChatShape):
 
     def delta(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
         return b'{"index":%d,"delta":{"audio":{"transcript":%b}},"logprobs":%b,"finish_reason":%b' % (
-            index, text, logprobs, reason,
-        )  # fmt: skip
+            index,
+            text,
+            logprobs,
+            reason,
+        )
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
         written = super().events(stream, said)
@@ -91,9 +94,11 @@ class SpokenForm(ChatShape):
         made = super().choice(index, choice)
         message = made["message"]
         message["audio"] = {
-            "id": self.audio_id, "data": self.mark, "expires_at": self.expires_at,
+            "id": self.audio_id,
+            "data": self.mark,
+            "expires_at": self.expires_at,
             "transcript": message["content"] or "",
-        }  # fmt: skip
+        }
         message["content"] = None
         return made
 
@@ -123,8 +128,10 @@ class SpokenFunctionShape(SpokenForm, FunctionCallShape):
 
 
 SPOKEN: Mapping[type[ChatShape], Callable[..., SpokenForm]] = {
-    ChatShape: SpokenChatShape, ParsedChatShape: SpokenParsedShape, FunctionCallShape: SpokenFunctionShape,
-}  # fmt: skip
+    ChatShape: SpokenChatShape,
+    ParsedChatShape: SpokenParsedShape,
+    FunctionCallShape: SpokenFunctionShape,
+}
 
 
 def spoken_form(

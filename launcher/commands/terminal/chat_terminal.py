@@ -160,6 +160,10 @@ def end(chat: ChatSession, text: str) -> str:
 
 
 COMMANDS: dict[str, Callable[[ChatSession, str], str]] = {
-    "/system": set_system, "/params": set_params, "/save": save, "/clear": clear, "/exit": end,
+    "/system": set_system,
+    "/params": set_params,
+    "/save": save,
+    "/clear": clear,
+    "/exit": end,
     "/help": lambda chat, text: HELP,
-}  # fmt: skip
+}

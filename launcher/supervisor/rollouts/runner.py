@@ -140,9 +140,10 @@ class RolloutRunner:
         names = tuple(child.name for child in self.supervisor.children if child.plan.is_proxy)
         if len(names) < 2 and not request.get("force"):
             raise LaunchError(
-                "Nobody else would serve meanwhile: launch with --proxies 2, or say --force." if names
+                "Nobody else would serve meanwhile: launch with --proxies 2, or say --force."
+                if names
                 else "This launch has no proxy: restart it where it runs."
-            )  # fmt: skip
+            )
         self.proxies = ProxyRestarts(names, limits, since=time.monotonic())
         self.client, self.title = client, "restart --proxies"
 

@@ -53,9 +53,13 @@ class BenchRun:
     stream, in seconds."""
 
     def __init__(
-        self, target: BenchTarget, questions: Iterator[Question], count: int, timeout: float,
+        self,
+        target: BenchTarget,
+        questions: Iterator[Question],
+        count: int,
+        timeout: float,
         advance: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.target, self.questions, self.left = target, questions, count
         self.timeout, self.advance = timeout, advance
         self.outcomes, self.began = Outcomes(), 0.0

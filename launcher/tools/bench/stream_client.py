@@ -69,9 +69,12 @@ class BenchTarget:
     def body(self, question: Question) -> dict[str, Any]:
         """The request. Greedy, so that servers with one model give answers of the same length."""
         asked: dict[str, Any] = {
-            "model": self.model, "max_tokens": question.tokens, "temperature": 0, "stream": True,
+            "model": self.model,
+            "max_tokens": question.tokens,
+            "temperature": 0,
+            "stream": True,
             "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        }
         if self.ignore_eos:
             asked["ignore_eos"] = True
         if self.endpoint == "chat":

@@ -35,10 +35,12 @@ class ChaosCheck:
 def is_cut(record: AnswerRecord, faults: Sequence[FaultRecord]) -> bool:
     """Return whether a connection broke because a fault ended its proxy, and there was nothing to continue."""
     return record.broke and any(
-        fault.took_place and not fault.survived and fault.planned.role == PROXY
+        fault.took_place
+        and not fault.survived
+        and fault.planned.role == PROXY
         and fault.begun <= record.ended <= max(fault.ended, fault.recovered) + AFTERMATH
         for fault in faults
-    )  # fmt: skip
+    )
 
 
 def judged(records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> list[AnswerRecord]:
@@ -65,9 +67,12 @@ def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
 
 
 def ledger_checks(
-    before: LaunchRest, after: LaunchRest, records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, Any]] | None,
+    before: LaunchRest,
+    after: LaunchRest,
+    records: Sequence[AnswerRecord],
+    bills: Sequence[Mapping[str, Any]] | None,
     is_alone: bool,
-) -> Iterator[ChaosCheck]:  # fmt: skip
+) -> Iterator[ChaosCheck]:
     """Compare the usage of replies with the ledger's growth, or, unless the load was alone, with a row for each."""
     yield ChaosCheck("ledger", after.imbalance == 0, f"imbalance {after.imbalance:g}")
     if before.ledger is None or after.ledger is None:
@@ -125,8 +130,9 @@ def blocks_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
     """Compare the blocks in use, not the free ones: a worker that starts again may have a cache of another size."""
     apart = [
         f"{name} has {after.used_blocks.get(name)} KV blocks in use and had {count}"
-        for name, count in before.used_blocks.items() if after.used_blocks.get(name) != count
-    ]  # fmt: skip
+        for name, count in before.used_blocks.items()
+        if after.used_blocks.get(name) != count
+    ]
     return ChaosCheck(
         "blocks", not apart, "; ".join(apart) or f"as many are in use as before, in {len(before.used_blocks)} workers"
     )
@@ -144,9 +150,10 @@ def resource_checks(before: LaunchRest, after: LaunchRest) -> Iterator[ChaosChec
     kept = sorted(before.holdings.keys() & after.holdings.keys())
     grown = {key: after.holdings[key].own_bytes - before.holdings[key].own_bytes for key in kept}
     apart = [
-        f"{key[0]} has {grown[key] >> 20} MiB more of its own" for key in kept
+        f"{key[0]} has {grown[key] >> 20} MiB more of its own"
+        for key in kept
         if grown[key] > before.holdings[key].own_bytes * MEMORY_SHARE + MEMORY_BYTES
-    ]  # fmt: skip
+    ]
     most = max(0, *grown.values(), 0) >> 20
     seen = f"at most {most} MiB more in any of {len(kept)} processes that were not replaced"
     yield ChaosCheck("memory", not apart, "; ".join(apart) or seen)
@@ -248,8 +255,14 @@ class ChaosTrial:
         before, after, faults, seen = self.before, self.after, self.faults, judged(self.records, self.faults)
         alone = all(fault.planned.variant != GREED for fault in faults)
         return [
-            trial_check(faults, self.planned), answers_check(seen), *fairness_checks(self.verdict),
-            *ledger_checks(before, after, seen, self.bills, alone), audit_check(self.findings),
-            deaths_check(self.exits, faults), blocks_check(before, after), *resource_checks(before, after),
-            leftover_check(before, after), faults_check(before, after),
-        ]  # fmt: skip
+            trial_check(faults, self.planned),
+            answers_check(seen),
+            *fairness_checks(self.verdict),
+            *ledger_checks(before, after, seen, self.bills, alone),
+            audit_check(self.findings),
+            deaths_check(self.exits, faults),
+            blocks_check(before, after),
+            *resource_checks(before, after),
+            leftover_check(before, after),
+            faults_check(before, after),
+        ]

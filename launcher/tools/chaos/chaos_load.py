@@ -142,9 +142,14 @@ class ChaosLoad:
     a record; a prompt whose connection broke is asked again. `resumes`: streams that break are continued."""
 
     def __init__(
-        self, client: HttpClient, model: str, prompts: Sequence[ChaosPrompt], expected: Mapping[str, ChaosAnswer],
-        salt: str, resumes: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        client: HttpClient,
+        model: str,
+        prompts: Sequence[ChaosPrompt],
+        expected: Mapping[str, ChaosAnswer],
+        salt: str,
+        resumes: bool = False,
+    ) -> None:
         self.client, self.model, self.expected, self.salt, self.resumes = client, model, expected, salt, resumes
         self.prompts = [prompt for prompt in prompts if prompt.name in expected]
         self.records: list[AnswerRecord] = []

@@ -177,8 +177,9 @@ class ChaosRun:
         first = next((child.group for child in facts.children if child.role in GENERATING_ROLES), "")
         workers = tuple(
             ChaosTarget(child.name, child.role, child.ranks)
-            for child in facts.children if child.role in GENERATING_ROLES and child.group == first
-        )  # fmt: skip
+            for child in facts.children
+            if child.role in GENERATING_ROLES and child.group == first
+        )
         if len(workers) < 2:
             raise OptionError(
                 f"This launch has {len(workers)} workers that generate, and chaos needs two: nobody would serve while "
@@ -186,9 +187,14 @@ class ChaosRun:
             )
         folders, reasons = small_filesystems(facts.folders)
         limits = PlanFacts(
-            facts.silence, facts.restart_attempts, facts.restart_window, workers, tuple(folders), proxies_of(facts),
+            facts.silence,
+            facts.restart_attempts,
+            facts.restart_window,
+            workers,
+            tuple(folders),
+            proxies_of(facts),
             (SECOND_CALLER,) if is_shared else (),
-        )  # fmt: skip
+        )
         missing = left_out(settings.faults, limits)
         if FILL in missing and reasons:
             missing[FILL] += f" ({'; '.join(reasons)})"

@@ -69,9 +69,14 @@ def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
     help="File whose first key greed sends: one of another client than the load's (default: no greed).",
 )
 def chaos(
-    choice: LaunchChoice, url: str | None, model: str | None, as_json: bool, key: Path | None, greedy_key: Path | None,
+    choice: LaunchChoice,
+    url: str | None,
+    model: str | None,
+    as_json: bool,
+    key: Path | None,
+    greedy_key: Path | None,
     **trial: Any,
-) -> int:  # fmt: skip
+) -> int:
     """Disturb a running launch that was started with --allow-chaos, under a load, and say whether it held.
 
     Workers, and proxies where there are several, are killed, stopped and slowed down, KV links are cut, messages are

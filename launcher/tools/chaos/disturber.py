@@ -172,9 +172,12 @@ class Disturber:
 
 def request_of(planned: PlannedFault) -> dict[str, Any]:
     return {
-        "command": "chaos", "fault": planned.fault, "worker": planned.target, "rank": planned.rank,
+        "command": "chaos",
+        "fault": planned.fault,
+        "worker": planned.target,
+        "rank": planned.rank,
         "seconds": planned.seconds,
-    }  # fmt: skip
+    }
 
 
 def may_begin(planned: PlannedFault, facts: LaunchFacts) -> bool:

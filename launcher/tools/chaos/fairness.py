@@ -74,9 +74,14 @@ def fairness(probes: Sequence[ProbeRecord], faults: Sequence[FaultRecord]) -> Fa
     refused = [one for one in judged if one.answered is None and not one.meets(others)]
     waits = [one.wait(others) for one in judged if one.answered is not None]
     return FairnessVerdict(
-        len(judged), len(refused), sum(wait > most for wait in waits), max(waits, default=0.0),
-        max(calm, default=None), most, tuple(dict.fromkeys(one.problem for one in refused)),
-    )  # fmt: skip
+        len(judged),
+        len(refused),
+        sum(wait > most for wait in waits),
+        max(waits, default=0.0),
+        max(calm, default=None),
+        most,
+        tuple(dict.fromkeys(one.problem for one in refused)),
+    )
 
 
 def window_of(fault: FaultRecord) -> Window:

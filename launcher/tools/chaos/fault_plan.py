@@ -156,9 +156,15 @@ class PlanState:
     def duration(self, variant: str) -> float:
         silence = self.facts.silence
         ranges = {
-            KILL: (0.0, 0.0), SHORT_STOP: (0.3 * silence, 0.6 * silence), LONG_STOP: (silence + 1.0, silence + 2.5),
-            SLOW: (2.0, 5.0), CUT: (2.0, 6.0), STALL: (2.0, 6.0), FILL: (2.0, 6.0), GREED: (4.0, 8.0),
-        }  # fmt: skip
+            KILL: (0.0, 0.0),
+            SHORT_STOP: (0.3 * silence, 0.6 * silence),
+            LONG_STOP: (silence + 1.0, silence + 2.5),
+            SLOW: (2.0, 5.0),
+            CUT: (2.0, 6.0),
+            STALL: (2.0, 6.0),
+            FILL: (2.0, 6.0),
+            GREED: (4.0, 8.0),
+        }
         return round(self.source.uniform(*ranges[variant]), 2)
 
 

@@ -101,18 +101,26 @@ class RestWatch:
         raise LaunchError(f"The launch was not idle and whole within {REST_WITHIN:.0f} s: `pontil status` shows why.")
 
     async def rest(
-        self, facts: LaunchFacts, rows: Sequence[Mapping[str, Any]], used: Mapping[str, int],
+        self,
+        facts: LaunchFacts,
+        rows: Sequence[Mapping[str, Any]],
+        used: Mapping[str, int],
         metrics: Mapping[str, float],
-    ) -> LaunchRest:  # fmt: skip
+    ) -> LaunchRest:
         # The server's own table: the proxies may be children of another launch.
         proxies = sum(row["role"] == "proxy" for row in rows)
         ledger = json.loads(await self.get("/admin/ledger")) if proxies <= 1 else None
         pids = [(child.name, pid) for child in facts.children for pid in child.pids]
         faults = {name: metrics.get(name, 0.0) for name in FAULTLESS}
         return LaunchRest(
-            {key: found for key in pids if (found := holdings(key[1])) is not None}, used, ledger, faults,
-            metrics.get("pontil_ledger_imbalance", 0.0), unused_segments(), tuple(zombies(self.pid)),
-        )  # fmt: skip
+            {key: found for key in pids if (found := holdings(key[1])) is not None},
+            used,
+            ledger,
+            faults,
+            metrics.get("pontil_ledger_imbalance", 0.0),
+            unused_segments(),
+            tuple(zombies(self.pid)),
+        )
 
 
 def used_blocks_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
@@ -171,9 +179,10 @@ def unused_segments() -> frozenset[str]:
     lives, be it another launch or another program."""
     try:
         named = {
-            entry.name for entry in os.scandir(SHARED_MEMORY)
+            entry.name
+            for entry in os.scandir(SHARED_MEMORY)
             if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
-        }  # fmt: skip
+        }
     except OSError:
         return frozenset()
     # Only where there are any: reading the maps of all processes takes a while.

@@ -68,9 +68,14 @@ def row_of(label: str, records: Sequence[AnswerRecord], faults: Sequence[FaultRe
     ]
     effects = {name: sum(fault.effects.get(name, 0) for fault in faults) for name in EFFECTS}
     return PauseRow(
-        label, len(faults), max(pauses, default=None), median(pauses) if pauses else None, max(firsts, default=None),
-        max(fault.recovered - fault.begun for fault in faults), **effects,
-    )  # fmt: skip
+        label,
+        len(faults),
+        max(pauses, default=None),
+        median(pauses) if pauses else None,
+        max(firsts, default=None),
+        max(fault.recovered - fault.begun for fault in faults),
+        **effects,
+    )
 
 
 def waits(record: AnswerRecord) -> list[Window]:

@@ -137,8 +137,10 @@ class TierChain:
         self.changed.put(None)
         logger.error(
             "the %s tier of the KV cache failed (%s) and is switched off until this worker starts again: prefixes that "
-            "it held are computed", tier.name, error.strerror or error,
-        )  # fmt: skip
+            "it held are computed",
+            tier.name,
+            error.strerror or error,
+        )
         tier.close()
 
     def close(self) -> None:

@@ -70,9 +70,14 @@ class TierStore:
     """
 
     def __init__(
-        self, storage: KVStorage, chain: TierChain, costs: TierCosts, wake: Callable[[], None] = lambda: None,
-        failures: ThreadFailures | None = None, staging_bytes: int = STAGING_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        storage: KVStorage,
+        chain: TierChain,
+        costs: TierCosts,
+        wake: Callable[[], None] = lambda: None,
+        failures: ThreadFailures | None = None,
+        staging_bytes: int = STAGING_BYTES,
+    ) -> None:
         self.storage, self.chain, self.costs, self.wake = storage, chain, costs, wake
         self.staging = StagingBuffers(storage, staging_bytes)
         self.counts = TierCounts()

@@ -90,13 +90,24 @@ def numbered_id(name: str, number: int) -> str:
 # The templates of Qwen2.5 and Qwen2.5-Coder are equal, but the latter seldom writes the tags that they ask for: it
 # writes a code fence, JSON alone, or the tags around the tools that it was shown.
 HERMES = CallFormat(
-    "hermes", ObjectSyntax("arguments"), ("<tool_call>", "<tools>"), ("</tool_call>", "</tools>"),
-    before="<tool_call>\n", after="\n</tool_call>", lists="maybe", bare=True,
-)  # fmt: skip
+    "hermes",
+    ObjectSyntax("arguments"),
+    ("<tool_call>", "<tools>"),
+    ("</tool_call>", "</tools>"),
+    before="<tool_call>\n",
+    after="\n</tool_call>",
+    lists="maybe",
+    bare=True,
+)
 LLAMA3_JSON = CallFormat(
-    "llama3_json", ObjectSyntax("parameters"), ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>",),
-    between="; ", separators=";", anywhere=False,
-)  # fmt: skip
+    "llama3_json",
+    ObjectSyntax("parameters"),
+    ("<|python_tag|>", "<|python_start|>"),
+    ("<|python_end|>",),
+    between="; ",
+    separators=";",
+    anywhere=False,
+)
 LLAMA4_PYTHONIC = CallFormat(
     "llama4_pythonic", PythonSyntax(), ("<|python_start|>",), ("<|python_end|>",),
     begin="[", between=", ", end="]", anywhere=False, lists="always",
@@ -108,9 +119,15 @@ MISTRAL = CallFormat(
     begin="[TOOL_CALLS] [", between=", ", end="]", lists="maybe", make_id=short_id,
 )  # fmt: skip
 MISTRAL_V11 = CallFormat(
-    "mistral_v11", EitherSyntax(MISTRAL_OBJECT, MISTRAL_NAMED, writes_objects=False), ("[TOOL_CALLS]",), (),
-    before="[TOOL_CALLS]", between="", lists="maybe", make_id=short_id,
-)  # fmt: skip
+    "mistral_v11",
+    EitherSyntax(MISTRAL_OBJECT, MISTRAL_NAMED, writes_objects=False),
+    ("[TOOL_CALLS]",),
+    (),
+    before="[TOOL_CALLS]",
+    between="",
+    lists="maybe",
+    make_id=short_id,
+)
 QWEN3_CODER = CallFormat(
     "qwen3_coder",
     XmlSyntax(
@@ -123,28 +140,44 @@ GLM45 = CallFormat(
     "glm45",
     XmlSyntax(
         XmlTags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>", lines=False),
-        "", "\n", "", re.compile(rf"\s*{NAME}\s*<"), keep=True,
+        "",
+        "\n",
+        "",
+        re.compile(rf"\s*{NAME}\s*<"),
+        keep=True,
     ),
-    ("<tool_call>",), (), before="<tool_call>",
-)  # fmt: skip
+    ("<tool_call>",),
+    (),
+    before="<tool_call>",
+)
 DEEPSEEK_OPENINGS = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 DEEPSEEK_CLOSINGS = (FENCE, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
 DEEPSEEK_V3 = CallFormat(
     "deepseek_v3",
     NamedSyntax(
-        "function<｜tool▁sep｜>", "\n```json\n", "\n```",
+        "function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```",
         re.compile(rf"\s*function\s*<｜tool▁sep｜>\s*{NAME}\s*(?:```(?:json)?)?\s*{{"),
     ),
-    DEEPSEEK_OPENINGS, DEEPSEEK_CLOSINGS,
-    begin="<｜tool▁calls▁begin｜>", before="<｜tool▁call▁begin｜>", after="<｜tool▁call▁end｜>",
+    DEEPSEEK_OPENINGS,
+    DEEPSEEK_CLOSINGS,
+    begin="<｜tool▁calls▁begin｜>",
+    before="<｜tool▁call▁begin｜>",
+    after="<｜tool▁call▁end｜>",
     end="<｜tool▁calls▁end｜>",
-)  # fmt: skip
+)
 DEEPSEEK_V31 = CallFormat(
-    "deepseek_v31", NamedSyntax("", "<｜tool▁sep｜>", "", re.compile(rf"\s*{NAME}\s*<｜tool▁sep｜>\s*{{")),
-    DEEPSEEK_OPENINGS, DEEPSEEK_CLOSINGS,
-    begin="<｜tool▁calls▁begin｜>", before="<｜tool▁call▁begin｜>", after="<｜tool▁call▁end｜>", between="",
+    "deepseek_v31",
+    NamedSyntax("", "<｜tool▁sep｜>", "", re.compile(rf"\s*{NAME}\s*<｜tool▁sep｜>\s*{{")),
+    DEEPSEEK_OPENINGS,
+    DEEPSEEK_CLOSINGS,
+    begin="<｜tool▁calls▁begin｜>",
+    before="<｜tool▁call▁begin｜>",
+    after="<｜tool▁call▁end｜>",
+    between="",
     end="<｜tool▁calls▁end｜>",
-)  # fmt: skip
+)
 KIMI_K2 = CallFormat(
     "kimi_k2",
     NamedSyntax(
@@ -156,9 +189,14 @@ KIMI_K2 = CallFormat(
     end="<|tool_calls_section_end|>", make_id=numbered_id,
 )  # fmt: skip
 HARMONY = CallFormat(
-    "harmony", NamedSyntax("", " <|constrain|>json<|message|>", "", MISTRAL_NAMED.pattern), ("<|channel|>",), (),
-    before="<|channel|>commentary to=functions.", between="<|call|><|start|>assistant", messages=True,
-)  # fmt: skip
+    "harmony",
+    NamedSyntax("", " <|constrain|>json<|message|>", "", MISTRAL_NAMED.pattern),
+    ("<|channel|>",),
+    (),
+    before="<|channel|>commentary to=functions.",
+    between="<|call|><|start|>assistant",
+    messages=True,
+)
 FORMATS: Mapping[str, CallFormat] = {
     one.name: one
     for one in (

@@ -63,9 +63,12 @@ class HeadedCall(CallBody):
     looked_through_again = True
 
     def __init__(
-        self, functions: Functions, head: re.Pattern[str], keep: bool,
+        self,
+        functions: Functions,
+        head: re.Pattern[str],
+        keep: bool,
         make_arguments: Callable[[Mapping[str, Any] | None], ArgumentReader],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.functions, self.head, self.keep, self.make_arguments = functions, head, keep, make_arguments
         # The pattern ends with this one character.

@@ -41,8 +41,9 @@ class XmlTags:
         return f"\n{self.value_end}\n" if self.lines else f"{self.value_end}\n"
 
     def written(self, arguments: Mapping[str, Any]) -> str:
-        texts = {key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
-                 for key, one in arguments.items()}  # fmt: skip
+        texts = {
+            key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for key, one in arguments.items()
+        }
         return "".join(f"{self.key_begin}{key}{self.before}{text}{self.behind}" for key, text in texts.items())
 
 

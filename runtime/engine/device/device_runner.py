@@ -55,9 +55,15 @@ class DeviceRunner(ModelRunner):
     copied as the plain runner does, which waits; so are the steps of several ranks."""
 
     def __init__(
-        self, model: Model, storage: KVStorage, link: DeviceLink, limits: DeviceLimits, attention: MakeAttention,
-        followers: Followers = NONE, frame_maker: FrameMaker | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Model,
+        storage: KVStorage,
+        link: DeviceLink,
+        limits: DeviceLimits,
+        attention: MakeAttention,
+        followers: Followers = NONE,
+        frame_maker: FrameMaker | None = None,
+    ) -> None:
         super().__init__(model, storage, followers, frame_maker, ANY_ROWS)
         self.limits, self.link = limits, link
         most = 2 * (limits.generated + limits.prompt)

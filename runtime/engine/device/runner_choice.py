@@ -22,9 +22,13 @@ SOME_STEPS = 4
 
 
 def make_runner(
-    config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int, followers: Followers,
+    config: WorkerConfig,
+    model: Model,
+    storage: KVStorage,
+    max_model_len: int,
+    followers: Followers,
     maker: FrameMaker | None,
-) -> ModelRunner:  # fmt: skip
+) -> ModelRunner:
     """Return the plain runner on a CPU, and for pools with cells that devices' kernels do not read."""
     if model.device.type == "cpu" or storage.tensor.dtype not in CELLS:
         return ModelRunner(model, storage, followers, maker)

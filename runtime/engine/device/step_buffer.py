@@ -13,9 +13,11 @@ from pontil.runtime.engine.device.link import DeviceLink, HostWords
 
 Array = NDArray[Any]
 DTYPES = {
-    np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float32): torch.float32,
     np.dtype(np.float64): torch.float64,
-}  # fmt: skip
+}
 # Every section begins at a multiple of 16 bytes, for which kernels are compiled.
 ALIGNED = 4
 # A step has a copy for its layers and at most one for draws that waited. Both may be on their way when the first one of

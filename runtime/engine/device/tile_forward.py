@@ -53,9 +53,14 @@ class TileForward:
     them."""
 
     def __init__(
-        self, model: Model, storage: KVStorage, link: DeviceLink, limits: DeviceLimits, last: Tensor,
+        self,
+        model: Model,
+        storage: KVStorage,
+        link: DeviceLink,
+        limits: DeviceLimits,
+        last: Tensor,
         attention: MakeAttention,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.storage, self.limits, self.last, self.attention = model, storage, limits, last, attention
         self.generated_rows, self.prompt_rows = buckets(limits.generated), buckets(limits.prompt)
         # A prompt begins one query tile for each that it fills, and at most two more; each has a position.

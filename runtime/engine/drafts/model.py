@@ -247,9 +247,15 @@ def twin_of(sequence: Sequence, skipped: int) -> Sequence:
         prompt, output = output[:1], output[1:]
     spent = len(sequence.output) - len(output)
     params = replace(
-        sequence.params, n=1, logprobs=None, prompt_logprobs=None, logprob_token_ids=(), grammar=None,
-        max_tokens=sequence.params.max_tokens - spent, min_tokens=max(0, sequence.params.min_tokens - spent),
-    )  # fmt: skip
+        sequence.params,
+        n=1,
+        logprobs=None,
+        prompt_logprobs=None,
+        logprob_token_ids=(),
+        grammar=None,
+        max_tokens=sequence.params.max_tokens - spent,
+        min_tokens=max(0, sequence.params.min_tokens - spent),
+    )
     return Sequence(
         sequence.id,
         prompt,

@@ -127,9 +127,12 @@ class LogitEdits:
     def make(self, edited: Tensor) -> None:
         """Make the edits in place."""
         steps = (
-            (penalize, self.penalized), (add_bias, self.biased), (allow_only, self.allowed), (forbid, self.forbidden),
+            (penalize, self.penalized),
+            (add_bias, self.biased),
+            (allow_only, self.allowed),
+            (forbid, self.forbidden),
             (allow_bits, self.masked),
-        )  # fmt: skip
+        )
         for step, arguments in steps:
             if arguments:
                 step(edited, *arguments)

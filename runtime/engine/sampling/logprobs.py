@@ -32,8 +32,9 @@ def logprobs_of_named(
     logits: Tensor, row: Tensor, token: Tensor, named: Sequence[tuple[int, ...]]
 ) -> list[TokenLogprobs]:
     """The same, with the tokens `named[e]` in place of the most likely ones."""
-    asked = [(place, one) for place, own, ids in zip(row.tolist(), token.tolist(), named, strict=True)
-             for one in (own, *ids)]  # fmt: skip
+    asked = [
+        (place, one) for place, own, ids in zip(row.tolist(), token.tolist(), named, strict=True) for one in (own, *ids)
+    ]
     places, tokens = (torch.tensor(each, device=logits.device) for each in zip(*asked, strict=True))
     found, ranks = token_logprobs(logits, places, tokens)
     entries = iter(zip(tokens.tolist(), found.tolist(), ranks.tolist(), strict=True))

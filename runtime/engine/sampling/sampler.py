@@ -170,9 +170,13 @@ class DrawPlan:
         return with_tokens(self.counted, rows, self.total, bitmask), bitmask.dead
 
     def results(
-        self, ordered: list[Draw], drawn: Tensor, tokens: dict[Draw, int], dead: Mapping[int, str],
+        self,
+        ordered: list[Draw],
+        drawn: Tensor,
+        tokens: dict[Draw, int],
+        dead: Mapping[int, str],
         logprobs_of: Callable[[list[Draw]], dict[Draw, TokenLogprobs]],
-    ) -> list[Sampled]:  # fmt: skip
+    ) -> list[Sampled]:
         """Return the accepted tokens. The draws were made in the order of `ordered`: `drawn` int64 [draws], wherever it
         is, and as numbers in `tokens`. Those from `dead` rows count as none. `logprobs_of` returns those of
         accepted ones."""
@@ -185,12 +189,15 @@ class DrawPlan:
         rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0}
         return [
             Sampled(
-                *run, [tokens[draw] for draw in right], counts.of(owner_of(run)),
-                [logprobs[draw] for draw in right if draw in logprobs], drafted[run],
+                *run,
+                [tokens[draw] for draw in right],
+                counts.of(owner_of(run)),
+                [logprobs[draw] for draw in right if draw in logprobs],
+                drafted[run],
                 None if right else dead[rows[run]],
             )
             for run, right in runs.items()
-        ]  # fmt: skip
+        ]
 
 
 def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]], vocab_size: int) -> DrawPlan:

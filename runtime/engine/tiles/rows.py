@@ -39,9 +39,11 @@ def rows_of(tile: Tile, keeps_states: bool) -> TileRows:
     places = {row: place for place, row in enumerate(rows)}
     plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
     return TileRows(
-        plan, [span for _, span in drawing], [(one, position) for _, one, position in recorded],
+        plan,
+        [span for _, span in drawing],
+        [(one, position) for _, one, position in recorded],
         [(span, [places[row] for row in own]) for span, own in kept],
-    )  # fmt: skip
+    )
 
 
 def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:

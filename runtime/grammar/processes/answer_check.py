@@ -62,9 +62,12 @@ class AnswerCheck:
     def validator(self, dialect: Any, schema: Mapping[str, Any] | bool) -> Any:
         texts = HeldTexts(self.words)
         own = {
-            "pattern": texts.pattern, "patternProperties": texts.pattern_properties, "format": texts.format,
-            "multipleOf": multiple_of, "additionalProperties": texts.additional_properties,
-        }  # fmt: skip
+            "pattern": texts.pattern,
+            "patternProperties": texts.pattern_properties,
+            "format": texts.format,
+            "multipleOf": multiple_of,
+            "additionalProperties": texts.additional_properties,
+        }
         kept = {key: check for key, check in own.items() if key in dialect.VALIDATORS}
         return extend(dialect, kept)(schema, registry=REGISTRY)
 
@@ -163,8 +166,10 @@ def below(validator: Any, high: Any, value: Any, schema: Any) -> Iterator[Valida
 OlderNotation = extend(
     Draft202012Validator,
     {
-        "dependencies": Draft7Validator.VALIDATORS["dependencies"], "items": items,
+        "dependencies": Draft7Validator.VALIDATORS["dependencies"],
+        "items": items,
         "additionalItems": Draft201909Validator.VALIDATORS["additionalItems"],
-        "exclusiveMinimum": above, "exclusiveMaximum": below,
+        "exclusiveMinimum": above,
+        "exclusiveMaximum": below,
     },
-)  # fmt: skip
+)

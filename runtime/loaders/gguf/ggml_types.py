@@ -57,10 +57,16 @@ WITH_SCALES = {
     20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4",
 }  # fmt: skip
 FROM_CODEBOOKS = {
-    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
-}  # fmt: skip
+}
 """Types whose numbers are places in tables of vectors, or of three values."""
 GGML_TYPES: dict[int, GgmlType] = {
     **FLOATS,

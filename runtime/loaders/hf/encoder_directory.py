@@ -21,8 +21,10 @@ PREFIX = "bert."
 # Tensors beside the encoder: a head that pooling replaces, and numbers that repeat the configuration.
 BESIDE = ("pooler.", "cls.", "embeddings.position_ids")
 POOLINGS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last", "pooling_mode_cls_token": "cls",
-}  # fmt: skip
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+}
 
 
 def is_encoder(path: Path) -> bool:

@@ -44,9 +44,7 @@ def parts_of(name: str, shape: Shape, experts: int, form: Form) -> list[FusedPar
             FusedPart(f"{cut}{stem}.weight", (half, shape[1]), None, place * half, (place + 1) * half)
             for place, stem in enumerate(STEMS[GATE_UP])
         ]
-    stem, ending = next(
-        ((stem, ending) for stem in STEMS for ending in ENDINGS if last == stem + ending), ("", "")
-    )  # fmt: skip
+    stem, ending = next(((stem, ending) for stem in STEMS for ending in ENDINGS if last == stem + ending), ("", ""))
     if not stem or not prefix.endswith(".mlp.experts") or len(shape) < 2 or shape[0] != experts:
         return []
     return [part for expert in range(experts) for part in of_expert(prefix, shape, expert, stem, ending, form)]
@@ -61,8 +59,13 @@ def of_expert(prefix: str, shape: Shape, expert: int, stem: str, ending: str, fo
     pairs = form == "pairs" and len(names) == 2
     return [
         FusedPart(
-            f"{prefix}.{expert}.{name}{ENDINGS[ending]}", (size, *rest), expert, place if pairs else place * size,
-            outputs if pairs else (place + 1) * size, 2 if pairs else 1, transposed,
+            f"{prefix}.{expert}.{name}{ENDINGS[ending]}",
+            (size, *rest),
+            expert,
+            place if pairs else place * size,
+            outputs if pairs else (place + 1) * size,
+            2 if pairs else 1,
+            transposed,
         )
         for place, name in enumerate(names)
-    ]  # fmt: skip
+    ]

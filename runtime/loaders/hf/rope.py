@@ -71,8 +71,10 @@ def rope_scaling(data: dict[str, Any]) -> RopeScaling | None:
 def rotated_dim(data: dict[str, Any], head_dim: int, partial: bool) -> int | None:
     """The number of a head's dimensions that are rotated, or None for all. Raises ModelError for a part of them, unless
     the architecture rotates a `partial` head."""
-    factors = [data.get("partial_rotary_factor"), *(found.get("partial_rotary_factor") for found in
-               (rope(data), local_rope(data)))]  # fmt: skip
+    factors = [
+        data.get("partial_rotary_factor"),
+        *(found.get("partial_rotary_factor") for found in (rope(data), local_rope(data))),
+    ]
     stated = [number({"partial_rotary_factor": one}, "partial_rotary_factor") for one in factors if one is not None]
     if all(one == 1 for one in stated):
         return None

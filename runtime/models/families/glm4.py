@@ -16,9 +16,7 @@ class Glm4(Llama):
         names = ("input", "post_attention", "pre_feedforward", "post_feedforward")
         norms = [self.make_norm(f"{prefix}{name}_layernorm", weights) for name in names]
         attention, feed_forward = self.attention(index, weights), self.feed_forward(index, weights)
-        return Block(
-            self.dtype, attention, feed_forward, before=(norms[0], norms[2]), after=(norms[1], norms[3])
-        )  # fmt: skip
+        return Block(self.dtype, attention, feed_forward, before=(norms[0], norms[2]), after=(norms[1], norms[3]))
 
 
 class Glm4Moe(SparseLlama):

@@ -90,9 +90,13 @@ class Experts:
     def group(self) -> GroupedExperts:
         """The experts' products together, in their place."""
         experts, self.experts = self.experts, []
-        gate_up, down = ([one for one in some if isinstance(one, Linear)] for some in (
-            [expert.gate_up for expert in experts], [expert.down for expert in experts],
-        ))  # fmt: skip
+        gate_up, down = (
+            [one for one in some if isinstance(one, Linear)]
+            for some in (
+                [expert.gate_up for expert in experts],
+                [expert.down for expert in experts],
+            )
+        )
         return GroupedExperts(gate_up, down, self.own.start, self.config.clamp)
 
     @property

@@ -29,9 +29,15 @@ class GatedMlp:
     MLP is divided over the ranks by columns, or each rank has a `whole` one."""
 
     def __init__(
-        self, weights: Weights, prefix: str, hidden: int, inner: int, kind: GatedKind = SILU, cut: Cut = by_columns,
+        self,
+        weights: Weights,
+        prefix: str,
+        hidden: int,
+        inner: int,
+        kind: GatedKind = SILU,
+        cut: Cut = by_columns,
         bias: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner, cut, bias)
         self.down = weights.linear(inner, (prefix + "down_proj", hidden), bias=bias, cut=cut)
         self.exchange = SingleRank().gather_columns if cut is whole else weights.communicator.gather_columns

@@ -86,9 +86,11 @@ class AdmissionControl:
         self.dispatcher, self.metrics, self.clock = dispatcher, metrics, clock
         self.fair, deadline = config.fair_by == "key", config.first_byte_timeout
         self.queue = RequestQueue(
-            deadline, lambda: workers.seats, fair=self.fair,
+            deadline,
+            lambda: workers.seats,
+            fair=self.fair,
             claimable=lambda share: claimable([worker for worker, _ in workers.current.seated], share),
-        )  # fmt: skip
+        )
         # Choices in flight, of all callers and of each.
         self.choices = 0
         self.by_caller: Counter[str] = Counter()

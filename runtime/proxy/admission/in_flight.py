@@ -32,9 +32,15 @@ class InFlight:
     of `finish` or `end` closes its mailbox, of which its work hears."""
 
     def __init__(
-        self, incarnation: str, tokenizer: Tokenizer, dispatcher: Dispatcher, admissions: ModelAdmissions,
-        books: Bookkeeper, metrics: Metrics, clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        incarnation: str,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        admissions: ModelAdmissions,
+        books: Bookkeeper,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
         self.incarnation, self.tokenizer, self.dispatcher = incarnation, tokenizer, dispatcher
         self.admissions, self.books, self.metrics, self.clock = admissions, books, metrics, clock
         self.requests: dict[str, Request] = {}

@@ -65,9 +65,14 @@ class Allotment:
     def stated(self, requests: int = 0, tokens: int = 0) -> StatedUsage:
         """Return what other proxies are told, with requests and tokens that may be admitted next."""
         return StatedUsage(
-            self.requests + requests, self.tokens + tokens, self.total, self.tokens_total, self.spent,
-            self.tokens_spent, self.at,
-        )  # fmt: skip
+            self.requests + requests,
+            self.tokens + tokens,
+            self.total,
+            self.tokens_total,
+            self.spent,
+            self.tokens_spent,
+            self.at,
+        )
 
     @property
     def is_quiet(self) -> bool:

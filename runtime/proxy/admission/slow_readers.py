@@ -20,9 +20,12 @@ class SlowReaders:
     takes something. Call `tick` a few times a second."""
 
     def __init__(
-        self, requests: Mapping[str, Request], dispatcher: Dispatcher, admissions: ModelAdmissions,
+        self,
+        requests: Mapping[str, Request],
+        dispatcher: Dispatcher,
+        admissions: ModelAdmissions,
         clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.requests, self.dispatcher, self.admissions, self.clock = requests, dispatcher, admissions, clock
         # The times since which readers take nothing, by request.
         self.untaken: dict[str, float] = {}

@@ -44,10 +44,15 @@ class OperatorChange:
 
     def row(self, now: float) -> dict[str, Any]:
         return {
-            "number": self.number, "action": self.action, "worker": self.worker, "role": self.role,
-            "lines": list(self.lines), "outcome": self.outcome, "failed": self.failed,
+            "number": self.number,
+            "action": self.action,
+            "worker": self.worker,
+            "role": self.role,
+            "lines": list(self.lines),
+            "outcome": self.outcome,
+            "failed": self.failed,
             "seconds_ago": round(now - self.begun_at, 1),
-        }  # fmt: skip
+        }
 
 
 class OperatorChanges:

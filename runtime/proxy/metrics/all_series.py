@@ -26,8 +26,13 @@ HANDOFFS = "handoffs_"
 # Causes of a failed attempt: its worker died or went silent, reported a failure, sent invalid frames, could not be
 # reached, or drains and returned the request.
 CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
-    "died", "silent", "failed", "broken", "unreachable", "moved",
-)  # fmt: skip
+    "died",
+    "silent",
+    "failed",
+    "broken",
+    "unreachable",
+    "moved",
+)
 # Causes of a refusal: the wait would be too long, it was too long, or the request exceeded the limits of its key.
 REFUSALS = OVERLOAD, TOO_LATE, KEY_LIMIT = "overload", "deadline", "key_limit"
 THREAD_FAILURES = "thread_failures_"
@@ -69,9 +74,10 @@ class RoutingMetrics:
             "pontil_routing_prompt_tokens", "Prompt tokens that were sent to workers", registry=registry
         )
         self.found = Counter(
-            "pontil_routing_found_tokens", "Prompt tokens that the chosen worker was expected to have cached",
+            "pontil_routing_found_tokens",
+            "Prompt tokens that the chosen worker was expected to have cached",
             registry=registry,
-        )  # fmt: skip
+        )
 
     def add(self, tokens: int, found: int) -> None:
         """Count a prompt that was sent to a worker."""
@@ -137,13 +143,18 @@ class Metrics:
         self.spans = SpanMetrics(self.registry)
 
     def make_request_counters(self, registry: CollectorRegistry) -> None:
-        self.success = Counter("pontil_request_success", "Requests that ended, by how their first choice did",
-                               ["finished_reason"], registry=registry)  # fmt: skip
+        self.success = Counter(
+            "pontil_request_success",
+            "Requests that ended, by how their first choice did",
+            ["finished_reason"],
+            registry=registry,
+        )
         self.refused = Counter(
-            "pontil_requests_refused", "Requests that were let go before their first token, for want of room",
+            "pontil_requests_refused",
+            "Requests that were let go before their first token, for want of room",
             ["reason"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.prompt = Counter("pontil_prompt_tokens", "Prompt tokens of answered requests", registry=registry)
         self.cached = Counter("pontil_prompt_tokens_cached", "Prompt tokens that were not computed", registry=registry)
         self.failovers = Counter(
@@ -187,9 +198,11 @@ class Metrics:
             "malformed_frames": counter("worker_malformed_frames", "Frames to workers that were no messages"),
         }
         self.thread_failures = Counter(
-            "pontil_thread_failures", "Faults of ours that a thread met and survived", ["process", "thread"],
+            "pontil_thread_failures",
+            "Faults of ours that a thread met and survived",
+            ["process", "thread"],
             registry=registry,
-        )  # fmt: skip
+        )
         self.thread_failures.labels("proxy", "usage-log")
 
     def make_ledger_gauges(self, registry: CollectorRegistry) -> None:

@@ -71,35 +71,41 @@ class Latencies:
         )
         self.next_token = histogram("inter_token_latency_seconds", "Between tokens of one answer", NEXT_TOKEN_SECONDS)
         self.per_token = histogram(
-            "request_time_per_output_token_seconds", "The time from the first token to the last, for each after the "
-            "first, of a complete answer", NEXT_TOKEN_SECONDS,
-        )  # fmt: skip
+            "request_time_per_output_token_seconds",
+            "The time from the first token to the last, for each after the first, of a complete answer",
+            NEXT_TOKEN_SECONDS,
+        )
         self.whole = histogram(
             "e2e_request_latency_seconds", "From arrival to the last token of a complete answer", WHOLE_SECONDS
         )
         self.dispatch = histogram(
-            "request_dispatch_time_seconds", "From arrival until workers were first given the request",
+            "request_dispatch_time_seconds",
+            "From arrival until workers were first given the request",
             FIRST_TOKEN_SECONDS,
-        )  # fmt: skip
+        )
         self.queue = histogram(
-            "request_queue_time_seconds", "From a worker's receipt of a request until it was scheduled",
+            "request_queue_time_seconds",
+            "From a worker's receipt of a request until it was scheduled",
             FIRST_TOKEN_SECONDS,
-        )  # fmt: skip
+        )
         self.prefill = histogram(
-            "request_prefill_time_seconds", "From arrival to the first token, less the time in a worker's queue",
+            "request_prefill_time_seconds",
+            "From arrival to the first token, less the time in a worker's queue",
             FIRST_TOKEN_SECONDS,
-        )  # fmt: skip
+        )
         self.decode = histogram(
             "request_decode_time_seconds", "From the first token to the last of a complete answer", WHOLE_SECONDS
         )
         self.inference = histogram(
-            "request_inference_time_seconds", "From arrival to the last token, less the time in a worker's queue",
+            "request_inference_time_seconds",
+            "From arrival to the last token, less the time in a worker's queue",
             WHOLE_SECONDS,
-        )  # fmt: skip
+        )
         self.transfer = histogram(
-            "request_transfer_time_seconds", "Seconds in which a decode worker copied and checked a prompt's KV blocks",
+            "request_transfer_time_seconds",
+            "Seconds in which a decode worker copied and checked a prompt's KV blocks",
             TRANSFER_SECONDS,
-        )  # fmt: skip
+        )
         self.prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of one complete answer", TOKENS)
         self.generation_tokens = histogram(
             "request_generation_tokens", "Tokens of one complete answer, over all choices", TOKENS

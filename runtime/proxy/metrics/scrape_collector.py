@@ -104,9 +104,10 @@ class ScrapeCollector(Collector):
         caches = [one for one in workers if one.has_cache]
         blocks, free = sum(cache.capacity for cache in caches), sum(cache.free_blocks for cache in caches)
         yield GaugeMetricFamily(
-            "pontil_kv_cache_usage_perc", "Part of all workers' KV blocks that is in use; 1 is all of them",
+            "pontil_kv_cache_usage_perc",
+            "Part of all workers' KV blocks that is in use; 1 is all of them",
             value=used(blocks, free),
-        )  # fmt: skip
+        )
         each: dict[str, tuple[str, Callable[[Any], float]]] = {
             "worker_kv_cache_usage_perc": (
                 "Part of a worker's KV blocks that is in use; 1 is all of them",

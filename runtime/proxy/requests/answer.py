@@ -312,9 +312,14 @@ class TokenSource:
         return made, new
 
     def deliver(
-        self, new: Sequence[int], made: int, now: float, reason: str | None = None, stop_match: str | None = None,
+        self,
+        new: Sequence[int],
+        made: int,
+        now: float,
+        reason: str | None = None,
+        stop_match: str | None = None,
         logprobs: Logprobs = NO_LOGPROBS,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Put new ids, up to the budget, into the choice and its mailbox, with the last `logprobs` if there are any.
         Return how many were accepted; the others, of those `made`, are discarded. With a `reason` they are the last,
         and the listener hears of them at the choice's end."""

@@ -48,21 +48,30 @@ class Generation(Work):
 
 
 def submits(
-    request: Request, sender: str, transfer_secret: str | None = None, deadline: float | None = None,
+    request: Request,
+    sender: str,
+    transfer_secret: str | None = None,
+    deadline: float | None = None,
     alone: Mapping[str, Any] = NOTHING_MORE,
-) -> list[Submit]:  # fmt: skip
+) -> list[Submit]:
     """Return the messages that start an attempt at tokens: one per worker, the decode worker's first, as it has to
     make room. The secret is for the transfer between the two; the first token is of use for `deadline` seconds.
     A worker that is `alone` is told this besides."""
     attempts, route = request.attempts, request.attempts.route
     assert route is not None, "begin the attempt first"
     common: dict[str, Any] = {
-        "sender": sender, "request_id": request.id, "attempt": attempts.number, "prompt": request.prompt,
-        "sampling": request.params.to_wire(), "cache_salt": request.ticket.cache_salt,
-        "priority": request.ticket.priority, "deadline": deadline,
+        "sender": sender,
+        "request_id": request.id,
+        "attempt": attempts.number,
+        "prompt": request.prompt,
+        "sampling": request.params.to_wire(),
+        "cache_salt": request.ticket.cache_salt,
+        "priority": request.ticket.priority,
+        "deadline": deadline,
         "traceparent": None if request.trace is None else request.trace.traceparent,
-        "caller": request.share.caller, "weight": request.share.weight,
-    }  # fmt: skip
+        "caller": request.share.caller,
+        "weight": request.share.weight,
+    }
     if attempts.number > 0:
         common["delivered"] = [answer.ids for answer in request.answers]
         common["choices"] = [choice.number for choice in request.unended]
@@ -74,8 +83,11 @@ def submits(
     common |= {"transfer_id": f"{request.id}.{attempts.number}", "transfer_secret": transfer_secret}
     return [
         Submit(
-            receiver=decode.incarnation, phase=DECODE, peer=prefill.incarnation,
-            peer_endpoint=prefill.peer_endpoint, **common,
+            receiver=decode.incarnation,
+            phase=DECODE,
+            peer=prefill.incarnation,
+            peer_endpoint=prefill.peer_endpoint,
+            **common,
         ),
         Submit(receiver=prefill.incarnation, phase=PREFILL, peer=decode.incarnation, **common),
-    ]  # fmt: skip
+    ]

@@ -115,9 +115,12 @@ class KeptPrompt:
         if request.attempts.number > 0:
             return {}
         return {
-            "phase": CLAIM, "transfer_id": self.transfer_id, "transfer_secret": self.secret, "peer": self.engine,
+            "phase": CLAIM,
+            "transfer_id": self.transfer_id,
+            "transfer_secret": self.secret,
+            "peer": self.engine,
             "peer_endpoint": self.endpoint,
-        }  # fmt: skip
+        }
 
     def claims(self, request: Request) -> bool:
         """Return whether the prompt's KV is to come from a worker of another proxy."""

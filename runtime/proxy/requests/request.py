@@ -215,9 +215,14 @@ class Request:
 
     @classmethod
     def start(
-        cls, name: str, work: Work, tokenizer: Tokenizer | None, now: float, ticket: Ticket = NO_TICKET,
+        cls,
+        name: str,
+        work: Work,
+        tokenizer: Tokenizer | None,
+        now: float,
+        ticket: Ticket = NO_TICKET,
         ledger: Ledger | None = None,
-    ) -> "Request":  # fmt: skip
+    ) -> "Request":
         """Create a request that waits for its first attempt, and open its entry in the ledger, if there is one.
         InFlight closes the entry. Nobody reads the text of one without a tokenizer."""
         params = work.params
@@ -269,10 +274,16 @@ class Request:
         self.entry.begin(number, phases, [len(answer.ids) for answer in self.answers])
         for worker, choice in ((worker, choice) for worker in phases for choice in self.answers):
             self.attempts.sources[worker, choice.number] = TokenSource(
-                choice, number, self.mailbox, self.times, self.recorder.gaps, self.entry,
-                self.entry.shares[number, worker, choice.number], self.account.choices[choice.number].attempts[number],
+                choice,
+                number,
+                self.mailbox,
+                self.times,
+                self.recorder.gaps,
+                self.entry,
+                self.entry.shares[number, worker, choice.number],
+                self.account.choices[choice.number].attempts[number],
                 self.is_clients,
-            )  # fmt: skip
+            )
 
     def broke(self, now: float, *, excused: bool = False) -> None:
         """End an attempt that broke; `excused` if no worker failed, and the same workers may serve the next."""

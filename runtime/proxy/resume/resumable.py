@@ -160,9 +160,12 @@ class ResumableStreams:
         return await self.retelling.texts(request.params, [answer.ids for answer in request.answers])
 
     def take_up(
-        self, claimed: StreamRecord | StreamJournal, cut: Callable[[], None], ticket: Ticket,
+        self,
+        claimed: StreamRecord | StreamJournal,
+        cut: Callable[[], None],
+        ticket: Ticket,
         retold: Sequence[RetoldText] = (),
-    ) -> Stream:  # fmt: skip
+    ) -> Stream:
         """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket, whose
         connection `cut` ends."""
         if isinstance(claimed, StreamJournal):

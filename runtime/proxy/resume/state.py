@@ -34,10 +34,14 @@ class RecordedEnd:
 def head_of(request: Request) -> dict[str, Any]:
     """Return the part of a request that never changes."""
     return {
-        "request": request.id, "prompt": request.prompt, "params": request.params.to_wire(),
-        "salt": request.ticket.cache_salt, "priority": request.ticket.priority, "caller": request.ticket.caller,
+        "request": request.id,
+        "prompt": request.prompt,
+        "params": request.params.to_wire(),
+        "salt": request.ticket.cache_salt,
+        "priority": request.ticket.priority,
+        "caller": request.ticket.caller,
         "arrived": request.times.arrived,
-    }  # fmt: skip
+    }
 
 
 def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict[str, Any]:
@@ -53,8 +57,9 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
     return {
         "attempt": request.attempts.number,
         "new": [answer.ids[count:] for answer, count in zip(request.answers, written, strict=True)],
-        "reasons": {str(choice): [reason, request.answers[choice].stop_match] for choice, reason in
-                    request.reasons.items()},
+        "reasons": {
+            str(choice): [reason, request.answers[choice].stop_match] for choice, reason in request.reasons.items()
+        },
         "cached": request.account.cached if any(known.values()) else None,
         "stated": entry.prompt_stated,
         "delivered": entry.delivered,
@@ -63,7 +68,7 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
         "times": [request.times.queued, request.times.first_token],
         "drafts": [request.reports.drafted, request.reports.accepted],
         "release": None if request.release is None else [request.release.revision, request.release.version],
-    }  # fmt: skip
+    }
 
 
 def release_of(line: Mapping[str, Any]) -> WorkerRelease | None:
@@ -89,9 +94,13 @@ def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
 
 
 def restored(
-    lines: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None, ledger: Ledger | None, now: float,
-    retold: Sequence[RetoldText] = (), ticket: Ticket = NO_TICKET,
-) -> Request:  # fmt: skip
+    lines: Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer | None,
+    ledger: Ledger | None,
+    now: float,
+    retold: Sequence[RetoldText] = (),
+    ticket: Ticket = NO_TICKET,
+) -> Request:
     """Make the request of a record's lines. With a `ledger` its entry is opened there, with the shares of a time when
     the request was this proxy's before. Its mailbox has all of the answer so far, of whose texts those `retold` are
     begun; without a tokenizer the ids alone. `ticket` is its new reader's. Raises
@@ -100,9 +109,13 @@ def restored(
     before = None if ledger is None else ledger.closed.pop(str(head.get("request")), None)
     try:
         request = Request.start(
-            head["request"], Generation(head["prompt"], SamplingParams.from_wire(head["params"])), tokenizer, now,
-            replace(ticket, caller=head["caller"], priority=head["priority"], cache_salt=head["salt"]), ledger,
-        )  # fmt: skip
+            head["request"],
+            Generation(head["prompt"], SamplingParams.from_wire(head["params"])),
+            tokenizer,
+            now,
+            replace(ticket, caller=head["caller"], priority=head["priority"], cache_salt=head["salt"]),
+            ledger,
+        )
         request.times.arrived = head["arrived"]
         if states:
             ids = [own for own, _ in zip(recorded_ids(lines), request.answers, strict=True)]

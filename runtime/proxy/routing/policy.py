@@ -317,9 +317,12 @@ def are_apart(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> bo
 
 
 def best_pair(
-    prefill: Sequence[WorkerLoad], first_cost: Cost, decode: Sequence[WorkerLoad], second_cost: Cost,
+    prefill: Sequence[WorkerLoad],
+    first_cost: Cost,
+    decode: Sequence[WorkerLoad],
+    second_cost: Cost,
     broken: Collection[Team] = frozenset(),
-) -> DisaggregatedRoute | None:  # fmt: skip
+) -> DisaggregatedRoute | None:
     """Return the first pair of these workers, the cheapest of each first, that is neither cut nor broken."""
     best = DisaggregatedRoute(cheapest(prefill, first_cost), cheapest(decode, second_cost))
     if not best.is_cut and not broken:

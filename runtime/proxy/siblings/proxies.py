@@ -31,9 +31,12 @@ class Fleet:
     timeline of a request. Raises PontilError where the launch's folder cannot be used."""
 
     def __init__(
-        self, config: ProxyConfig, incarnation: str, render: Callable[[], bytes],
+        self,
+        config: ProxyConfig,
+        incarnation: str,
+        render: Callable[[], bytes],
         known: Callable[[str], dict[str, Any] | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         path = config.shared_path
         self.siblings = None if path is None else Siblings(path, incarnation)
         self.table = (

@@ -34,11 +34,16 @@ class GraphPart:
     def to_wire(self) -> dict[str, Any]:
         """Return the part as plain values for a message."""
         return {
-            "run": self.run, "node": self.node, "secret": self.secret, "outputs": list(self.outputs),
+            "run": self.run,
+            "node": self.node,
+            "secret": self.secret,
+            "outputs": list(self.outputs),
             "inputs": {edge: [list(one) for one in producers] for edge, producers in self.inputs.items()},
-            "walks": list(self.walks), "positions": self.positions, "options": dict(self.options),
+            "walks": list(self.walks),
+            "positions": self.positions,
+            "options": dict(self.options),
             "answer": list(self.answer),
-        }  # fmt: skip
+        }
 
 
 def graph_part(values: Mapping[str, Any]) -> GraphPart:

@@ -38,9 +38,15 @@ class Conductor:
     """The conductor of one proxy's `runs`, by id: their `RunKeeper`."""
 
     def __init__(
-        self, config: ProxyConfig, incarnation: str, dispatcher: Dispatcher, in_flight: InFlight, books: Bookkeeper,
-        metrics: Metrics, clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+        self,
+        config: ProxyConfig,
+        incarnation: str,
+        dispatcher: Dispatcher,
+        in_flight: InFlight,
+        books: Bookkeeper,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
         self.config, self.incarnation, self.dispatcher, self.in_flight = config, incarnation, dispatcher, in_flight
         self.books, self.metrics, self.clock = books, metrics, clock
         self.runs: dict[str, Run] = {}

@@ -64,9 +64,13 @@ class RunEntry:
     `Proxy.submit` does, which `door` is."""
 
     def __init__(
-        self, graph: GraphModel, registry: Registry, in_flight: InFlight, conductor: Conductor,
+        self,
+        graph: GraphModel,
+        registry: Registry,
+        in_flight: InFlight,
+        conductor: Conductor,
         door: Callable[[Ticket, StageRun, RegistrySnapshot], Stream],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.graph, self.registry, self.in_flight = graph, registry, in_flight
         self.conductor, self.door = conductor, door
 
@@ -158,6 +162,9 @@ def open_runs(proxy: Proxy, graph: GraphModel) -> RunEntry:
         proxy.config, proxy.incarnation, proxy.dispatcher, proxy.in_flight, proxy.books, proxy.metrics, proxy.clock
     )
     return RunEntry(
-        graph, proxy.registry, proxy.in_flight, conductor,
+        graph,
+        proxy.registry,
+        proxy.in_flight,
+        conductor,
         lambda ticket, work, snapshot: proxy.submit(ticket, work, snapshot=snapshot),
-    )  # fmt: skip
+    )

@@ -136,10 +136,16 @@ class Run:
         has_consumers = bool(self.later) and name != self.graph.recognizer
         outputs = [edge for edge in outputs_of(self.graph, name) if self.is_read(edge)] if has_consumers else []
         return GraphPart(
-            self.id, name, self.secret, tuple(outputs),
+            self.id,
+            name,
+            self.secret,
+            tuple(outputs),
             {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if work.data is None else {},
-            walks_of(work, phase), work.positions, work.answer or (), self.options,
-        )  # fmt: skip
+            walks_of(work, phase),
+            work.positions,
+            work.answer or (),
+            self.options,
+        )
 
     def is_read(self, edge: str) -> bool:
         """Return whether the stage that takes a stream's items may need any. Nobody would make room for more of them

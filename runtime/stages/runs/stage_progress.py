@@ -25,9 +25,10 @@ class StageProgress:
         grows merges by maximum, so a report that comes late or twice changes nothing."""
         before = sum(self.produced.values()) + sum(self.next_index.values())
         for mine, theirs in (
-            (self.produced, report.produced), (self.token_counts, report.token_counts),
+            (self.produced, report.produced),
+            (self.token_counts, report.token_counts),
             (self.next_index, report.next_index),
-        ):  # fmt: skip
+        ):
             counts = {edge: stated_count(value) for edge, value in theirs.items() if edge in edges}
             larger(mine, {edge: count for edge, count in counts.items() if count is not None})
         self.walks |= {name: walk for name, walk in report.walks.items() if walk in walks.get(name, ())}

@@ -57,9 +57,15 @@ class ItemPuller:
             return False
         pairs = list(zip(item.block_ids, blocks, strict=True))
         pull = ItemPull(
-            item.sender, pairs, item.slot, grant_of(item, taker.secret), item=item, blocks=blocks, taker=taker,
+            item.sender,
+            pairs,
+            item.slot,
+            grant_of(item, taker.secret),
+            item=item,
+            blocks=blocks,
+            taker=taker,
             last_progress=now,
-        )  # fmt: skip
+        )
         self.connector.pull(pull)
         pull.seen = pull.received
         self.open.append(pull)

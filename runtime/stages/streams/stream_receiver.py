@@ -35,9 +35,15 @@ class StreamReceiver:
     failed: list[tuple[str, int, str]] = field(default_factory=list)
 
     def open(
-        self, request_id: str, attempt: int, part: GraphPart, edge: str, buffer: StreamBuffer, now: float,
+        self,
+        request_id: str,
+        attempt: int,
+        part: GraphPart,
+        edge: str,
+        buffer: StreamBuffer,
+        now: float,
         awaits_handoff: bool = False,
-    ) -> ConsumerStream:  # fmt: skip
+    ) -> ConsumerStream:
         """Open an edge for an attempt, instead of an earlier one."""
         key = (part.run, edge)
         if key in self.streams:

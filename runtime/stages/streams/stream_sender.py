@@ -39,9 +39,15 @@ class StreamSender:
     released: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def open(
-        self, request_id: str, attempt: int, run: str, edge: str, secret: str, first_index: int = 0,
+        self,
+        request_id: str,
+        attempt: int,
+        run: str,
+        edge: str,
+        secret: str,
+        first_index: int = 0,
         window: int = WINDOW,
-    ) -> ProducerStream:  # fmt: skip
+    ) -> ProducerStream:
         """Open an edge for an attempt. The stream of an earlier attempt goes on as this one's, with its items."""
         stream = self.streams.get((run, edge))
         if stream is None or stream.gone not in (None, ENDED):

@@ -174,10 +174,16 @@ class NodeWorker(Workload):
         node = self.node
         self.link.send(
             NodeOutput(
-                *task.address, max(number, task.message.delivered), node.kind, data, final, node.sample_rate,
-                task.consumed, queued,
+                *task.address,
+                max(number, task.message.delivered),
+                node.kind,
+                data,
+                final,
+                node.sample_rate,
+                task.consumed,
+                queued,
             )
-        )  # fmt: skip
+        )
 
     def end(self, key: tuple[str, int], now: float, *, finished: bool) -> None:
         """Remove a task in any state; an unknown one is no error."""

@@ -62,9 +62,15 @@ class StageSide:
     """The requests of runs on this worker, by their keys."""
 
     def __init__(
-        self, incarnation: str, model: GraphModel, node: GraphNode, machine: WorkerResources, parts: StageParts,
-        ports: StreamPorts, link: ProxyLinks,
-    ) -> None:  # fmt: skip
+        self,
+        incarnation: str,
+        model: GraphModel,
+        node: GraphNode,
+        machine: WorkerResources,
+        parts: StageParts,
+        ports: StreamPorts,
+        link: ProxyLinks,
+    ) -> None:
         self.incarnation, self.model, self.node = incarnation, model, node
         self.machine, self.parts, self.ports, self.link = machine, parts, ports, link
         self.open: dict[str, StageRequest] = {}
@@ -182,9 +188,14 @@ class StageSide:
             buffer = StreamBuffer(connection, last, hosted)
             walks = replace(part, walks=tuple(hosted or ()))
             self.ports.open_input(
-                request.request_id, request.attempt, walks, edge, buffer, time.monotonic(),
+                request.request_id,
+                request.attempt,
+                walks,
+                edge,
+                buffer,
+                time.monotonic(),
                 awaits_handoff=receives and hosted is not None,
-            )  # fmt: skip
+            )
             return buffer
 
         receives = is_receiver(request)
@@ -252,16 +263,19 @@ class StageSide:
         walk = self.model.graph.partition(self.node.name).walks[-1 if done else 0].name
         self.link.send(
             PassDone(
-                self.incarnation, request.proxy, request.request_id, request.attempt, self.node.name, walk,
+                self.incarnation,
+                request.proxy,
+                request.request_id,
+                request.attempt,
+                self.node.name,
+                walk,
                 produced={one.edge: one.next_index for one in stage.writers},
                 token_counts={one.edge: one.counted for one in stage.writers},
-                next_index={
-                    edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None
-                },
+                next_index={edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None},
                 walks={name: walk for one in stage.writers for name, walk in one.producer.tracked.items()},
                 done=done,
             )
-        )  # fmt: skip
+        )
 
     def keep_only(self, keys: Container[str], now: float) -> None:
         """End the streams into requests that have ended in any way. Their items are kept until the run's Release."""

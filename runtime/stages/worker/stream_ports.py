@@ -91,9 +91,15 @@ class StreamPorts:
         return self.sender.open(request_id, attempt, part.run, edge, part.secret, first_index, window)
 
     def open_input(
-        self, request_id: str, attempt: int, part: GraphPart, edge: str, buffer: StreamBuffer, now: float,
+        self,
+        request_id: str,
+        attempt: int,
+        part: GraphPart,
+        edge: str,
+        buffer: StreamBuffer,
+        now: float,
         awaits_handoff: bool = False,
-    ) -> ConsumerStream:  # fmt: skip
+    ) -> ConsumerStream:
         """Open the consumer's end of an edge. Items from `buffer.keep_from` on are put into the buffer, as read-only
         numpy arrays. With `awaits_handoff` (a decode worker) no item counts as missing before the buffer has a
         position."""

@@ -25,9 +25,13 @@ class StreamRows:
     """
 
     def __init__(
-        self, make_builder: Callable[[], RowBuilder], open_input: InputOpener, frames: Sequence[Sequence[int]] = (),
-        hosted: Collection[str] | None = None, receives: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        make_builder: Callable[[], RowBuilder],
+        open_input: InputOpener,
+        frames: Sequence[Sequence[int]] = (),
+        hosted: Collection[str] | None = None,
+        receives: bool = False,
+    ) -> None:
         self.make_builder, self.open_input = make_builder, open_input
         self.builder = make_builder()
         self.frames = [list(frame) for frame in frames]

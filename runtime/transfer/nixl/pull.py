@@ -37,9 +37,14 @@ class NixlPool:
         on_gpu = storage.device.type == "cuda"
         memory, device = ("VRAM", storage.device.index or 0) if on_gpu else ("DRAM", 0)
         self.memory = PoolMemory(
-            storage.epochs.data_ptr(), own.data_ptr(), memory, device, storage.num_blocks, layout.block_bytes,
+            storage.epochs.data_ptr(),
+            own.data_ptr(),
+            memory,
+            device,
+            storage.num_blocks,
+            layout.block_bytes,
             layout.kv_heads,
-        )  # fmt: skip
+        )
         self.cells = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
         self.free = list(range(1, len(self.cells)))
         agent.share("DRAM", self.memory.cells, storage.epochs.nbytes)

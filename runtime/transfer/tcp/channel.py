@@ -29,9 +29,13 @@ class TcpChannel:
     bytes."""
 
     def __init__(
-        self, address: TcpAddress, stall: float, seed: bytes | None, wait: Callable[[int, float | None], bool],
+        self,
+        address: TcpAddress,
+        stall: float,
+        seed: bytes | None,
+        wait: Callable[[int, float | None], bool],
         check: Callable[[float], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.address, self.stall, self.seed = address, stall, seed
         self.wait, self.check = wait, check
         self.socket: socket.socket | None = None

@@ -50,9 +50,14 @@ class PeerStream:
     the stream's thread, which calls `finish` once for each pull."""
 
     def __init__(
-        self, address: TcpAddress, storage: KVStorage, finish: Callable[[Pull, PullResult], None], deadlines: Deadlines,
-        seed: bytes | None = None, failures: ThreadFailures | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        address: TcpAddress,
+        storage: KVStorage,
+        finish: Callable[[Pull, PullResult], None],
+        deadlines: Deadlines,
+        seed: bytes | None = None,
+        failures: ThreadFailures | None = None,
+    ) -> None:
         self.address, self.storage = address, storage
         self.target = storage.shared.numpy().reshape(-1).data
         self.finish, self.deadlines = finish, deadlines
@@ -268,7 +273,7 @@ class TcpConnector:
             address = TcpAddress.read(descriptor, self.storage.slice_bytes(heads), heads)
             self.streams[peer] = PeerStream(
                 address, self.storage, self.finish, self.deadlines, self.seed, self.failures
-            )  # fmt: skip
+            )
 
     def detach(self, peer: str) -> None:
         stream = self.streams.pop(peer, None)

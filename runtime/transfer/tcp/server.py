@@ -224,8 +224,9 @@ class TcpServer:
             self.silent_until = now + SAY_AGAIN
             LOG.warning(
                 "a decode worker's connection for KV transfers was refused: %d are open, and no more are served; "
-                "start more prefill workers, or fewer decode workers", MAX_CONNECTIONS,
-            )  # fmt: skip
+                "start more prefill workers, or fewer decode workers",
+                MAX_CONNECTIONS,
+            )
 
     def make_room(self) -> None:
         """Close the oldest untrusted connection. Only this thread adds connections."""

@@ -21,9 +21,11 @@ class Context:
     are."""
 
     def __init__(
-        self, keys: Keys | None = None, failures: ThreadFailures | None = None,
+        self,
+        keys: Keys | None = None,
+        failures: ThreadFailures | None = None,
         link_timeout: float = DEADLINES.link_timeout,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.keys, self.link_timeout = keys, link_timeout
         self.zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.authenticator = (

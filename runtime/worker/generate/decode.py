@@ -174,7 +174,7 @@ class DecodeSide:
                 self.machine.layout.ranks,
                 self.transfers.connector.staged(connection.peer),
                 prompt_digest(request.sequence.prompt) if request.claims else None,
-            ),  # fmt: skip
+            ),
         )
 
     def take(self, message: Message, now: float) -> None:

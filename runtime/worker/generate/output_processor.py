@@ -19,9 +19,14 @@ class OutputProcessor:
     """Reports outputs. `cancel` ends a request in the engine and in its transfers."""
 
     def __init__(
-        self, requests: RequestTable, link: ProxyLinks, engine: Engine, prefill: PrefillSide,
-        engine_counters: WorkerCounters, cancel: Callable[[WorkerRequest, float, Failure], None],
-    ) -> None:  # fmt: skip
+        self,
+        requests: RequestTable,
+        link: ProxyLinks,
+        engine: Engine,
+        prefill: PrefillSide,
+        engine_counters: WorkerCounters,
+        cancel: Callable[[WorkerRequest, float, Failure], None],
+    ) -> None:
         self.requests, self.link, self.engine = requests, link, engine
         self.prefill, self.engine_counters, self.cancel = prefill, engine_counters, cancel
 

@@ -104,14 +104,16 @@ class Worker(Workload):
         idle_return = IdleReturn(prefault, config.kv_cache_idle_memory) if config.ranks == 1 else None
         self.stalls = StalledLinks(sockets.poller, sockets.opened, lambda: self.decode.peers.sockets)
         super().__init__(
-            sockets, link, IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder, idle_return),
+            sockets,
+            link,
+            IdleWork(machine.engine, prefault, machine.lent_cores, machine.recorder, idle_return),
             {
                 "kv_tokens": machine.pool.capacity * machine.layout.block_size,
                 "kv_cache_dtype": machine.layout.dtype,
                 "max_model_len": machine.config.max_model_len,
             },
             {"cut": self.transfers.cut, "stall": self.stalls.stall} if config.allow_chaos else {},
-        )  # fmt: skip
+        )
         self.engine_counters, self.prompts = WorkerCounters(machine.engine), PromptMonitor()
         self.prefixes = PrefixReporters(link.links, machine.pool.index)
         self.requests = RequestTable(sockets.incarnation, link)
@@ -240,9 +242,11 @@ class Worker(Workload):
             self.requests.end(request.key)
             return
         logger.debug(
-            "takes a request's phase %s: %d prompt tokens", message.phase, len(message.prompt),
+            "takes a request's phase %s: %d prompt tokens",
+            message.phase,
+            len(message.prompt),
             extra=about(message),
-        )  # fmt: skip
+        )
         if self.grammars.submit(request, now):
             self.start(request, now)
 
@@ -296,9 +300,12 @@ def introduction(sockets: WorkerSockets, machine: WorkerResources, endpoint: str
 
 
 def make_worker(
-    config: WorkerConfig, machine: WorkerResources, report: Reporter, pipe: CommandPipe | None = None,
+    config: WorkerConfig,
+    machine: WorkerResources,
+    report: Reporter,
+    pipe: CommandPipe | None = None,
     connect: Connect | None = None,
-) -> WorkerLoop:  # fmt: skip
+) -> WorkerLoop:
     """Open the sockets of a worker that generates, and all that it needs beside the engine."""
     sockets = WorkerSockets(config)
     with sockets.opening():

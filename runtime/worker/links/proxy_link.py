@@ -154,8 +154,9 @@ class ProxyLink:
             self.takes_times = message.times
             # A proxy of an earlier version does not confirm the role.
             self.is_known = message.role is None or (message.role, message.draining) == (
-                self.hello.role, self.hello.draining,
-            )  # fmt: skip
+                self.hello.role,
+                self.hello.draining,
+            )
             return gone
         if isinstance(message, StillHere) and self.proxy not in (None, message.sender):
             return self.forget()

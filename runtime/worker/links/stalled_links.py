@@ -14,9 +14,12 @@ class StalledLinks:
     second."""
 
     def __init__(
-        self, poller: Poller, own: Iterable[BaseSocket], peers: Callable[[], Iterable[BaseSocket]],
+        self,
+        poller: Poller,
+        own: Iterable[BaseSocket],
+        peers: Callable[[], Iterable[BaseSocket]],
         clock: Callable[[], float] = lambda: time.monotonic(),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.poller, self.own, self.peers, self.clock = poller, tuple(own), peers, clock
         self.held: list[BaseSocket] = []
         self.until = float("-inf")

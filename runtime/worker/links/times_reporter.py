@@ -67,8 +67,12 @@ def report(message: AttemptTimes, arrived: float, times: WorkTimes) -> AttemptTi
     computed, verified = since(times.computed), since(times.verified)
     handoff = [] if computed is None or verified is None else [computed, max(computed, verified)]
     return replace(
-        message, scheduled=since(times.scheduled), chunks=times.chunks.since(arrived, age),
-        pulls=times.pulls.since(arrived, age), handoff=handoff,
-        preempted=[between(at - arrived, age) for at in times.preempted], first_token=since(times.first),
+        message,
+        scheduled=since(times.scheduled),
+        chunks=times.chunks.since(arrived, age),
+        pulls=times.pulls.since(arrived, age),
+        handoff=handoff,
+        preempted=[between(at - arrived, age) for at in times.preempted],
+        first_token=since(times.first),
         last_token=since(times.last),
-    )  # fmt: skip
+    )

@@ -23,9 +23,13 @@ class IdleWork:
     """
 
     def __init__(
-        self, engine: Engine | None = None, prefault: Prefault | None = None, lent_cores: LentCores | None = None,
-        recorder: BlockRecorder | None = None, idle_return: IdleReturn | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine | None = None,
+        prefault: Prefault | None = None,
+        lent_cores: LentCores | None = None,
+        recorder: BlockRecorder | None = None,
+        idle_return: IdleReturn | None = None,
+    ) -> None:
         self.engine, self.prefault, self.lent_cores, self.recorder = engine, prefault, lent_cores, recorder
         self.idle_return = idle_return
         self.busy_at = 0.0

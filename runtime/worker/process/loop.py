@@ -26,9 +26,12 @@ class SupervisorCommands:
     there. `trials` are faults for so many seconds, by the kind of the command for each."""
 
     def __init__(
-        self, pipe: CommandPipe, poller: Poller, assigned_role: AssignedRole,
+        self,
+        pipe: CommandPipe,
+        poller: Poller,
+        assigned_role: AssignedRole,
         trials: Mapping[str, Callable[[float], None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pipe, self.poller, self.assigned_role, self.trials = pipe, poller, assigned_role, trials
         poller.watch(pipe.descriptor)
 
@@ -94,9 +97,8 @@ class WorkerLoop:
         self.steps = StepReporter(report)
         self.assigned_role = AssignedRole(self.link, report)
         self.commands = (
-            None if pipe is None
-            else SupervisorCommands(pipe, self.sockets.poller, self.assigned_role, workload.trials)
-        )  # fmt: skip
+            None if pipe is None else SupervisorCommands(pipe, self.sockets.poller, self.assigned_role, workload.trials)
+        )
 
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         """Stop before the next turn. A signal may also come when the process is ending already."""

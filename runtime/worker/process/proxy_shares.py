@@ -84,6 +84,4 @@ class ProxyShares:
         """Return the work of all other proxies."""
         own = self.given.get(proxy or "", GivenWork())
         total = self.total
-        return GivenWork(
-            total.in_flight - own.in_flight, total.taken - own.taken, total.uncomputed - own.uncomputed
-        )  # fmt: skip
+        return GivenWork(total.in_flight - own.in_flight, total.taken - own.taken, total.uncomputed - own.uncomputed)

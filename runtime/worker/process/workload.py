@@ -35,9 +35,13 @@ class Workload(ABC):
     """
 
     def __init__(
-        self, sockets: WorkerSockets, link: ProxyLinks, idle_work: IdleWork, facts: Mapping[str, object],
+        self,
+        sockets: WorkerSockets,
+        link: ProxyLinks,
+        idle_work: IdleWork,
+        facts: Mapping[str, object],
         trials: Mapping[str, Callable[[float], None]] = NO_TRIALS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.sockets, self.link, self.idle_work, self.facts, self.trials = sockets, link, idle_work, facts, trials
 
     @abstractmethod

@@ -122,9 +122,13 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
 def equip(config: WorkerConfig, runner: Runner, storage: KVStorage, pool: BlockPool) -> Engine:
     """Return the engine that a worker has over a runner and its pool. No weights are needed."""
     scheduler = Scheduler(
-        pool, storage.layout, config.step_size.seats, StepBudget(config.step_size.tokens, interleaved(config)),
-        config.prefix_caching, drafts=StepDrafts(config.speculative_tokens),
-    )  # fmt: skip
+        pool,
+        storage.layout,
+        config.step_size.seats,
+        StepBudget(config.step_size.tokens, interleaved(config)),
+        config.prefix_caching,
+        drafts=StepDrafts(config.speculative_tokens),
+    )
     return Engine(runner, scheduler)
 
 

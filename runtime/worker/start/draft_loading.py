@@ -73,9 +73,7 @@ def load_draft_layer(
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, None, report)
     layer = build_draft_layer(shape, weights, target.model, source.form)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
-    layout = KVLayout(
-        config.block_size, 1, shape.num_kv_heads, shape.head_dim, cells, planes=shape.kv_planes
-    )  # fmt: skip
+    layout = KVLayout(config.block_size, 1, shape.num_kv_heads, shape.head_dim, cells, planes=shape.kv_planes)
     count = source.count_weights()
     return LoadedDraft(layer, layout, count * TORCH_DTYPES[target.dtype].itemsize, count)
 
@@ -93,9 +91,14 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
     model = build_model(shape, weights)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
     layout = KVLayout(
-        config.block_size, shape.num_layers, shape.num_kv_heads, shape.head_dim, cells, packed=kernels is not None,
+        config.block_size,
+        shape.num_layers,
+        shape.num_kv_heads,
+        shape.head_dim,
+        cells,
+        packed=kernels is not None,
         planes=shape.kv_planes,
-    )  # fmt: skip
+    )
     number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
     count = count_weights(shape)
     return LoadedDraft(model, layout, count * number_bytes, count, weights.shelf.mapped)

@@ -116,8 +116,11 @@ def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: Me
     room.check(config.gpu_memory_share, layout.block_bytes)
     logger.info(
         "memory of the device: %s, KV %d MiB, which together are the %d MiB that --gpu-memory-share %g allows",
-        room.parts, room.kv >> 20, room.allowed >> 20, config.gpu_memory_share,
-    )  # fmt: skip
+        room.parts,
+        room.kv >> 20,
+        room.allowed >> 20,
+        config.gpu_memory_share,
+    )
     return room
 
 

@@ -54,9 +54,13 @@ def open_tiers(
     for tier in used:
         logger.info(
             "the %s tier of the KV cache has %d blocks of %d tokens, %d of them filled: prefixes are read from %d "
-            "tokens on", tier.name, tier.capacity, machine.layout.block_size, len(tier),
+            "tokens on",
+            tier.name,
+            tier.capacity,
+            machine.layout.block_size,
+            len(tier),
             costs.least(tier.name, machine.layout.block_size),
-        )  # fmt: skip
+        )
     machine.scheduler.tier.use(store)
     return store
 
@@ -78,8 +82,9 @@ def tiers_of(config: WorkerConfig, machine: WorkerResources) -> Iterator[KVTier]
         except OSError as error:
             logger.error(
                 "the disk tier in %s cannot be opened (%s): this worker keeps no evicted prefixes there",
-                config.kv_tier_disk, error.strerror or error,
-            )  # fmt: skip
+                config.kv_tier_disk,
+                error.strerror or error,
+            )
 
 
 def is_sooner(tier: KVTier, costs: TierCosts, storage: KVStorage) -> bool:
