@@ -97,10 +97,10 @@ def test_a_launch_that_is_refused_for_now_leaves_nothing_behind(tmp_path: Path) 
     """It ends with exit code 1, after which a service manager tries again."""
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 0, 80000\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    around = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
-    base = tmp_path / "pontil"
+    words = ("launch", "--role", "mixed", "--port", "0", "--log-format", "json")
+    base, path = tmp_path / "pontil", f"{tmp_path}:{os.environ['PATH']}"
     with holder(base, HeldDevices(gpus=frozenset({"0"}))):
-        done = app("launch", "--role", "mixed", "--port", "0", "--log-format", "json", **around)
+        done = app(*words, PATH=path, XDG_RUNTIME_DIR=str(tmp_path))
         assert sorted(path.name for path in base.iterdir()) == [".lock", "1"]
     assert done.returncode == 1
     assert "other launches have 0): use --role mixed" in json.loads(done.stderr.splitlines()[-1])["message"]
