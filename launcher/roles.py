@@ -325,7 +325,7 @@ def read_usage(path: Path) -> list[dict[str, Any]]:
     from pontil.runtime.accounting.usage_report import usage_sums
 
     with usage_log(path) as database:
-        return [asdict(one) for one in usage_sums(database)]
+        return [asdict(usage_sum) for usage_sum in usage_sums(database)]
 
 
 def read_bills(path: Path, names: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 
 logger = logging.getLogger("pontil.kernels")
 AUTO, TORCH = "auto", "torch"
-CHOICES = (AUTO, TORCH, *(one.name for one in INSTRUCTION_SETS))
+CHOICES = (AUTO, TORCH, *(instruction_set.name for instruction_set in INSTRUCTION_SETS))
 
 
 def open_kernels(

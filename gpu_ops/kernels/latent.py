@@ -22,7 +22,7 @@ class HeadMatrices:
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self.inputs, self.outputs = matrices[0].inputs, matrices[0].outputs
         self.matrices = matrices
-        self.fields = (MatrixFields * len(matrices))(*(one.fields for one in matrices))
+        self.fields = (MatrixFields * len(matrices))(*(matrix.fields for matrix in matrices))
 
     @classmethod
     def packed(cls, weight: Tensor) -> "HeadMatrices":

@@ -31,12 +31,12 @@ def attention_half(
 ) -> Tensor:
     """hidden [rows, hidden_size]; weights are qkv [queries + 2 * keys, hidden_size], its bias, and out. Keys and values
     are rounded to `cells`."""
-    qkv, bias, out = (None if one is None else one.float() for one in weights)
+    qkv, bias, out = (None if weight is None else weight.float() for weight in weights)
     assert qkv is not None and out is not None
     rows, group = len(hidden), shape.heads // shape.kv_heads
     heads = F.linear(normed(hidden, norms.before, norms.epsilon), qkv, bias).view(rows, -1, shape.head_dim)
     q, k, v = heads.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
-    cos, sin = (one[:rows] for one in angles)
+    cos, sin = (angle[:rows] for angle in angles)
     q = apply_rotary(normed(q, norms.query, norms.epsilon), cos, sin)
     k = apply_rotary(normed(k, norms.key, norms.epsilon), cos, sin)
     k, v = (decode(encode(one, cells)) for one in (k, v))
@@ -78,7 +78,7 @@ def latent_half(
 ) -> Tensor:
     """Latent attention with a key and a value of each head for each position; rotated dimensions are interleaved."""
     rows, (heads, key_dim, rank) = len(hidden), weights.keys.shape
-    cos, sin = (one[:rows] for one in angles)
+    cos, sin = (angle[:rows] for angle in angles)
     x = normed(hidden, norms.before, norms.epsilon)
     below = x if weights.down is None else normed(x @ weights.down.float().T, norms.query, epsilon)
     q = (below @ weights.query.float().T).view(rows, heads, -1)
@@ -95,7 +95,7 @@ def latent_half(
 
 def mlp_half(hidden: Tensor, weights: tuple[Tensor, Tensor, Tensor], norms: Norms, gelu: bool) -> Tensor:
     """weights are gate and up [inner, hidden_size], and down."""
-    gate, up, down = (one.float() for one in weights)
+    gate, up, down = (weight.float() for weight in weights)
     x = normed(hidden, norms.before, norms.epsilon)
     active = F.gelu(x @ gate.T, approximate="tanh") if gelu else F.silu(x @ gate.T)
     return hidden + normed((active * (x @ up.T)) @ down.T, norms.after, norms.epsilon)
@@ -117,6 +117,6 @@ def expert_half(
     ratings = torch.zeros_like(scores).scatter(1, best, scores.gather(1, best))
     if choice.normalize:
         ratings = ratings / ratings.sum(-1, keepdim=True)
-    made = torch.stack([mlp_half(x, one, Norms(0.0), gelu=False) - x for one in experts], dim=1)
+    made = torch.stack([mlp_half(x, expert, Norms(0.0), gelu=False) - x for expert in experts], dim=1)
     total = (made * ratings.unsqueeze(-1)).sum(1) * choice.factor
     return hidden + normed(total, norms.after, norms.epsilon)

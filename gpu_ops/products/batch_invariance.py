@@ -64,7 +64,7 @@ def measure(linears: Sequence[Linear], head: Sequence[Linear]) -> BatchInvarianc
     `head` is the projection to the vocabulary in its parts. Products that are batch-invariant by themselves, on a
     device, are left out.
     """
-    probes = probes_of(one for one in linears if not one.has_invariant_rows)
+    probes = probes_of(linear for linear in linears if not linear.has_invariant_rows)
     last = probes_of(one for one in head if not one.has_invariant_rows)
     return BatchInvariance(
         generated=max((floor(one, GENERATED_ROWS) for one in probes), default=1),
@@ -93,7 +93,10 @@ def same_on_one_thread(linears: Sequence[Linear], head: Sequence[Linear]) -> boo
 
 def probes_of(linears: Iterable[Linear]) -> list[InvarianceProbe]:
     """One probe for each distinct shape, with and without a bias."""
-    distinct = {(type(one), one.out_features, one.in_features, one.dtype, one.bias is None): one for one in linears}
+    distinct = {
+        (type(linear), linear.out_features, linear.in_features, linear.dtype, linear.bias is None): linear
+        for linear in linears
+    }
     return [probe(one) for one in distinct.values()]
 
 

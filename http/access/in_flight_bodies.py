@@ -76,7 +76,7 @@ class InFlightBodies:
             LOG.warning("%s cannot be written: a body that ends this process may be sent again (%s)", path, error)
             return
         self.file = file
-        if refused := sum(one.is_refused for one in self.suspects.values()):
+        if refused := sum(suspect.is_refused for suspect in self.suspects.values()):
             says = "%d bodies were being read when the last two proxies died: they are refused for up to %.0f s"
             LOG.warning(says, refused, REFUSED_SECONDS)
 

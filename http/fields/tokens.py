@@ -18,7 +18,7 @@ MAX_BIASES = 1024
 def token_fields(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the lists of token ids, which lie in the vocabulary, by their names; an empty `allowed_token_ids` allows
     all of it."""
-    found = {one.name: values[one.name] for one in TOKENS}
+    found = {token.name: values[token.name] for token in TOKENS}
     allowed = found["allowed_token_ids"]
     if allowed and set(allowed) <= set(found["bad_token_ids"]):
         raise fields.wrong("allowed_token_ids", "allows only tokens that bad_token_ids forbids")

@@ -86,7 +86,7 @@ def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, An
     if endpoint.takes is not None:
         closed = {"additionalProperties": False} if strict else {}
         kinds = [one for one in (endpoint.takes, endpoint.alternative) if one is not None]
-        schemas = [object_schema(one, vocab_size) | closed for one in kinds]
+        schemas = [object_schema(kind, vocab_size) | closed for kind in kinds]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         described["requestBody"] = {"required": True, "content": {endpoint.body_type: {"schema": schema}}}
     return described

@@ -59,7 +59,7 @@ class ParameterTable:
     most requests, and cost nothing there."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        self.parameters = {one.name: one for one in parameters}
+        self.parameters = {parameter.name: parameter for parameter in parameters}
         self.place = {name: place for place, name in enumerate(self.parameters)}
         self.defaults = {name: one.default for name, one in self.parameters.items()}
         self.required = frozenset(name for name, one in self.parameters.items() if one.required)

@@ -130,7 +130,7 @@ class Child:
     def descriptors(self) -> list[Mapping[str, Sequence[int]]]:
         """Return the launcher's descriptors for each of its processes."""
         kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
-        weights = [NOTHING if self.weights is None else self.weights.handed(one) for one in self.plan.members]
+        weights = [NOTHING if self.weights is None else self.weights.handed(member) for member in self.plan.members]
         return [
             {**self.handed, **own, **shared}
             for own, shared in zip(kept or [NOTHING] * len(weights), weights, strict=True)

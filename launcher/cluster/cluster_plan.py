@@ -28,16 +28,16 @@ PROXYS = {
     "share_prefixes", "strict_parameters", "keys", "usage_log", "usage_log_days", "slow_log", "log_dir",
     "otlp_traces_endpoint", "otlp_headers", "otlp_traces_sample_rate",
 }  # fmt: skip
-EVERY = {each.name for each in OPTIONS}
+EVERY = {option.name for option in OPTIONS}
 
 
 def words_for(options: LaunchOptions, names: Collection[str]) -> list[str]:
     """Return the flags, among fields of these names, that give a launch the same values. Defaults need none."""
     return [
         word
-        for each in OPTIONS
-        if each.name in names and (value := getattr(options, each.name)) != each.default
-        for word in spelled(flag_name(each), value)
+        for option in OPTIONS
+        if option.name in names and (value := getattr(options, option.name)) != option.default
+        for word in spelled(flag_name(option), value)
     ]
 
 

@@ -24,7 +24,7 @@ def config(config: Path | None, as_json: bool, **given: Any) -> None:
     launch_environment = read_environment()
     settings = read_settings(given, config or launch_environment.config_file, launch_environment.variables)
     if as_json:
-        click.echo(json.dumps([row(each) for each in settings], indent=2))
+        click.echo(json.dumps([row(setting) for setting in settings], indent=2))
         return
     for line in table(settings):
         click.echo(line)
@@ -39,7 +39,7 @@ def row(setting: Setting) -> dict[str, Any]:
 
 def table(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield the options under the headings they were declared with."""
-    sections = {each.name: each.metadata["section"] for each in OPTIONS}
+    sections = {option.name: option.metadata["section"] for option in OPTIONS}
     widths = [max(len(text) for text in column) for column in zip(*map(cells, settings), strict=True)]
     for section, group in groupby(settings, lambda each: sections[each.field]):
         yield f"{section}:"

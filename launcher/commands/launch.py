@@ -52,7 +52,7 @@ class LaunchCommand(click.Command):
     """A command that shows its many options under the headings they were declared with."""
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        sections = {each.name: each.metadata["section"] for each in OPTIONS}
+        sections = {option.name: option.metadata["section"] for option in OPTIONS}
         for section, group in groupby(self.get_params(context), lambda each: sections.get(str(each.name), "Other")):
             with formatter.section(section):
                 formatter.write_dl([record for each in group if (record := each.get_help_record(context))])
@@ -184,7 +184,7 @@ def take_devices(
 
 def check_disk_tier(topology: Topology) -> None:
     """Raise OptionError unless the disk has room for what all workers here keep on it."""
-    kept = [each.config for each in topology.children if each.config.get("kv_tier_disk")]
+    kept = [child.config for child in topology.children if child.config.get("kv_tier_disk")]
     if kept:
         check_folder("--kv-tier", Path(kept[0]["kv_tier_disk"]), sum(each["kv_tier_disk_size"] for each in kept))
 

@@ -29,7 +29,7 @@ def ready(pid: int | None, run_directory: Path | None) -> None:
 def said(launch: RunningLaunch) -> str:
     """Return a sentence about a launch that is ready. Raises LaunchError for any other."""
     processes = [one for one in launch.facts.get("processes", []) if one["role"] != SEARCH]
-    missing = [f"{one['name']} is {one['state']}" for one in processes if one["state"] != READY]
+    missing = [f"{process['name']} is {process['state']}" for process in processes if process["state"] != READY]
     if missing or not processes:
         raise LaunchError(f"Not ready yet: {', '.join(missing) or 'the model is being looked for'}.")
-    return f"ready: {', '.join(one['name'] for one in processes)}"
+    return f"ready: {', '.join(process['name'] for process in processes)}"

@@ -82,7 +82,7 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     read_client_keys(options, {})
     unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in secrets.items()}, user)
     left_out = {*SECRETS, *([unit.device_option] if unit.is_template else [])}
-    told = [word for each in OPTIONS if each.name not in left_out for word in spelled(each, given)]
+    told = [word for option in OPTIONS if option.name not in left_out for word in spelled(option, given)]
     return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *told])
 
 

@@ -93,7 +93,7 @@ def memory_findings(topology: Topology | OptionError) -> Iterator[Finding]:
 
 def where(worker: ChildPlan) -> str:
     """Return a worker's name and devices; of one of several ranks, those of each."""
-    ranks = [f"{one.device} (cores {spell(one.cores)})" for one in worker.members]
+    ranks = [f"{member.device} (cores {spell(member.cores)})" for member in worker.members]
     return f"{worker.name} on {' and '.join(ranks)}" + (f" as {worker.ranks} ranks" if worker.followers else "")
 
 

@@ -45,8 +45,8 @@ class ClientKeys:
     @property
     def config(self) -> dict[str, Any]:
         """Return the fields of the proxy's configuration."""
-        allowances = [[name, [list(one) for one in settings]] for name, settings in self.allowances]
-        return {"callers": [list(one) for one in self.callers], "admin": self.admin, "allowances": allowances}
+        allowances = [[name, [list(setting) for setting in settings]] for name, settings in self.allowances]
+        return {"callers": [list(caller) for caller in self.callers], "admin": self.admin, "allowances": allowances}
 
 
 @dataclass(frozen=True, slots=True)

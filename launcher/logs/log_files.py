@@ -55,8 +55,8 @@ class LogFiles:
             raise LaunchError(f"Another launch writes its logs to {self.folder}: give each a --log-dir of its own.")
 
     def close(self) -> None:
-        for one in self.files.values():
-            os.close(one.descriptor)
+        for file in self.files.values():
+            os.close(file.descriptor)
         self.files.clear()
         if self.lock is not None:
             os.close(self.lock)

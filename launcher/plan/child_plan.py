@@ -62,7 +62,7 @@ class ChildPlan:
     @property
     def keeps_memory(self) -> bool:
         """Return whether its KV outlives its processes: all of it is in the host's memory then."""
-        return bool(self.config.get("keep_kv")) and all(one.device == CPU for one in self.members)
+        return bool(self.config.get("keep_kv")) and all(member.device == CPU for member in self.members)
 
     @property
     def computes(self) -> bool:
@@ -79,13 +79,15 @@ class ChildPlan:
         """The devices of all ranks, as they are shown: cores are named where several ranks have some."""
         if not self.followers:
             return self.device
-        return JOIN.join(f"cpu:{spell(one.cores)}" if one.device == CPU else one.device for one in self.members)
+        return JOIN.join(
+            f"cpu:{spell(member.cores)}" if member.device == CPU else member.device for member in self.members
+        )
 
     @property
     def devices(self) -> frozenset[str]:
         """The GPUs that it computes on, or its cores if it computes on the CPU."""
-        cores = {f"core {core}" for one in self.members if one.device == CPU for core in one.cores}
-        return frozenset(cores | {one.device for one in self.members if one.device != CPU})
+        cores = {f"core {core}" for member in self.members if member.device == CPU for core in member.cores}
+        return frozenset(cores | {member.device for member in self.members if member.device != CPU})
 
     @property
     def group(self) -> str:
@@ -100,7 +102,7 @@ class ChildPlan:
 
     def configured(self, **values: Any) -> "ChildPlan":
         """Return the same plan with these values in the configuration of every rank."""
-        followers = tuple(one.configured(**values) for one in self.followers)
+        followers = tuple(follower.configured(**values) for follower in self.followers)
         return replace(self, config={**self.config, **values}, followers=followers)
 
     def with_models(self, paths: Mapping[str, str]) -> "ChildPlan":
@@ -115,7 +117,7 @@ class ChildPlan:
 
     def in_role(self, role: str) -> "ChildPlan":
         """Return the plan of the same worker in another role. Its name stays."""
-        followers = tuple(one.in_role(role) for one in self.followers)
+        followers = tuple(follower.in_role(role) for follower in self.followers)
         return replace(self, role=role, config={**self.config, "role": role}, followers=followers)
 
     def with_keys(self, secret: str | None) -> "ChildPlan":
@@ -126,7 +128,7 @@ class ChildPlan:
         if not self.followers:
             return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
         heading = f"{self.name:<12} {self.ranks} ranks, each with 1/{self.ranks} of the model"
-        return "\n".join([heading, *(f"  {one.describe()}" for one in self.members)])
+        return "\n".join([heading, *(f"  {member.describe()}" for member in self.members)])
 
 
 def plan_ranks(

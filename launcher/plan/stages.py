@@ -85,8 +85,8 @@ def placed_stages(options: LaunchOptions, graph: StagedModel) -> dict[str, list[
     flags = {one.node for one in options.place}
     entries = [*options.place, *(one for one in named if one.node not in flags)]
     placed: dict[str, list[PlacedStage]] = {}
-    for one in entries:
-        placed.setdefault(one.node, []).append(one)
+    for entry in entries:
+        placed.setdefault(entry.node, []).append(entry)
     listed = {graph.first} if any(getattr(options, role) is not None for role in GENERATING_ROLES) else set[str]()
     missing = [name for name in graph.node_names if name not in placed and name not in listed]
     if placed and missing:
@@ -100,17 +100,17 @@ def placed_stages(options: LaunchOptions, graph: StagedModel) -> dict[str, list[
 def check_entries(entries: Iterable[PlacedStage], graph: StagedModel, where: str) -> None:
     """Check the names in a placement, and that each is there once."""
     seen = set[str]()
-    for one in entries:
-        if one.node not in graph.node_names:
+    for entry in entries:
+        if entry.node not in graph.node_names:
             raise OptionError(
-                f"{where} places a stage {one.node!r}, and {graph.name} has {', '.join(graph.node_names)}."
+                f"{where} places a stage {entry.node!r}, and {graph.name} has {', '.join(graph.node_names)}."
             )
-        node = graph.node(one.node)
-        if one.phase is not None:
-            check_phase(one, node, where)
-        if one.name in seen:
-            raise OptionError(f"{where} places {one.name} twice: give all of its devices in one list.")
-        seen.add(one.name)
+        node = graph.node(entry.node)
+        if entry.phase is not None:
+            check_phase(entry, node, where)
+        if entry.name in seen:
+            raise OptionError(f"{where} places {entry.name} twice: give all of its devices in one list.")
+        seen.add(entry.name)
     for name in seen & set(graph.node_names):
         if split := sorted(seen & {f"{name}.{phase}" for phase in PHASES}):
             raise OptionError(f"{where} places {name} whole and {split[0]} too: give one of the two.")
@@ -138,7 +138,7 @@ def refuse_lists(options: LaunchOptions, graph: StagedModel) -> None:
 
 def lists_of(graph: StagedModel, node: ModelStage, entries: Sequence[PlacedStage]) -> list[WorkerList]:
     """Return the workers of a placed stage."""
-    phases = {one.phase: one.items for one in entries}
+    phases = {entry.phase: entry.items for entry in entries}
     if None in phases:
         role = "mixed" if node.generates else NODE
         return [WorkerList(workers_name(graph, node, role), role, phases[None], node)]

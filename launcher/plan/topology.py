@@ -63,13 +63,13 @@ class Topology:
 
     def with_clients(self, keys: Mapping[str, Any]) -> "Topology":
         """Return the same plan with the digests of the API keys that clients must send; only the proxy gets them."""
-        children = (one.configured(**keys) if one.is_proxy else one for one in self.children)
+        children = (child.configured(**keys) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
     def with_trace_headers(self, headers: Sequence[tuple[str, str]]) -> "Topology":
         """Return the same plan with what is sent to the collector of traces; only the proxy gets it."""
-        listed = [list(one) for one in headers]
-        children = (one.configured(trace_headers=listed) if one.is_proxy else one for one in self.children)
+        listed = [list(header) for header in headers]
+        children = (child.configured(trace_headers=listed) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
     @property
@@ -89,9 +89,9 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_own_endpoint(options, graph)
     controls = control_endpoints(options, run)
     check_proxies(options, graph, controls)
-    for one in controls:
-        check_exposure(options, one)
-        check_connector(options, one)
+    for control in controls:
+        check_exposure(options, control)
+        check_connector(options, control)
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, controls[0], graph)
     workers = [worker.configured(more_controls=controls[1:]) for worker in workers]
     check_drafts(options, graph, workers)

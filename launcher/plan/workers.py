@@ -128,7 +128,7 @@ def speculative_tokens(options: LaunchOptions) -> int:
 def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: WorkerSetting) -> str | None:
     """Return the file through which workers lend each other cores. A core can be lent only if it belongs to a single
     worker; and a rank of several, which the others wait for in each layer, neither lends nor borrows."""
-    lent = options.lend_cores and not setting.shares and [one.device for one in ranks] == [CPU]
+    lent = options.lend_cores and not setting.shares and [rank.device for rank in ranks] == [CPU]
     return str(setting.run / "cores") if lent else None
 
 

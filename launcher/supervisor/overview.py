@@ -17,7 +17,7 @@ PAIRS = ("pair", "KV moved", "GB/s")
 def overview(children: Sequence[Child], results: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of two tables: the processes, and the worker pairs that the self-test used."""
     lines = table(PROCESSES, [process_row(child) for child in children])
-    pairs = [pair_row(one) for one in results if one.get("bytes")]
+    pairs = [pair_row(result) for result in results if result.get("bytes")]
     return lines + (table(PAIRS, pairs) if pairs else [])
 
 

@@ -23,7 +23,7 @@ class ProcessTable:
         self.resource_usage = ResourceUsage(GpuMemory(gpu_tool) if gpu_tool else None)
 
     def rows(self, children: Sequence[Child], now: float) -> list[dict[str, Any]]:
-        self.resource_usage.look([one.process.pid for child in children for one in child.processes], now)
+        self.resource_usage.look([process.process.pid for child in children for process in child.processes], now)
         return [row_of(child, self.resource_usage.usages, now) for child in children]
 
     def tell(self, children: Sequence[Child], now: float) -> None:

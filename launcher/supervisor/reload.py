@@ -30,7 +30,7 @@ class Reloader:
             wanted = self.read()
         except OptionError as error:
             return [f"Nothing was reloaded: {error.message}"]
-        changed = [each.name for each in OPTIONS if self.differs(each.name, wanted)]
+        changed = [option.name for option in OPTIONS if self.differs(option.name, wanted)]
         taken = [name for name in changed if name in CHANGEABLE]
         self.running = replace(self.running, **{name: getattr(wanted, name) for name in taken})
         if "log_level" in taken:
@@ -53,4 +53,4 @@ class Reloader:
 
 
 def flag_name_of(name: str) -> str:
-    return next(flag_name(each) for each in OPTIONS if each.name == name)
+    return next(flag_name(option) for option in OPTIONS if option.name == name)

@@ -46,5 +46,5 @@ class SelfTestMonitor:
         if results is None:
             late = self.asked_at is not None and now - self.asked_at > limit
             return f"The self-test was not over after {limit:g} s: see the proxy's log above." if late else None
-        wrong = next((one["error"] for one in results if "error" in one), None)
+        wrong = next((result["error"] for result in results if "error" in result), None)
         return wrong and f"The self-test failed: {wrong}. Mend that, or start with --no-self-test."

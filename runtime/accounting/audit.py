@@ -73,7 +73,7 @@ def audit(database: sqlite3.Connection, live: Mapping[str, Any] | None = None) -
             if live is not None and live["incarnation"] == proxy["incarnation"]:
                 live_sums = {name: live[name] for name in SUMMED}
                 findings.append(compared(f"proxy {live['incarnation']}: the running ledger", live_sums, proxy, "file"))
-        if live is not None and not any(live["incarnation"] in one.text for one in findings):
+        if live is not None and not any(live["incarnation"] in finding.text for finding in findings):
             findings.append(AuditFinding(False, f"the running proxy {live['incarnation']} does not write to this file"))
         return findings
     finally:

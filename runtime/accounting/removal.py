@@ -45,7 +45,7 @@ FROM shares JOIN requests ON requests.id = request WHERE request {CHOSEN} GROUP 
 def add_to(kind: type[SumRow], rows: str) -> str:
     """Return SQL that adds the selected rows to those of the same key."""
     name, key = SUM_TABLES[kind]
-    columns = [each.name for each in fields(kind)]
+    columns = [field.name for field in fields(kind)]
     sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in columns if column not in key)
     return f"INSERT INTO {name} ({', '.join(columns)}) {rows} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {sums}"
 

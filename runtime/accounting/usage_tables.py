@@ -185,10 +185,10 @@ def create(kind: type[UsageRow | SumRow]) -> str:
 def columns_of(kind: type[UsageRow | SumRow]) -> dict[str, str]:
     """Return each column's declaration. A column added later is 0, or unknown, in older rows."""
     columns = {}
-    for each in fields(kind):
-        plain, _, optional = type_name(each.type).partition(" | ")
+    for field in fields(kind):
+        plain, _, optional = type_name(field.type).partition(" | ")
         default = " DEFAULT 0" if plain == "int" else ""
-        columns[each.name] = f"{each.name} {SQL_TYPES[plain]}{'' if optional else ' NOT NULL' + default}"
+        columns[field.name] = f"{field.name} {SQL_TYPES[plain]}{'' if optional else ' NOT NULL' + default}"
     return columns
 
 
@@ -198,7 +198,7 @@ def type_name(declared: Any) -> str:
 
 def upsert(kind: type[UsageRow]) -> str:
     name, key = TABLES[kind]
-    columns = [each.name for each in fields(kind)]
+    columns = [field.name for field in fields(kind)]
     changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
     guard = f" WHERE {name}.state = '{OPEN}'" if kind is RequestRow else ""
     return (
@@ -231,6 +231,6 @@ def getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 # Getters of the values of each kind of row, in the order of its fields, and of its key: of a row that a proxy posts
 # about others all of it.
 VALUES: dict[type[Posted], Callable[[Any], tuple[Any, ...]]] = {
-    kind: getter([each.name for each in fields(kind)]) for kind in STATEMENTS
+    kind: getter([field.name for field in fields(kind)]) for kind in STATEMENTS
 }
 KEYS = {kind: getter(TABLES[kind][1]) if kind in TABLES else VALUES[kind] for kind in STATEMENTS}

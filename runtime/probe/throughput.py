@@ -107,8 +107,8 @@ def lend(tell: int, wait: int) -> NoReturn:
                 descriptor[kind] = connectors[-1].register()
         os.write(tell, json.dumps(descriptor).encode() + b"\n")
         os.read(wait, 1)
-        for one in connectors:
-            one.close()
+        for connector in connectors:
+            connector.close()
     except (PontilError, OSError) as error:
         os.write(tell, json.dumps({"error": str(error)}).encode() + b"\n")
     finally:

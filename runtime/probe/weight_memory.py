@@ -84,15 +84,15 @@ def weight_memory(
     """Return the memory of one rank's part of the weights, as `quantization` makes them; numbers that it leaves are of
     the model's type, with so many bytes. A device's weights are not packed. Raises ModelError."""
     products = list(loaded_products(config, formats_of(path, config, quantization, number_bytes), ranks, on_host))
-    held = sum(one.held for one in products)
+    held = sum(product.held for product in products)
     if not on_host:
         return WeightMemory(held)
     so_far = peak = 0
-    for one in products:
-        peak = max(peak, so_far + one.packing)
-        so_far += one.held
+    for product in products:
+        peak = max(peak, so_far + product.packing)
+        so_far += product.held
     # Behind the head, which is last, nothing keeps the heap from shrinking.
-    freed = min(MOST_FREED_BYTES, max(one.packing for one in products[:-1]))
+    freed = min(MOST_FREED_BYTES, max(product.packing for product in products[:-1]))
     return WeightMemory(held, max(0, peak + freed - held), freed)
 
 

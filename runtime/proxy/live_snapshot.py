@@ -108,8 +108,8 @@ class LiveSnapshot:
             "waiting": len(requests) - begun,
             "queued": sum(len(one.queue) for one in self.proxy.admissions.by_group.values()),
             "delivered_per_second": round(self.rates.rate("delivered", now, self.proxy.metrics.delivered), 1),
-            "prompt_tokens_per_second": round(sum(one["prompt_tokens_per_second"] for one in figures), 1),
-            "kv_bytes_per_second": round(sum(one["bytes_per_second"] for one in flows)),
+            "prompt_tokens_per_second": round(sum(figure["prompt_tokens_per_second"] for figure in figures), 1),
+            "kv_bytes_per_second": round(sum(flow["bytes_per_second"] for flow in flows)),
         }
 
     def processes(self, now: float) -> list[dict[str, Any]]:

@@ -299,7 +299,7 @@ class Proxy:
         group = self.registry.generating
         releases = dict.fromkeys(worker.release for worker in group.available)
         loads = [[one.load for one in group.available if one.release == release] for release in releases]
-        routes = [route for each in loads for route in every_route(each, self.config.disagg)]
+        routes = [route for load in loads for route in every_route(load, self.config.disagg)]
         return [*routes, *self.runs.trials()]
 
     def try_out(self, route: TrialRoute, prompt: list[int], params: SamplingParams, cache_salt: str) -> Stream:

@@ -74,7 +74,7 @@ class Gaps:
     def to_json(self) -> dict[str, Any]:
         return {
             "begin": round(self.begin, DIGITS),
-            "seconds": [round(each, DIGITS) for each in self.seconds],
+            "seconds": [round(second, DIGITS) for second in self.seconds],
             "largest": [round(each, DIGITS) for each in self.largest],
             "steps": list(self.steps),
         }

@@ -84,7 +84,7 @@ class Timelines:
         self.drop(row.id)
         self.ended[row.id] = recorder
         self.weigh(row.id)
-        if any(row.seconds >= one.seconds for one in self.listeners):
+        if any(row.seconds >= listener.seconds for listener in self.listeners):
             self.untold.append(recorder)
             if len(self.untold) > MOST_UNTOLD:
                 self.tell(self.untold.popleft())
@@ -160,6 +160,6 @@ class Timelines:
 
     def tell_all(self, recorder: RequestRecorder) -> None:
         timeline = recorder.timeline(self.clock())
-        for one in self.listeners:
-            if timeline.row.seconds >= one.seconds:
-                self.failures.contain("timelines", one.tell, timeline)
+        for listener in self.listeners:
+            if timeline.row.seconds >= listener.seconds:
+                self.failures.contain("timelines", listener.tell, timeline)

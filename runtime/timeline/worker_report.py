@@ -108,7 +108,7 @@ def check_parts(numbers: Sequence[float], width: int, age: float) -> None:
     if len(numbers) % width or len(numbers) > width * MOST_PARTS:
         raise MalformedFrame("a worker's parts are not whole, or too many")
     for begin, end, *counts in tuples(numbers, width):
-        if not 0.0 <= begin <= end <= age or not all(0 <= one <= MOST_COUNTED for one in counts):
+        if not 0.0 <= begin <= end <= age or not all(0 <= count <= MOST_COUNTED for count in counts):
             raise MalformedFrame("a part of a worker's is outside of its times")
 
 

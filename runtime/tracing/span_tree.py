@@ -63,24 +63,26 @@ class SpanTree:
     def spans(self) -> Iterator[ReadableSpan]:
         yield self.server_span()
         told: set[str] = set()
-        for one in self.trace.requests:
-            yield from self.parts(one.timeline, told)
-            told |= {span.name for span in one.timeline.spans if is_shared(span)}
+        for request in self.trace.requests:
+            yield from self.parts(request.timeline, told)
+            told |= {span.name for span in request.timeline.spans if is_shared(span)}
 
     def server_span(self) -> ReadableSpan:
         trace = self.trace
         parent = None if trace.parent is None else self.place(trace.parent, is_remote=True)
         begin = trace.received.since_epoch
         # A reply that is no stream is written after its handler has ended.
-        written = (span.end or 0.0 for one in trace.requests for span in one.timeline.spans if span.name == WRITE)
+        written = (
+            span.end or 0.0 for request in trace.requests for span in request.timeline.spans if span.name == WRITE
+        )
         took = max([0.0 if trace.ended is None else trace.ended - trace.received.at, *written])
-        failed = any(one.timeline.row.state == FAILED for one in trace.requests)
+        failed = any(request.timeline.row.state == FAILED for request in trace.requests)
         status = trace.status or 0
         attributes = {**http_attributes(trace), **request_attributes(trace)}
         is_fault = status >= SERVER_FAULT or failed
         if is_fault:
             attributes["error.type"] = str(status) if status >= SERVER_FAULT else FAILED
-        events = [event for one in trace.requests for event in one.timeline.events if event.attempt is None]
+        events = [event for request in trace.requests for event in request.timeline.events if event.attempt is None]
         return ReadableSpan(
             f"{trace.method} {trace.received.route}", self.root, parent, self.resources(self.proxy), attributes,
             [made_event(event, begin) for event in events], kind=SpanKind.SERVER, status=made_status(is_fault),
@@ -142,12 +144,12 @@ def http_attributes(trace: ServedTrace) -> dict[str, Any]:
 
 def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     """Return what was asked for and used; of several prompts the sums, and the times of the slowest."""
-    clients = [one for one in trace.requests if not is_later_stage(one.timeline.row)]
+    clients = [request for request in trace.requests if not is_later_stage(request.timeline.row)]
     if not clients:
         return {}
     # A recording is heard by a request of its own, without a prompt.
     clients.sort(key=lambda one: -one.timeline.row.prompt_tokens)
-    rows, params = [one.timeline.row for one in clients], clients[0].params
+    rows, params = [client.timeline.row for client in clients], clients[0].params
     prompt, completion = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
     operation = next((name for path, name in OPERATIONS if trace.received.route.startswith(path)), None)
     named: dict[str, Any] = {} if operation is None else {"gen_ai.operation.name": operation}
@@ -172,7 +174,7 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
         "gen_ai.usage.cache_read.input_tokens": sum(row.cached_tokens for row in rows),
         "gen_ai.response.finish_reasons": [reason for row in rows for reason in (row.finish or "").split(",")],
         "gen_ai.latency.e2e": max(row.seconds for row in rows),
-        "gen_ai.latency.time_in_queue": max(time_in_queue(one.timeline) for one in clients),
+        "gen_ai.latency.time_in_queue": max(time_in_queue(client.timeline) for client in clients),
         "pontil.state": next((row.state for row in rows if row.state in (FAILED, CANCELLED)), rows[0].state),
         "pontil.attempts": max(row.attempts for row in rows),
         **latency,

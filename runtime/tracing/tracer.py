@@ -57,7 +57,7 @@ class ServedTrace:
     @property
     def span_count(self) -> int:
         """Number of its spans, about."""
-        return 1 + sum(len(one.timeline.spans) for one in self.requests)
+        return 1 + sum(len(request.timeline.spans) for request in self.requests)
 
 
 class TraceExport(Protocol):

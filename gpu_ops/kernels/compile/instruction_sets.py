@@ -54,7 +54,7 @@ def usable_sets() -> list[InstructionSet]:
     features = cpu_features()
     if TILES & features and not may_use_tiles():
         features -= TILES
-    return [one for one in INSTRUCTION_SETS if one.needs <= features]
+    return [instruction_set for instruction_set in INSTRUCTION_SETS if instruction_set.needs <= features]
 
 
 def may_use_tiles() -> bool:

@@ -24,7 +24,7 @@ def with_functions(fields: Fields, values: Mapping[str, Any]) -> Mapping[str, An
     RequestError where it has both, or a choice that contradicts the functions."""
     functions, choice = values[FUNCTIONS], values[FUNCTION_CALL]
     name = None if choice is None else choice.name
-    if name is not None and name not in {one["function"]["name"] for one in functions}:
+    if name is not None and name not in {function["function"]["name"] for function in functions}:
         raise fields.wrong(FUNCTION_CALL, f"names {name!r:.150}, which is none of the functions")
     if not functions:
         fields.without_effect(FUNCTION_CALL)

@@ -75,7 +75,7 @@ class ChatPrompt:
     def recordings(self) -> tuple[Recording, ...]:
         """The recordings in messages, which have to become text before the prompt is rendered."""
         contents = (message.get("content") for message in self.messages)
-        return tuple(one for said in contents if isinstance(said, SpokenContent) for one in said.recordings)
+        return tuple(recording for said in contents if isinstance(said, SpokenContent) for recording in said.recordings)
 
     def heard(self, texts: Mapping[Recording, str]) -> "ChatPrompt":
         """Return the prompt with each recording replaced by the text that was recognised in it."""
@@ -96,7 +96,7 @@ def heard_message(message: Message, texts: Mapping[Recording, str]) -> Message:
     said = message.get("content")
     if not isinstance(said, SpokenContent):
         return message
-    return message | {"content": "".join(texts[one] if isinstance(one, Recording) else one for one in said.parts)}
+    return message | {"content": "".join(texts[part] if isinstance(part, Recording) else part for part in said.parts)}
 
 
 def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> ChatPrompt:
@@ -117,7 +117,11 @@ def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, 
         raise fields.wrong("continue_final_message", "needs a last message with content")
     tools = tool_fields(fields, values)
     variables: Mapping[str, Any] = values["chat_template_kwargs"]
-    given = {one.name: values[one.name] for one in TEMPLATE_OPTIONS if values[one.name]}
+    given = {
+        template_option.name: values[template_option.name]
+        for template_option in TEMPLATE_OPTIONS
+        if values[template_option.name]
+    }
     for name in given.keys() & variables.keys():
         fields.ignored.note(places.get(name, name))
     options = {name: value for name, value in given.items() if name not in variables}

@@ -53,9 +53,9 @@ class PromptReader:
     ) -> ReadPrompt:
         """Render and tokenize a chat, whose recordings have become text. The template writes the special tokens
         itself, so more are seldom wanted."""
-        for one in prompt.recordings:
-            says = f"{one.place} is a recording, which only /v1/chat/completions takes: send text"
-            raise RequestError(says, param=one.place, code="unsupported_parameter")
+        for recording in prompt.recordings:
+            says = f"{recording.place} is a recording, which only /v1/chat/completions takes: send text"
+            raise RequestError(says, param=recording.place, code="unsupported_parameter")
         render = partial(self.rendered, prompt, self.encoder.most_bytes(limit))
         try:
             text = await self.executor.run(render, prompt.characters) if is_long(prompt) else render()

@@ -103,7 +103,7 @@ def joined(messages: Sequence[Message]) -> Iterator[Message]:
 
 def with_calls(message: Message, form: CallFormat) -> Message:
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = form.between.join(form.written(one["name"], one["arguments"]) for one in functions)
+    calls = form.between.join(form.written(function["name"], function["arguments"]) for function in functions)
     before = [message["content"]] if message.get("content") else []
     text = "\n".join([*before, form.begin + calls + form.end])
     return {name: value for name, value in message.items() if name != "tool_calls"} | {"content": text}

@@ -54,7 +54,9 @@ class NoSounds:
 
     def check(self, wanted: ChatRequest, request: Request) -> None:
         place = (
-            "modalities" if wanted.audio is not None else next((one.place for one in wanted.prompt.recordings), None)
+            "modalities"
+            if wanted.audio is not None
+            else next((recording.place for recording in wanted.prompt.recordings), None)
         )
         if place is not None:
             raise RequestError(self.sentence, param=place, code="unsupported_parameter")

@@ -225,7 +225,7 @@ OF_CHATS = tuple(
     for one in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
     if one.name not in OWN_FORM and one.name not in ELSEWHERE
 )
-OBFUSCATION = tuple(one for one in STREAM_OPTIONS if one.name == "include_obfuscation")
+OBFUSCATION = tuple(stream_option for stream_option in STREAM_OPTIONS if stream_option.name == "include_obfuscation")
 SHORT = TextType(0, MAX_SHORT_CHARACTERS)
 # A response repeats some of them, and so they are short.
 SENT_BY_CLIENTS = (

@@ -146,8 +146,8 @@ class SoundRoutes:
                 f"messages hold {len(recordings)} recordings: at most {MAX_RECORDINGS} may be; send older ones as text"
             )
             raise RequestError(says, param="messages")
-        with self.holding(sum(len(one.data) for one in recordings)):
-            texts = {one: await self.recognised(one, ticket) for one in recordings}
+        with self.holding(sum(len(recording.data) for recording in recordings)):
+            texts = {recording: await self.recognised(recording, ticket) for recording in recordings}
         return replace(wanted, prompt=wanted.prompt.heard(texts))
 
     @contextmanager

@@ -41,7 +41,7 @@ async def stream_sound(writer: EventWriter, stream: RunStream, form: Form, sampl
     stream.listen(wakeup.wake)
     while True:
         stream.drain()
-        data = b"".join(one.data for one in samples(stream.drain_audio()))
+        data = b"".join(sample.data for sample in samples(stream.drain_audio()))
         if data:
             await writer.send(pieces.head(sample_rate) + data)
         elif stream.is_over:

@@ -93,12 +93,12 @@ class LoadBench:
 
     def keep(self, outcomes: Outcomes, place: Figures) -> None:
         """Append a run to the raw file. Raises LaunchError."""
-        lines = [asdict(one) | place for one in outcomes.timings]
+        lines = [asdict(timing) | place for timing in outcomes.timings]
         lines += [{"failure": reason} | place for reason in outcomes.failures]
         if self.raw is not None:
             try:
                 with self.raw.open("a") as file:
-                    file.writelines(json.dumps(one) + "\n" for one in lines)
+                    file.writelines(json.dumps(line) + "\n" for line in lines)
             except OSError as error:
                 raise LaunchError(f"--raw {self.raw} cannot be written: {error}") from None
 

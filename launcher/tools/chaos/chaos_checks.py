@@ -45,7 +45,7 @@ def is_cut(record: AnswerRecord, faults: Sequence[FaultRecord]) -> bool:
 
 def judged(records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> list[AnswerRecord]:
     """Return the records, with what was cut off with its proxy told apart from what was lost."""
-    return [replace(one, outcome=AnswerOutcome.CUT) if is_cut(one, faults) else one for one in records]
+    return [replace(record, outcome=AnswerOutcome.CUT) if is_cut(record, faults) else record for record in records]
 
 
 def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
@@ -215,8 +215,8 @@ def deaths_check(exits: Sequence[ExitFacts], faults: Sequence[FaultRecord]) -> C
 
 def trial_check(faults: Sequence[FaultRecord], planned: int) -> ChaosCheck:
     """Compare the faults that took place with the plan."""
-    done = sum(one.took_place for one in faults)
-    problems = [one.problem for one in faults if one.problem]
+    done = sum(fault.took_place for fault in faults)
+    problems = [fault.problem for fault in faults if fault.problem]
     problems += [f"{planned - done - len(problems)} faults were not reached"] if planned - done > len(problems) else []
     return ChaosCheck("faults", not problems, "; ".join(problems) or f"{done} took place")
 

@@ -59,7 +59,7 @@ class Disturber:
 
     @property
     def under_way(self) -> list[PlannedFault]:
-        return [one.planned for one in self.records if one.took_place and not one.recovered]
+        return [record.planned for record in self.records if record.took_place and not record.recovered]
 
     async def run(self, plan: Sequence[PlannedFault], began: float) -> None:
         """Carry out the whole plan, whose times count from `began`; one that is late still comes some time after the

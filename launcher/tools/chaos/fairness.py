@@ -68,9 +68,9 @@ def fairness(probes: Sequence[ProbeRecord], faults: Sequence[FaultRecord]) -> Fa
     others = [window_of(fault) for fault in done if fault.planned.variant != GREED]
     if not greedy:
         return None
-    calm = [one.wait() for one in probes if one.answered is not None and not one.meets([*greedy, *others])]
+    calm = [probe.wait() for probe in probes if probe.answered is not None and not probe.meets([*greedy, *others])]
     most = max(MOST_WAIT, TIMES_CALM * max(calm, default=0.0))
-    judged = [one for one in probes if one.meets(greedy)]
+    judged = [probe for probe in probes if probe.meets(greedy)]
     refused = [one for one in judged if one.answered is None and not one.meets(others)]
     waits = [one.wait(others) for one in judged if one.answered is not None]
     return FairnessVerdict(

@@ -213,9 +213,9 @@ def left_out(faults: Sequence[str], facts: PlanFacts) -> dict[str, str]:
     """Return the faults that are impossible for this launch, and the proxies where they are not disturbed, with the
     reasons."""
     found = {}
-    if CUT in faults and not any(one.role in PULLING for one in facts.workers):
+    if CUT in faults and not any(worker.role in PULLING for worker in facts.workers):
         found[CUT] = "no worker here pulls KV blocks"
-    if CUT in faults and not any(one.role not in PULLING for one in facts.workers):
+    if CUT in faults and not any(worker.role not in PULLING for worker in facts.workers):
         found[CUT] = "there is no prefill worker to pull KV blocks from"
     if FILL in faults and not facts.folders:
         found[FILL] = "the launch writes to no small filesystem"

@@ -64,5 +64,5 @@ def lines(outcomes: "Sequence[CheckOutcome]") -> Iterator[str]:
 
 
 def summary(outcomes: "Sequence[CheckOutcome]") -> str:
-    counts = {verdict: sum(one.verdict == verdict for one in outcomes) for verdict in SIGNS}
+    counts = {verdict: sum(outcome.verdict == verdict for outcome in outcomes) for verdict in SIGNS}
     return f"{counts['pass']} pass, {counts['differs']} differ, {counts['refused']} are refused by name"

@@ -68,10 +68,10 @@ def xml_value(tags: XmlTags, name: str, schema: Any, root: Schema, exact: bool) 
         return f"{json_part(whole(schema, root))} {quoted(tags.behind)}"
     if isinstance(schema, Mapping):
         choices = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
-            if any(tags.value_end in one for one in choices):
+        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            if any(tags.value_end in choice for choice in choices):
                 raise RequestError(f"a text of {name!r} cannot be written in this model's format of calls")
-            return f"({' | '.join(quoted(one + tags.behind) for one in choices)})"
+            return f"({' | '.join(quoted(choice + tags.behind) for choice in choices)})"
         odd = next((word for word in TEXT_KEYWORDS if word in schema), None)
         if exact and odd is not None:
             raise RequestError(

@@ -57,7 +57,7 @@ class DeviceStep:
         """Start the draws that waited. The KV of the step is there whatever becomes of them: a request for whose draw
         memory does not suffice ends, and is computed no further."""
         if self.arrival is None:
-            ended = {one.sequence for one in self.batch.spans if one.sequence.state is SequenceState.FINISHED}
+            ended = {span.sequence for span in self.batch.spans if span.sequence.state is SequenceState.FINISHED}
             self.arrival, dropped = compute_what_fits(self.batch.without(ended), self.attempt, self.inputs.link.settle)
             self.ends += dropped
 

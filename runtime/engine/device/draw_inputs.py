@@ -79,8 +79,8 @@ class LogprobPlan:
 
     def read(self, tokens: Sequence[int], results: Sequence[Array]) -> list[TokenLogprobs]:
         """Return what `compute` made, by the host. `tokens` are the drawn ones."""
-        own, ranks = (one.tolist() for one in results[:2])
-        tables = [ranked(*one) for one in zip(*(one.tolist() for one in results[2:]), strict=True)]
+        own, ranks = (result.tolist() for result in results[:2])
+        tables = [ranked(*one) for one in zip(*(result.tolist() for result in results[2:]), strict=True)]
         found, at = [], 0
         for one, table in zip(self.asked, tables, strict=True):
             token = tokens[one.draw] if one.token == DRAWN else one.token

@@ -80,11 +80,11 @@ class ResultBuffer:
 
     def start_copy(self, host: HostWords) -> Arrival:
         if self.used > len(self.device):
-            first = self.used - sum(one.numel() for one in self.pieces)
+            first = self.used - sum(piece.numel() for piece in self.pieces)
             whole = torch.cat([self.device[:first], *self.pieces])
             return self.link.fetch(whole, self.link.host_words(self.used))
-        at = self.used - sum(one.numel() for one in self.pieces)
-        for one in self.pieces:
-            self.device[at : at + one.numel()].copy_(one)
-            at += one.numel()
+        at = self.used - sum(piece.numel() for piece in self.pieces)
+        for piece in self.pieces:
+            self.device[at : at + piece.numel()].copy_(piece)
+            at += piece.numel()
         return self.link.fetch(self.device[: self.used], host)

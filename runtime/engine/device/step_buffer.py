@@ -69,8 +69,8 @@ class StepBuffer:
     def places(self, sections: Sequence[Array]) -> tuple[list[tuple[int, int]], int]:
         """The first word of each section and the one behind it."""
         found, at = [], 0
-        for one in sections:
-            end = at + one.nbytes // 4
+        for section in sections:
+            end = at + section.nbytes // 4
             found.append((at, end))
             at = -(-end // ALIGNED) * ALIGNED
         return found, at

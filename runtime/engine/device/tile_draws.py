@@ -33,7 +33,7 @@ class TileDraws:
         self.plan = plan_draws([span.sequence for span in spans], [span.drafts for span in spans], vocab_size)
         draws = self.plan.draws
         self.count, self.first = bucket_of(len(draws), draw_sizes) if draws else 0, 0
-        self.wait = any(needs_unknown_tokens(one) for one in self.plan.sequences)
+        self.wait = any(needs_unknown_tokens(sequence) for sequence in self.plan.sequences)
         self.numbers = draw_sections(draws, self.count)
         self.logits: Tensor | None = None
         self.edited: Tensor | None = None
@@ -64,7 +64,7 @@ class TileDraws:
 
     def compute(self, results: ResultBuffer) -> None:
         """Start an attempt at the draws. It destroys nothing that another one would read."""
-        if self.logits is None or all(one in self.left_out for one in self.plan.sequences):
+        if self.logits is None or all(sequence in self.left_out for sequence in self.plan.sequences):
             return
         self.drawn = results.ids[self.first : self.first + self.count]
         draw(self.edited_logits(self.logits), DeviceDraws(*self.number_sections()), self.drawn)

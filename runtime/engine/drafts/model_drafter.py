@@ -51,7 +51,7 @@ class ModelDrafter:
     def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
         began = self.clock()
         self.made_by.clear()
-        found = [one.guess(limit) if (limit := one.guessable(most)) else () for one in sequences]
+        found = [sequence.guess(limit) if (limit := sequence.guessable(most)) else () for sequence in sequences]
         options = [self.option(one, most, guesses) for one, guesses in zip(sequences, found, strict=True)]
         plan = self.policy.plan(options, room)
         for one, count, window in zip(sequences, plan.reads, plan.windows, strict=True):
@@ -102,8 +102,8 @@ class ModelDrafter:
 
     def hand_over(self, sequences: abc.Sequence[Sequence], most: int) -> list[Draft]:
         if not self.model.hands_over:
-            return [one.draft(most) for one in sequences]
-        made = self.model.propose([(one, one.guessable(min(most, HANDED_OVER))) for one in sequences])
+            return [sequence.draft(most) for sequence in sequences]
+        made = self.model.propose([(sequence, sequence.guessable(min(most, HANDED_OVER))) for sequence in sequences])
         drafts = [one.fitting(guesses) or one.draft(most) for one, guesses in zip(sequences, made, strict=True)]
         self.model.runs.clear()
         for one in sequences:

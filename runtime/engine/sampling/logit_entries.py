@@ -109,11 +109,11 @@ class LogitEdits:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order in which `moved` takes them."""
-        return [one for each in fields(self) for one in getattr(self, each.name)]
+        return [one for field in fields(self) for one in getattr(self, field.name)]
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "LogitEdits":
         """The same edits with each tensor moved, in the order of the fields."""
-        return LogitEdits(*(tuple(move(one) for one in getattr(self, each.name)) for each in fields(self)))
+        return LogitEdits(*(tuple(move(one) for one in getattr(self, field.name)) for field in fields(self)))
 
     def apply(self, logits: Tensor) -> Tensor:
         """Return the logits, float32 [rows, vocabulary], with the edits. The given ones are never written to; they are
@@ -151,14 +151,14 @@ def counted_edits(rows: list[LogitRow], ahead: abc.Sequence[int]) -> LogitEdits:
     the number of drafts before each row."""
     if not rows:
         return NO_EDITS
-    allowed, forbidden = mask_entries([one for one in rows if one[1].guide is None], ahead)
-    return LogitEdits((), bias_entries([one for one in rows if len(one[2].bias)]), allowed, forbidden)
+    allowed, forbidden = mask_entries([row for row in rows if row[1].guide is None], ahead)
+    return LogitEdits((), bias_entries([row for row in rows if len(row[2].bias)]), allowed, forbidden)
 
 
 def with_tokens(counted: LogitEdits, rows: list[LogitRow], total: int, bitmask: Bitmask) -> LogitEdits:
     """Return these edits, and before and behind them those that follow from tokens, of `rows` of a `total`: penalties,
     and the masks of grammars. A sequence with penalties has no drafts."""
-    counts = [one for one in rows if one[2].counts is not None]
+    counts = [row for row in rows if row[2].counts is not None]
     if not counts and not bitmask.rows:
         return counted
     masked = (torch.tensor(bitmask.rows), bitmask.words) if bitmask.rows else ()

@@ -160,7 +160,7 @@ class DrawPlan:
     @property
     def edits_logits(self) -> bool:
         """Return whether any row may have edits."""
-        return bool(self.edited) or any(one.rules.make_guide is not None for one in self.sequences)
+        return bool(self.edited) or any(sequence.rules.make_guide is not None for sequence in self.sequences)
 
     def edits(self, left_out: Container[Sequence] = ()) -> tuple[LogitEdits, Mapping[int, str]]:
         """Return all edits, in host memory, and of the rows from which no token may be drawn the reason why not. All

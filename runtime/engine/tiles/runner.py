@@ -143,4 +143,4 @@ class TileRunner:
 
 
 def torch_products(products: Iterable[Product]) -> list[Linear]:
-    return [one for one in products if isinstance(one, Linear)]
+    return [product for product in products if isinstance(product, Linear)]

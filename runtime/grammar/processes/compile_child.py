@@ -112,4 +112,4 @@ def unheld_choices(schema: dict[str, Any]) -> list[Place]:
         return []
     if len(places) > MOST_TRIALS:
         return places
-    return [one for one in places if not is_held(coerced(schema, [other for other in places if other != one]))]
+    return [place for place in places if not is_held(coerced(schema, [other for other in places if other != place]))]

@@ -140,9 +140,9 @@ def sliding_layers(architecture: Architecture, data: dict[str, Any], layers: int
         return [(layer + 1) % max(pattern, 1) != 0 for layer in range(layers)]
     if kinds is None:
         return [layer >= integer(data, "max_window_layers") for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(one in (FULL, SLIDING) for one in kinds):
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
         raise ModelError(f"config.json needs as layer_types a list of {layers} times {FULL} or {SLIDING}")
-    return [one == SLIDING for one in kinds]
+    return [kind == SLIDING for kind in kinds]
 
 
 def refuse_unsupported(data: dict[str, Any], fixed: dict[str, Any]) -> None:

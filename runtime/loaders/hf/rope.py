@@ -75,7 +75,9 @@ def rotated_dim(data: dict[str, Any], head_dim: int, partial: bool) -> int | Non
         data.get("partial_rotary_factor"),
         *(found.get("partial_rotary_factor") for found in (rope(data), local_rope(data))),
     ]
-    stated = [number({"partial_rotary_factor": one}, "partial_rotary_factor") for one in factors if one is not None]
+    stated = [
+        number({"partial_rotary_factor": factor}, "partial_rotary_factor") for factor in factors if factor is not None
+    ]
     if all(one == 1 for one in stated):
         return None
     if not partial or not 0 < stated[-1] <= 1:

@@ -32,8 +32,11 @@ class SeatRoom:
     """The workers of one release. A request with no seat there has no route, whatever else has room."""
 
     def __init__(self, workers: Sequence[RegisteredWorker], disagg: Disagg) -> None:
-        seats = {load.incarnation: load for load in seating([one.loads.get(0) or one.load for one in workers], disagg)}
-        self.workers = [one for one in workers if one.hello.sender in seats]
+        seats = {
+            load.incarnation: load
+            for load in seating([worker.loads.get(0) or worker.load for worker in workers], disagg)
+        }
+        self.workers = [worker for worker in workers if worker.hello.sender in seats]
         self.is_free = any(load.can_seat(SPARE_SEATS) for load in seats.values())
         self.answers: dict[str, bool] = {}
 

@@ -103,7 +103,7 @@ class OperatorChanges:
 
     @property
     def open(self) -> list[OperatorChange]:
-        return [one for one in self.changes if one.outcome is None]
+        return [change for change in self.changes if change.outcome is None]
 
     def keep(self, change: OperatorChange) -> None:
         """Keep a new change in the place of the oldest that is over: one that is open is still heard of."""

@@ -52,7 +52,7 @@ class SingleThreadHistogram(Collector):
         family = HistogramMetricFamily(self.name, self.says)
         names, counts = map(floatToGoString, self.bounds), accumulate(self.counts)
         # The family takes None for a bucket without an exemplar, and does not declare it.
-        exemplars = [None if one is None else Exemplar(*one) for one in self.exemplars]
+        exemplars = [None if exemplar is None else Exemplar(*exemplar) for exemplar in self.exemplars]
         buckets: list[Any] = list(zip(names, counts, exemplars, strict=True))
         family.add_metric([], buckets, self.sum)
         family.add_sample(f"{self.name}_created", {}, self.created)

@@ -88,7 +88,7 @@ class GraphModel:
     @property
     def edges(self) -> tuple[str, ...]:
         """The streams, each named "from/to/name"."""
-        return tuple(edge_name(one) for one in self.graph.connections)
+        return tuple(edge_name(connection) for connection in self.graph.connections)
 
     def connection(self, edge: str) -> Connection:
         """Return the connection of a stream's name. An unknown name raises GraphError."""
@@ -236,10 +236,10 @@ GRAPHS: Mapping[str, GraphModel] = MappingProxyType({one.name: one for one in (Q
 
 def graph_named(name: str) -> GraphModel | None:
     """Return the model of several stages with this name, if there is one."""
-    return next((one for one in GRAPHS.values() if name in (one.name, *one.names)), None)
+    return next((graph for graph in GRAPHS.values() if name in (graph.name, *graph.names)), None)
 
 
 def graph_of_architectures(architectures: object) -> GraphModel | None:
     """Return the model that a config.json's `architectures` names, if it is one of these."""
     listed = architectures if isinstance(architectures, list) else []
-    return next((one for one in GRAPHS.values() if one.architecture in listed), None)
+    return next((graph for graph in GRAPHS.values() if graph.architecture in listed), None)

@@ -35,10 +35,10 @@ class Graph:
         raise GraphError(f"the graph '{self.name}' has no partition '{name}'; it has {known}")
 
     def outgoing(self, partition: str) -> tuple[Connection, ...]:
-        return tuple(one for one in self.connections if one.source == partition)
+        return tuple(connection for connection in self.connections if connection.source == partition)
 
     def incoming(self, partition: str) -> tuple[Connection, ...]:
-        return tuple(one for one in self.connections if one.target == partition)
+        return tuple(connection for connection in self.connections if connection.target == partition)
 
     def consumers(self, partition: str) -> tuple[str, ...]:
         """Return the names of the partitions that a partition feeds, each once."""

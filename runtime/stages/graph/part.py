@@ -38,7 +38,7 @@ class GraphPart:
             "node": self.node,
             "secret": self.secret,
             "outputs": list(self.outputs),
-            "inputs": {edge: [list(one) for one in producers] for edge, producers in self.inputs.items()},
+            "inputs": {edge: [list(producer) for producer in producers] for edge, producers in self.inputs.items()},
             "walks": list(self.walks),
             "positions": self.positions,
             "options": dict(self.options),

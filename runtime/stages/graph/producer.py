@@ -45,7 +45,7 @@ class StreamProducer:
     def __init__(self, graph: Graph, partition: str) -> None:
         self.graph = graph
         self.streams = tuple(one for one in graph.outgoing(partition) if one.policy is not None)
-        self.edges = tuple(dict.fromkeys(one.edge for one in self.streams))
+        self.edges = tuple(dict.fromkeys(stream.edge for stream in self.streams))
         self.produced = dict[str, int]()
         self.tracked = dict[str, str]()
         self.passes = 0
@@ -55,7 +55,7 @@ class StreamProducer:
         however many copies go out. Walks change after all edges were tagged, and here, not at the conductor."""
         if unknown := [edge for edge in shapes if edge not in self.edges]:
             raise GraphError(f"the node emitted on '{unknown[0]}', but the streams of its partition are {self.edges}")
-        emitted = [one for one in self.streams if one.edge in shapes]
+        emitted = [stream for stream in self.streams if stream.edge in shapes]
         driven = self.asked(walk, emitted)
         now = {**self.tracked, **driven}
         tags = [StreamTag(one, self.produced.get(one.edge, 0), now.get(one.target)) for one in emitted]
@@ -86,9 +86,9 @@ class StreamProducer:
         """Return a marker for each stream into a consumer whose walk changes. The item of this pass, if there is one,
         is the first after it."""
         found = list[StreamMarker]()
-        for one in self.streams:
-            left, walk = self.tracked.get(one.target), driven.get(one.target)
+        for stream in self.streams:
+            left, walk = self.tracked.get(stream.target), driven.get(stream.target)
             if walk is not None and left not in (None, walk):
-                index = self.produced.get(one.edge, 0) - (one.edge in shapes)
-                found.append(StreamMarker(one, index, walk, str(left)))
+                index = self.produced.get(stream.edge, 0) - (stream.edge in shapes)
+                found.append(StreamMarker(stream, index, walk, str(left)))
         return tuple(found)

@@ -140,7 +140,7 @@ class StreamBuffer:
         """Take the end of the stream: the last item is the one before `index`. Repeating it changes nothing."""
         if self.ends_at not in (None, index):
             raise StreamFault(f"{self.label} ends before {index}, but was said to end before {self.ends_at}")
-        if index < max(self.taken.index, *(one + 1 for one in self.items), 0):
+        if index < max(self.taken.index, *(item + 1 for item in self.items), 0):
             raise StreamFault(f"{self.label} is said to end before {index}, but has later items")
         self.ends_at = index
 
@@ -190,7 +190,7 @@ class StreamBuffer:
             raise StreamFault(f"{self.label} was read to {position.index}, but ends before {self.ends_at}")
         self.ran = later(self.ran, position)
         self.taken = later(self.taken, position)
-        for index in [one for one in self.items if one < self.keep_from]:
+        for index in [item for item in self.items if item < self.keep_from]:
             del self.items[index]
-        for index in [one for one in self.markers if one < self.ran.index]:
+        for index in [marker for marker in self.markers if marker < self.ran.index]:
             del self.markers[index]

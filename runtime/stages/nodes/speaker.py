@@ -60,7 +60,7 @@ class Speaker:
 
     def say(self, phonemes: Sequence[str], speed: float = 1.0) -> bytes:
         """Return the speech for these phonemes."""
-        return b"".join(to_pcm16(self._sound(one, speed)) for one in phonemes)
+        return b"".join(to_pcm16(self._sound(phoneme, speed)) for phoneme in phonemes)
 
     def stream(self, texts: Iterable[str], speed: float = 1.0) -> Iterator[bytes]:
         """Speak a text that arrives in parts: yield the samples of each sentence or clause when it is complete."""

@@ -108,5 +108,5 @@ def identity_of(path: Path) -> str:
     """Return a hash of a node's files by their names and sizes; the files themselves are pinned where they come
     from."""
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-    facts = "\n".join(f"{one.name} {one.stat().st_size}" for one in files)
+    facts = "\n".join(f"{file.name} {file.stat().st_size}" for file in files)
     return hashlib.sha256(facts.encode()).hexdigest()[:16]

@@ -92,7 +92,7 @@ class CodePredictor:
         codes, hidden = [first], self.begin(states, entering)
         for group in range(1, self.groups):
             logits = self.decoder.group_logits(hidden, group)[: len(first)]
-            codes.append(self.draw(logits, [None if one is None else one[group - 1] for one in numbers]))
+            codes.append(self.draw(logits, [None if number is None else number[group - 1] for number in numbers]))
             if group < self.groups - 1:
                 hidden = self.step(self.decoder.embed_codes(codes[-1], group), group + 1)
         return torch.stack(codes, dim=1)

@@ -169,7 +169,7 @@ class Conductor:
         if request is None or run is None or not request.attempts.expects(message.sender, message.attempt):
             return  # The report of the last pass may come after the frame that ended the request.
         name, graph = str(request.work.stage), run.graph
-        walks = {one.name: [walk.name for walk in one.walks] for one in graph.graph.partitions}
+        walks = {partition.name: [walk.name for walk in partition.walks] for partition in graph.graph.partitions}
         if message.node != name or message.walk not in walks[name]:
             self.metrics.drop_malformed(message, "it does not fit its graph")
         elif run.progress[name].take(message, graph.edges, walks):

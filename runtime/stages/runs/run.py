@@ -36,17 +36,17 @@ NO_TOKENS = SamplingParams(max_tokens=0, seed=0)
 
 def streams(graph: GraphModel) -> list[Connection]:
     """Return the connections over which items go from worker to worker."""
-    return [one for one in graph.graph.connections if one.policy is not None]
+    return [connection for connection in graph.graph.connections if connection.policy is not None]
 
 
 def inputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
     """Return the names of the streams into a stage."""
-    return tuple(edge_name(one) for one in streams(graph) if one.target == node)
+    return tuple(edge_name(stream) for stream in streams(graph) if stream.target == node)
 
 
 def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
     """Return the names of the streams out of a stage."""
-    return tuple(edge_name(one) for one in streams(graph) if one.source == node)
+    return tuple(edge_name(stream) for stream in streams(graph) if stream.source == node)
 
 
 def later_stages(graph: GraphModel) -> tuple[GraphNode, ...]:
@@ -54,7 +54,7 @@ def later_stages(graph: GraphModel) -> tuple[GraphNode, ...]:
     connections = streams(graph)
     order, last = list[str](), {graph.first}
     for _ in graph.nodes:
-        last = {one.target for one in connections if one.source in last}
+        last = {connection.target for connection in connections if connection.source in last}
         order = [name for name in order if name not in last] + sorted(last)
     return tuple(graph.node(name) for name in order)
 

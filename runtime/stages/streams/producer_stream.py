@@ -86,9 +86,9 @@ class ProducerStream:
         """The index before which everything is consumed. Of a consumer's workers, the one that computes now knows best,
         and one that handed over knew more than the next one has said so far; a later attempt begins again."""
         if self.subscriptions:
-            reader = max(one.attempt for one in self.subscriptions.values())
+            reader = max(subscription.attempt for subscription in self.subscriptions.values())
             known = self.position if reader == self.reader else 0
-            self.position = max(known, *(one.consumed for one in self.subscriptions.values()))
+            self.position = max(known, *(subscription.consumed for subscription in self.subscriptions.values()))
             self.reader = reader
         return self.position
 
@@ -105,7 +105,7 @@ class ProducerStream:
     @property
     def sends(self) -> bool:
         """Return whether items are on their way, or wait for it."""
-        return any(one.sent for one in self.subscriptions.values())
+        return any(subscription.sent for subscription in self.subscriptions.values())
 
     def emit(self, index: int, walk: str | None, array: NDArray[Any]) -> None:
         """Keep an item, and send it as soon as its consumer takes it. An item without a walk is for every subscriber.
@@ -116,8 +116,8 @@ class ProducerStream:
             return
         self.kept[index] = KeptItem(walk or "", array.shape, str(array.dtype), np.ascontiguousarray(array).tobytes())
         self.port.memory.kept += array.nbytes
-        for one in self.subscriptions.values():
-            one.cursor = min(one.cursor, index)
+        for subscription in self.subscriptions.values():
+            subscription.cursor = min(subscription.cursor, index)
 
     def mark(self, index: int, walk: str) -> None:
         """Tell all consumers that items from `index` on are for `walk` or a later one."""
@@ -164,9 +164,11 @@ class ProducerStream:
             return self.gone
         if not (is_index(message.next_index) and is_index(message.consumed)):
             return "it asks for an index that is none"
-        if any(one.attempt > message.attempt for one in self.subscriptions.values()):
+        if any(subscription.attempt > message.attempt for subscription in self.subscriptions.values()):
             return "a later attempt reads the edge"
-        for one in [one for one in self.subscriptions.values() if one.is_replaced_by(message)]:
+        for one in [
+            subscription for subscription in self.subscriptions.values() if subscription.is_replaced_by(message)
+        ]:
             self.drop(one.peer)
         known = self.subscriptions.get(message.sender)
         if known is None:
@@ -223,10 +225,10 @@ class ProducerStream:
     def pump(self, now: float) -> None:
         """Send the items for which there is room, each subscriber's in their order. One that takes the items of all
         walks has a buffer of one window, however far another worker of its stage is (E13)."""
-        for one in self.subscriptions.values():
-            limit = min(self.emitted, (self.consumed if one.walks else one.consumed) + self.window)
-            while one.cursor < limit and self.send_next(one, now):
-                one.cursor += 1
+        for subscription in self.subscriptions.values():
+            limit = min(self.emitted, (self.consumed if subscription.walks else subscription.consumed) + self.window)
+            while subscription.cursor < limit and self.send_next(subscription, now):
+                subscription.cursor += 1
 
     def send_next(self, one: Subscription, now: float) -> bool:
         """Send the item at the subscriber's cursor, if it wants it. Return False if there is no room for it."""
@@ -249,15 +251,15 @@ class ProducerStream:
 
     def tick(self, now: float, lease: float) -> None:
         """Send again what was not acknowledged, and end the subscriptions that were silent for a lease."""
-        for one in list(self.subscriptions.values()):
-            if now - one.heard >= lease:
-                self.drop(one.peer)
+        for subscription in list(self.subscriptions.values()):
+            if now - subscription.heard >= lease:
+                self.drop(subscription.peer)
                 continue
-            for sent in one.sent.values():
+            for sent in subscription.sent.values():
                 if now - sent.sent_at >= REPEAT:
                     sent.sent_at = now
-                    self.port.post(one.peer, sent.message)
+                    self.port.post(subscription.peer, sent.message)
             # One that is silent may not know that it has a subscription.
-            if now - max(one.heard, one.asked) >= lease / 4:
-                one.asked = now
-                self.port.post(one.peer, self.subscribed(one.peer))
+            if now - max(subscription.heard, subscription.asked) >= lease / 4:
+                subscription.asked = now
+                self.port.post(subscription.peer, self.subscribed(subscription.peer))

@@ -71,7 +71,9 @@ class StreamReceiver:
         for stream in self.streams.values():
             named = (stream.request_id, stream.attempt, stream.edge)
             if named == (message.request_id, message.attempt, message.edge):
-                stream.set_producers([(one[0], one[1]) for one in message.producers if len(one) == 2], now)
+                stream.set_producers(
+                    [(producer[0], producer[1]) for producer in message.producers if len(producer) == 2], now
+                )
 
     def close(self, request_id: str, attempt: int, finished: bool, now: float) -> None:
         """End the streams of a request. Unknown ones are no error."""

@@ -38,8 +38,8 @@ class FrameRun:
         if not items:
             return
         frames, config = [*context, *items], self.code2wav.config
-        alike = all(one.dtype == np.int32 and one.shape == (1, config.groups) for one in frames)
-        if not alike or any(one.min() < 0 or one.max() >= config.codebook_size for one in frames):
+        alike = all(frame.dtype == np.int32 and frame.shape == (1, config.groups) for frame in frames)
+        if not alike or any(frame.min() < 0 or frame.max() >= config.codebook_size for frame in frames):
             raise RequestError("a frame is not of this model", status=503)
         yield pcm16(self.code2wav.decode(torch.from_numpy(np.concatenate(frames).astype(np.int64)), len(context)))
 

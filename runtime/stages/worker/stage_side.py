@@ -269,10 +269,10 @@ class StageSide:
                 request.attempt,
                 self.node.name,
                 walk,
-                produced={one.edge: one.next_index for one in stage.writers},
-                token_counts={one.edge: one.counted for one in stage.writers},
+                produced={writer.edge: writer.next_index for writer in stage.writers},
+                token_counts={writer.edge: writer.counted for writer in stage.writers},
                 next_index={edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None},
-                walks={name: walk for one in stage.writers for name, walk in one.producer.tracked.items()},
+                walks={name: walk for writer in stage.writers for name, walk in writer.producer.tracked.items()},
                 done=done,
             )
         )

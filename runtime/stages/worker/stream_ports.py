@@ -203,12 +203,12 @@ class StreamPorts:
 
     def gauges(self) -> dict[str, int]:
         """Return how the streams are now, for the heartbeat."""
-        open_outputs = [one for one in self.sender.streams.values() if one.gone is None]
+        open_outputs = [stream for stream in self.sender.streams.values() if stream.gone is None]
         return {
             "stream_free_blocks": len(self.memory.free),
             "stream_kept_bytes": self.memory.kept,
-            "stream_items_ahead": max((one.ahead for one in open_outputs), default=0),
-            "streams_full": sum(one.is_full for one in open_outputs),
+            "stream_items_ahead": max((open_output.ahead for open_output in open_outputs), default=0),
+            "streams_full": sum(open_output.is_full for open_output in open_outputs),
         }
 
     def close_all(self) -> None:

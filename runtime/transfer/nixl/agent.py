@@ -198,6 +198,6 @@ def interface_of(host: str) -> str:
     if is_loopback(host):
         return LOOPBACK_INTERFACE
     for name, addresses in psutil.net_if_addrs().items():
-        if host in [one.address.partition("%")[0] for one in addresses]:
+        if host in [address.address.partition("%")[0] for address in addresses]:
             return str(name)
     raise TransferError(f"no network interface of this machine has the address {host}")

@@ -172,7 +172,7 @@ class PrefillSide:
             self.kept.keep(job, now)
             self.over.append(job.request)
             return
-        going_on = [one.sequence for one in job.firsts if one.finish is FinishReason.HANDED_OVER]
+        going_on = [first.sequence for first in job.firsts if first.finish is FinishReason.HANDED_OVER]
         if going_on:
             self.hand_over(job, going_on, now)
         else:

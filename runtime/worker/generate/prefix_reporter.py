@@ -60,11 +60,11 @@ class PrefixReporters:
 
     def begin(self, proxy: str) -> None:
         """Tell this proxy everything anew."""
-        for one in self.reporters:
-            if one.link.proxy == proxy:
-                one.begin()
+        for reporter in self.reporters:
+            if reporter.link.proxy == proxy:
+                reporter.begin()
 
     def tell(self) -> None:
         self.index.catch_up()
-        for one in self.reporters:
-            one.tell()
+        for reporter in self.reporters:
+            reporter.tell()

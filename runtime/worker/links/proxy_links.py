@@ -71,7 +71,7 @@ class ProxyLinks:
     def __init__(self, links: Sequence[ProxyLink], sockets: Sequence[WorkerSocket] = ()) -> None:
         self.links, self.sockets = tuple(links), tuple(sockets)
         self.only = self.links[0] if len(self.links) == 1 else None
-        self.reachable = [ProxyReachability(one.connection, one.endpoint) for one in self.sockets]
+        self.reachable = [ProxyReachability(socket.connection, socket.endpoint) for socket in self.sockets]
         self.times = TimesReporter(self.of)
         self.first_at: float | None = None
         for link in self.links if self.only is None else ():

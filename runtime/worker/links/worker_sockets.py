@@ -47,7 +47,7 @@ class WorkerSockets:
 
     def connect_proxies(self, hello: Hello) -> ProxyLinks:
         """Open the connections to all proxies, at which the worker registers with this introduction."""
-        made = [WorkerSocket(self.context, self.incarnation, one) for one in self.config.controls]
+        made = [WorkerSocket(self.context, self.incarnation, control) for control in self.config.controls]
         for one in made:
             self.add(one)
         return ProxyLinks([ProxyLink(one, hello) for one in made], made)

@@ -27,7 +27,7 @@ class PackedGuard:
 
     def __init__(self, *files: MappedFile | None) -> None:
         # Each with whether its lease is held; without those for which there can be none.
-        self.leases = {one: False for one in files if one is not None}
+        self.leases = {file: False for file in files if file is not None}
         self.thread: TurnThread | None = None
 
     def begin(self, opened: ExitStack, failures: ThreadFailures) -> None:
@@ -43,7 +43,7 @@ class PackedGuard:
 
     def turn(self) -> float | None:
         """Look at all leases, and take those that are not held. Return when to look again."""
-        moved = [self.has_moved(one) for one in list(self.leases)]
+        moved = [self.has_moved(lease) for lease in list(self.leases)]
         if not self.leases or (self.thread is not None and self.thread.closing.is_set()):
             return None
         return 0.0 if any(moved) else LOOK
