@@ -51,34 +51,55 @@ class FileMemory:
 
 
 class MappedFile:
-    """All `parts` of memory that show one file, which is open to be read as `file`. Others find it at its `path`."""
+    """All `parts` of memory that show one file, which is open to be read as `file`. Others find it at its `path`. It is
+    `leased` from when a lease was taken until that is handed back."""
 
     def __init__(self, path: Path, file: IO[bytes], parts: list[FileMemory]) -> None:
         """Raises OSError."""
-        self.path, self.parts = path, parts
+        self.path, self.parts, self.leased = path, parts, False
         self.show(file)
 
     def show(self, file: IO[bytes]) -> None:
-        """Have all parts show a file, which has the same bytes if it is another one. Raises OSError: some may show it
-        then, and some not."""
+        """Have all parts show a file. Raises OSError: some may show it then, and some not."""
         for part in self.parts:
             part.show(file)
         self.file = file
 
+    def move(self, file: IO[bytes]) -> None:
+        """Show another file that has the same bytes, and let go of this one. Raises OSError as `show` does."""
+        old = MappedFile(self.path, self.file, [])
+        self.show(file)
+        self.leased = False
+        old.hand_back()
+        old.file.close()
+
     def take_lease(self) -> None:
         """Have the system hold up who opens the file to write or cuts it off, until the lease is handed back. Raises
-        BlockingIOError where somebody is about to or has it open, and OSError where there are no leases."""
+        BlockingIOError where somebody is about to or has it open, or the system of files has none to give now, and
+        OSError where there are none at all."""
         fcntl.fcntl(self.file, fcntl.F_SETSIG, TOLD_BY)
         fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        self.leased = True
 
     def hand_back(self) -> None:
+        """Have no lease, and no lock on the file. Closing it is not enough: a child process may have it open too."""
         with suppress(OSError):
             fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.leased = False
 
     @property
-    def is_leased(self) -> bool:
-        """Return whether the lease is held, and nobody waits for it. Raises OSError."""
-        return fcntl.fcntl(self.file, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+    def is_wanted(self) -> bool:
+        """Return whether somebody waits for the lease to be handed back, or the system has waited long enough."""
+        return fcntl.fcntl(self.file, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+
+    @property
+    def is_replaced(self) -> bool:
+        """Return whether another file has the name."""
+        try:
+            return not self.path.samefile(path_of(self.file))
+        except OSError:
+            return False
 
 
 def path_of(file: IO[bytes]) -> Path:

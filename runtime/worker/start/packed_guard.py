@@ -26,13 +26,14 @@ class PackedGuard:
     name any more, and that nobody maps."""
 
     def __init__(self, *files: MappedFile | None) -> None:
-        # Each with whether its lease is held; without those for which there can be none.
-        self.leases = {file: False for file in files if file is not None}
+        # Without those for which there can be no lease.
+        self.files = [file for file in files if file is not None]
+        self.refused: set[MappedFile] = set()
         self.thread: TurnThread | None = None
 
     def begin(self, opened: ExitStack, failures: ThreadFailures) -> None:
         """Guard the files until that is closed."""
-        if self.leases:
+        if self.files:
             self.thread = TurnThread(self.turn, "packed-weights", failures, end=self.hand_back)
             opened.callback(self.close)
             self.thread.start()
@@ -43,47 +44,48 @@ class PackedGuard:
 
     def turn(self) -> float | None:
         """Look at all leases, and take those that are not held. Return when to look again."""
-        moved = [self.has_moved(lease) for lease in list(self.leases)]
-        if not self.leases or (self.thread is not None and self.thread.closing.is_set()):
+        moved = [self.has_moved(file) for file in list(self.files)]
+        if not self.files or (self.thread is not None and self.thread.closing.is_set()):
             return None
         return 0.0 if any(moved) else LOOK
 
     def has_moved(self, mapped: MappedFile) -> bool:
-        """Have a copy mapped if somebody wants to write to the file, or may do so already."""
+        """Have a copy mapped if somebody wants to write to the file, or others have moved to a copy before this process
+        had a lease."""
+        if mapped.leased:
+            return mapped.is_wanted and self.move(mapped)
         try:
-            if self.leases[mapped]:
-                is_safe = mapped.is_leased
-            else:
-                mapped.take_lease()
-                is_safe = self.leases[mapped] = True
-        except BlockingIOError:
-            is_safe = False
+            mapped.take_lease()
+        except BlockingIOError as error:
+            if mapped.is_replaced:
+                return self.move(mapped)
+            self.tell(mapped, error)
         except OSError as error:
-            logger.info(
-                "who cuts off %s ends this worker, since the system gives no lease on it: %s", mapped.path, error
-            )
-            del self.leases[mapped]
-            return False
-        return not is_safe and self.move(mapped)
+            self.tell(mapped, error)
+            self.files.remove(mapped)
+        return False
+
+    def tell(self, mapped: MappedFile, error: OSError) -> None:
+        """Say once that a file is not guarded."""
+        if mapped not in self.refused:
+            self.refused.add(mapped)
+            logger.info("who cuts off %s ends this worker: the system gives no lease on it: %s", mapped.path, error)
 
     def move(self, mapped: MappedFile) -> bool:
         """Map a copy, and hand the lease back. Without a copy the process ends, and only with it the lease."""
-        old = mapped.file
         try:
             copy, what = copy_of(mapped, break_time())
-            mapped.show(copy)
+            mapped.move(copy)
         except (OSError, PackedFileError) as error:
-            del self.leases[mapped]
+            self.files.remove(mapped)
             logger.error("somebody writes to %s, and this worker ends: there is no copy: %s", mapped.path, error)
             os.kill(os.getpid(), signal.SIGTERM)
             return False
-        self.leases[mapped] = False
-        old.close()
         logger.warning("somebody writes to %s: this worker maps %s now", mapped.path, what)
         return True
 
     def hand_back(self) -> None:
-        for mapped in self.leases:
+        for mapped in self.files:
             mapped.hand_back()
 
 

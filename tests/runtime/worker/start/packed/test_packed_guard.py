@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from packed_loading import TIMEOUT, Loading, bits, change, packed_files_of, wait_for_leases
+from packed_loading import LOCKS, TIMEOUT, Loading, bits, change, packed_files_of, wait_for_leases
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile, path_of
 from pontil.gpu_ops.kernels.weights.places import PARTIAL
@@ -68,7 +68,7 @@ class GuardedProcess:
         with ExitStack() as opened:
             while guard.turn() == 0.0:
                 pass
-            assert all(guard.leases.values()), "there is no lease"
+            assert all(one.leased for one in guard.files), "there is no lease"
             guard.begin(opened, failures)
             os.write(saying, b"g")
             while select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"r":
@@ -267,32 +267,76 @@ def test_a_file_of_that_name_with_other_bytes_is_not_taken_for_a_copy(model: Pat
     verify(path)
 
 
-def test_who_has_the_file_open_to_write_already_is_left_with_it(
+def test_a_lease_is_taken_once_nobody_has_the_file_open_to_write(
     model: Path, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Some systems of files answer as if somebody had, always: nothing is copied for that, and one line says so."""
+    caplog.set_level(logging.INFO, logger="pontil.worker")
     loading = Loading(model, cache)
     built, guard = loading.model(), PackedGuard(loading.shelf.mapped)
+    (mapped,) = guard.files
     guard.hand_back()
+    mapped.path.chmod(0o600)
+    with mapped.path.open("r+b"):
+        assert [guard.turn(), guard.turn()] == [LOOK, LOOK] and not mapped.leased and not mapped.is_replaced
+    assert [line for line in caplog.messages if "cuts off" in line] == [
+        f"who cuts off {mapped.path} ends this worker: the system gives no lease on it: "
+        "[Errno 11] Resource temporarily unavailable"
+    ]
+    assert guard.turn() == LOOK and mapped.leased and bits(built)
+    guard.hand_back()
+
+
+def test_who_has_no_lease_when_others_move_to_a_copy_moves_too(model: Path, cache: Path, start: Start) -> None:
+    """They had theirs before somebody waited for it."""
+    expected, (holder,) = digest(model, None), start(1, guarded=False)
     (path,) = packed_files_of(cache)
-    path.chmod(0o600)
-    with path.open("r+b") as writing:
-        assert guard.turn() == 0.0
-        writing.truncate(0)
-    assert guard.turn() == LOOK and all(guard.leases.values())
-    assert digest_of(bits(built)) == digest(model, None)
+    cutting = threading.Thread(target=os.truncate, args=(path, 0))
+    cutting.start()
+    wait_for_leases(path, 1, "BREAKING")
+    late = Loading(model, cache)
+    built, guard = late.model(), PackedGuard(late.shelf.mapped)
+    (mapped,) = guard.files
+    assert not mapped.leased
+    shutil.copy(path, cache / "copy")
+    (cache / "copy").rename(path)
+    assert guard.turn() == 0.0 and guard.turn() == LOOK and mapped.leased
+    holder.guard()
+    cutting.join(TIMEOUT)
+    assert digest_of(bits(built)) == holder.read() == expected
     guard.hand_back()
-    line = f"somebody writes to {path}: this worker maps a copy, which has its name now"
-    assert caplog.messages[-1] == line
+    assert holder.end() == 0
+
+
+def test_a_child_process_that_has_the_file_open_too_holds_nobody_up(model: Path, cache: Path) -> None:
+    """It has lease and lock in common with its parent, who closes the file alone."""
+    loading = Loading(model, cache)
+    built, guard = loading.model(), PackedGuard(loading.shelf.mapped)
+    (path,) = packed_files_of(cache)
+    inode, child = f":{path.stat().st_ino} ", os.fork()
+    if not child:
+        signal.pause()
+        os._exit(0)
+    cutting = threading.Thread(target=os.truncate, args=(path, 0))
+    cutting.start()
+    try:
+        wait_for_leases(path, 1, "BREAKING")
+        assert guard.turn() == 0.0 and not [line for line in LOCKS.open() if inode in line]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        cutting.join(TIMEOUT)
+    assert digest_of(bits(built)) == digest(model, None)
 
 
 def test_a_file_that_can_have_no_lease_is_used_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with Path("/dev/null").open("rb") as file:
         guard = PackedGuard(MappedFile(tmp_path, file, []), None)
-        assert guard.turn() is None and not guard.leases
+        assert guard.turn() is None and not guard.files
     (line,) = caplog.messages
     assert line == (
-        f"who cuts off {tmp_path} ends this worker, since the system gives no lease on it: [Errno 22] Invalid argument"
+        f"who cuts off {tmp_path} ends this worker: the system gives no lease on it: [Errno 22] Invalid argument"
     )
 
 
