@@ -22,9 +22,16 @@ MESSAGES = "messages"
 ALONE = "is for /v1/chat/completions: leave it out"
 # Parameters that only chats have, with the values of them that ask for nothing.
 OF_ONE_CHAT: dict[str, tuple[Any, ...]] = {
-    "stream": (False,), "stream_options": (), "tools": ([],), "tool_choice": ("none",), "functions": ([],),
-    "function_call": ("none",), "modalities": (["text"],), "audio": (), "kv_transfer_params": ({},),
-}  # fmt: skip
+    "stream": (False,),
+    "stream_options": (),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "kv_transfer_params": ({},),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,6 @@ class Supervisor:
         self.console = console
         self.directory = directory
         self.notifier = notifier or Notifier({})
-        self.clock = time.monotonic
         self.selector = selector or selectors.DefaultSelector()
         self.oom = OomWatch(kill_counter())
         self.table = ProcessTable(orders.gpu_tool)
@@ -96,9 +95,12 @@ class Supervisor:
         self.asked: list[int] = []
         self.failure: LaunchError | None = None
         self.monitors = False
-        self.looked = self.clock()
+        self.looked = time.monotonic()
         self.streams = ChildStreams(
-            self.selector, console, self.clock, lambda process, asked: take_change(process, asked, self.rollouts.take)
+            self.selector,
+            console,
+            time.monotonic,
+            lambda process, asked: take_change(process, asked, self.rollouts.take),
         )
         self.announcement = Announcement(
             orders.topology, console, SelfTestMonitor(orders.self_test), self.looked, orders.limits.start
@@ -118,7 +120,7 @@ class Supervisor:
                 self.selector.register(signals, selectors.EVENT_READ, lambda: self.obey(signals.take()))
                 self.control.open()
                 self.port.open()
-                self.orders.starter.open(self.selector, self.clock)
+                self.orders.starter.open(self.selector, time.monotonic)
                 self.start(self.prepare())
                 self.monitor()
                 self.port.close()
@@ -193,7 +195,7 @@ class Supervisor:
             self.console.line(WARNING)
         while self.serving:
             self.run_once()
-            self.reconcile(self.clock())
+            self.reconcile(time.monotonic())
         self.monitors = False
         self.chaos.close()
         self.rollouts.close()
@@ -208,8 +210,8 @@ class Supervisor:
             self.console.line("stopping: waiting for requests in flight (a second signal ends at once)")
         for child in leaders:
             ask_to_drain(child, self.orders.drain_timeout)
-        deadline = self.clock() + self.orders.drain_timeout + DRAIN_MARGIN
-        while self.draining and any(map(has_work, leaders)) and self.clock() < deadline:
+        deadline = time.monotonic() + self.orders.drain_timeout + DRAIN_MARGIN
+        while self.draining and any(map(has_work, leaders)) and time.monotonic() < deadline:
             self.run_once()
 
     def terminate(self) -> None:
@@ -243,7 +245,7 @@ class Supervisor:
         return Child(plan, self.orders.starter, handed, self.orders.weights)
 
     def spawn(self, child: Child) -> None:
-        now = self.clock()
+        now = time.monotonic()
         try:
             child.start(now)
         except OSError as error:
@@ -256,7 +258,7 @@ class Supervisor:
         """Sleep until an event and handle it: record exits, kill sick children, update the proxies."""
         for key, _ in self.selector.select(self.patience()):
             key.data()
-        now = self.clock()
+        now = time.monotonic()
         self.excuse_silence(now)
         for child in self.living:
             if self.streams.record_ends(child, now, self.oom):
@@ -278,7 +280,7 @@ class Supervisor:
         self.looked = now
 
     def patience(self) -> float:
-        now, usual = self.clock(), PATIENCE
+        now, usual = time.monotonic(), PATIENCE
         if any(child.is_silent(self.orders.limits, now) for child in self.children):
             usual = WATCHING
         starts = [child for child in self.children if child.state is ChildState.BACKOFF]
@@ -318,8 +320,8 @@ class Supervisor:
         self.failure = self.announcement.advance(self.children, now) or self.failure
 
     def wait_for_the_end(self, grace: float, patient: Callable[[], bool]) -> None:
-        deadline = self.clock() + grace
-        while self.living and patient() and self.clock() < deadline:
+        deadline = time.monotonic() + grace
+        while self.living and patient() and time.monotonic() < deadline:
             self.run_once()
 
 

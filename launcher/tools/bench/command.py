@@ -119,9 +119,16 @@ def bench(**given: Any) -> int:
     limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
     check(given, limits)
     made = LoadBench(
-        targets_of(given), questions_of(given), limits, given["requests"], given["requests_per_stream"],
-        given["timeout"], given["seed"], given["raw"], given["as_json"],
-    )  # fmt: skip
+        targets_of(given),
+        questions_of(given),
+        limits,
+        given["requests"],
+        given["requests_per_stream"],
+        given["timeout"],
+        given["seed"],
+        given["raw"],
+        given["as_json"],
+    )
     made.warm_up()
     found = made.search((given["request_rate"] or (1.0,))[0], given["share"]) if given["find_rate"] else None
     if found is None:

@@ -15,9 +15,16 @@ KINDS: tuple[Kind, ...] = (
     *((variant, True) for fault in OF_PROXIES for variant in VARIANTS[fault]),
 )
 HEADING = (
-    "fault", "times", "longest pause", "median", "first token", "back after", "failovers", "failed handoffs",
+    "fault",
+    "times",
+    "longest pause",
+    "median",
+    "first token",
+    "back after",
+    "failovers",
+    "failed handoffs",
     "failed writes",
-)  # fmt: skip
+)
 EFFECTS = ("failovers", "failed_handoffs", "failed_writes")
 Window = tuple[float, float]
 

@@ -28,7 +28,6 @@ FIELDS = {
     "ModelConfig": 28,
     "SpokenFunctionShape": 21,
     "SpokenParsedShape": 21,
-    "Supervisor": 21,
     "WorkerLoad": 21,
 }
 PARAMETERS: dict[str, int] = {}
