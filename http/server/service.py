@@ -4,7 +4,9 @@
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Sequence, Set
+from email.utils import formatdate
 from functools import partial
 from typing import Any
 
@@ -30,7 +32,6 @@ from pontil.http.server.connection_limit import (
     raise_descriptor_limit,
 )
 from pontil.http.server.error_handler import OpenAIErrors
-from pontil.http.server.http_date import HttpDate
 from pontil.http.server.log_interval import LogInterval
 from pontil.http.server.probes import METHODS, add_probes
 from pontil.http.server.raw_head import MAX_HEAD_BYTES
@@ -47,6 +48,22 @@ from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+
+class HttpDate:
+    """The current date as HTTP writes it (RFC 9110, 5.6.7), made once a second."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: time.time()) -> None:
+        self.clock = clock
+        self.second, self.text = -1, ""
+
+    @property
+    def now(self) -> str:
+        second = int(self.clock())
+        if second != self.second:
+            self.second, self.text = second, formatdate(second, usegmt=True)
+        return self.text
+
 
 BACKLOG = 1024
 # The header with the id of a stream that can be continued.

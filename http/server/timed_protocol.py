@@ -3,9 +3,11 @@
 heads and chunks that were checked first (raw_head.py)."""
 
 import asyncio
+import json
 import logging
 import re
 import time
+from http import HTTPStatus
 from typing import Any
 
 from sanic.exceptions import BadRequest, ExpectationFailed, RequestTimeout, SanicException, ServiceUnavailable
@@ -15,10 +17,22 @@ from sanic.server.protocols.http_protocol import HttpProtocol
 
 from pontil.http.access.failed_keys import place_of
 from pontil.http.server.connection_limit import REFUSAL, ConnectionLimit
-from pontil.http.server.early_answer import early_answer
+from pontil.http.server.error_handler import CODES
 from pontil.http.server.raw_head import MAX_HEAD_BYTES, chunk_fault, foreign_byte, head_fault
+from pontil.http.server.request_id import HEADER, request_id
+from pontil.http.stream.error_object import error_object
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
+
+
+def early_answer(error: SanicException) -> bytes:
+    """Return an error answer that ends its connection."""
+    status = HTTPStatus(error.status_code)
+    body = json.dumps(error_object(str(error), status, code=CODES.get(status))).encode()
+    stated = {"content-type": "application/json", "content-length": len(body), HEADER: request_id(None)}
+    fields = [f"{name}: {value}" for name, value in (stated | error.headers | {"connection": "close"}).items()]
+    return "\r\n".join([f"HTTP/1.1 {status.value} {status.phrase}", *fields, "", ""]).encode() + body
+
 
 RECEIVE_SECONDS = 60.0
 # A client that connects has something to send. One that stays longer before its first byte only takes a place.

@@ -6,10 +6,10 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import exp
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.config.proxy_config import ProxyConfig
-from pontil.runtime.proxy.dispatch.recent_work import RecentWork
 from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.requests.log_fields import about
@@ -18,6 +18,32 @@ from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Route, WorkerLoad, 
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.messages import Message
+
+# Time constant in seconds: a few turns of a conversation.
+MEMORY_SECONDS = 300.0
+# Seconds of one step of decay, in which a sum loses less than a thousandth: each step looks at all workers.
+STEP = 0.25
+
+
+class RecentWork:
+    """Exponentially decaying sums, in the `recent` of each worker of a registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.at: float | None = None
+
+    def add(self, incarnation: str, tokens: int, now: float) -> None:
+        """Add tokens that a worker has to compute, or has made."""
+        if self.at is None:
+            self.at = now
+        elif now - self.at >= STEP:
+            kept = exp((self.at - now) / MEMORY_SECONDS)
+            self.at = now
+            for worker in self.registry.workers.values():
+                worker.recent *= kept
+        if incarnation in self.registry.workers:
+            self.registry.workers[incarnation].recent += tokens
+
 
 LOG = logging.getLogger("pontil.proxy")
 # Length of a transfer's secret.

@@ -36,7 +36,7 @@ class RegisteredWorker:
     prompt tokens, and to end `taken` choices: `seat_counts` and `prompt_counts` have its choices and its uncomputed
     prompts by caller. It was `drained` when it left: prompts that it computed lie with their decode workers, which tell
     if they do not. It serves requests of `group` only. `recent` tokens were given to it or made by it lately
-    (runtime/proxy/dispatch/recent_work.py). It cannot pull from `lost_peers` now."""
+    (runtime/proxy/dispatch/dispatcher.py). It cannot pull from `lost_peers` now."""
 
     hello: Hello
     contact: Contact

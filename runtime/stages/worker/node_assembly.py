@@ -1,24 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of the node of a worker without tokens, up to a first run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.errors import ModelError
+from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
-from pontil.runtime.stages.nodes.node import StageNode
+from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput, StageNode
 from pontil.runtime.stages.nodes.recognizer import Recognizer
 from pontil.runtime.stages.nodes.speaker import Speaker
 from pontil.runtime.stages.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
-from pontil.runtime.stages.nodes.tones import TONES, Tones
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.config import SAMPLE_RATE
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
 from pontil.runtime.stages.qwen3_omni.directory import code2wav_checkpoint
 from pontil.runtime.stages.qwen3_omni.speech_loading import load_code2wav
-from pontil.runtime.stages.worker.code2wav_node import Code2WavNode
+
+LOUDEST = 32767
+
+
+class Code2WavNode:
+    """A StageNode. Each chunk of frames is one output; the connection's policy cuts them alike for every attempt."""
+
+    kind, sample_rate, one_per_chunk = AUDIO, SAMPLE_RATE, True
+
+    def __init__(self, code2wav: Code2Wav, identity: str) -> None:
+        self.code2wav, self.identity = code2wav, identity
+
+    def begin(self, task: NodeInput) -> "FrameRun":
+        if task.data is not None:
+            raise RequestError("this model speaks its own answers only: use a chat with audio")
+        return FrameRun(self.code2wav)
+
+
+class FrameRun:
+    """One answer's sound."""
+
+    def __init__(self, code2wav: Code2Wav) -> None:
+        self.code2wav = code2wav
+
+    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
+        if not items:
+            return
+        frames, config = [*context, *items], self.code2wav.config
+        alike = all(frame.dtype == np.int32 and frame.shape == (1, config.groups) for frame in frames)
+        if not alike or any(frame.min() < 0 or frame.max() >= config.codebook_size for frame in frames):
+            raise RequestError("a frame is not of this model", status=503)
+        yield pcm16(self.code2wav.decode(torch.from_numpy(np.concatenate(frames).astype(np.int64)), len(context)))
+
+
+def pcm16(samples: torch.Tensor) -> bytes:
+    """Return samples in [-1, 1] as 16-bit numbers, the lowest byte first."""
+    return (samples.clamp(-1, 1) * LOUDEST).round().to(torch.int16).numpy().astype("<i2").tobytes()
+
+
+RATE: Final = 24000
+# The samples of one byte.
+SAMPLES: Final = 8
+PEAK: Final = 64
+# A hash would say no more: these samples are made of the text alone.
+TONES: Final = "tones-1"
+
+
+class Tones:
+    """A voice for tests, and for demonstrations without downloads."""
+
+    rate = RATE
+
+    def phonemes(self, piece: str) -> list[str]:
+        """Return the words; white space has no sound."""
+        return piece.split()
+
+    def say(self, phonemes: Sequence[str]) -> bytes:
+        return tones(" ".join(phonemes).encode())
+
+
+def tones(data: bytes) -> bytes:
+    """Return the samples of some bytes: a rising line for each, steeper the greater the byte."""
+    steps = np.arange(1, SAMPLES + 1, dtype="<i2") * (PEAK // SAMPLES)
+    samples: NDArray[np.int16] = np.frombuffer(data, np.uint8).astype("<i2")[:, None] * steps
+    return samples.astype("<i2").tobytes()
 
 
 def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, StageNode]:

@@ -17,6 +17,7 @@ import contextvars
 import logging
 import math
 import os
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -28,11 +29,23 @@ from pontil.runtime.config.worker_config import DEADLINES
 from pontil.runtime.errors import MalformedFrame, PontilError
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.codec import MAX_FRAME_BYTES, decode, encode
-from pontil.runtime.wire.links.address_family import is_ipv6
 from pontil.runtime.wire.links.connection_monitor import READABLE, ConnectionMonitor, Reachability
 from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.keys import Keys
 from pontil.runtime.wire.messages import Message
+
+
+def is_ipv6(endpoint: str) -> bool:
+    """Return whether an endpoint is an IPv6 address, or a name that has no other. May ask the resolver."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    if not endpoint.startswith("tcp://") or host in ("", "*"):
+        return False
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(family == socket.AF_INET6 for family, *_ in found)
+
 
 # Messages queued for one peer before send returns False, and read from one peer ahead of the reader.
 HIGH_WATER_MARK = 8192

@@ -12,8 +12,46 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.wire.messages import Message
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
-from pontil.runtime.worker.process.role_change import AssignedRole
+from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.workload import Outlook, Workload
+
+
+class AssignedRole:
+    """The last order of the supervisor, and its state. Nothing is reported before the first order.
+
+    A draining worker has until `deadline` for its requests. It is drained once the proxy has confirmed, and so sends no
+    more requests, and none is left. It `leaves_for_good` if no other process will come in its place.
+    """
+
+    def __init__(self, link: ProxyLinks, report: Reporter) -> None:
+        self.link, self.report = link, report
+        self.order: int | None = None
+        self.deadline: float | None = None
+        self.reported = True
+        self.leaves_for_good = False
+
+    def take(self, order: int, role: str, drain: float | None, now: float, *, for_good: bool = False) -> None:
+        """Accept an order. `drain` is None to serve new requests, else the seconds in which the present ones must
+        end."""
+        self.order, self.reported, self.leaves_for_good = order, False, for_good
+        self.deadline = None if drain is None else now + drain
+        self.link.turn_to(role, draining=drain is not None)
+
+    def is_overdue(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
+
+    @property
+    def is_drained(self) -> bool:
+        """Return whether no request is left, and the proxy sends no more."""
+        return self.deadline is not None and self.reported
+
+    def tell(self, *, idle: bool) -> None:
+        """Report once that the order is carried out, as soon as it is."""
+        draining = self.deadline is not None
+        if not self.reported and self.link.is_known and (idle or not draining):
+            self.reported = True
+            self.report.settled(order=self.order or 0, drained=draining)
+
 
 logger = logging.getLogger("pontil.worker")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The header Date."""
 
-from pontil.http.server.http_date import HttpDate
+from pontil.http.server.service import HttpDate
 
 
 def test_it_follows_the_clock_by_the_second() -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.builtin import resolve_model
-from pontil.runtime.loaders.hub import is_hub_id
+from pontil.runtime.loaders.builtin import is_hub_id, resolve_model
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 ROOT = Path(__file__).resolve().parents[3]

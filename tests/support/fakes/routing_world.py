@@ -14,7 +14,7 @@ from pontil.runtime.accounting.counts import PREFILL
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.prefix import Key, full_keys
 from pontil.runtime.foundation.fair_share import EVERYBODY
-from pontil.runtime.proxy.dispatch.recent_work import RecentWork
+from pontil.runtime.proxy.dispatch.dispatcher import RecentWork
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.routing.policy import INTERLEAVED, CollocatedRoute, DisaggregatedRoute, Route, next_route

@@ -14,8 +14,8 @@ from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput, NodeRun
 from pontil.runtime.stages.nodes.recognizer import Recognizer
 from pontil.runtime.stages.nodes.speaker import Speaker
 from pontil.runtime.stages.nodes.speech_nodes import SLICE, RecognizerNode, SpeakerNode, identity_of
-from pontil.runtime.stages.nodes.tones import PEAK, RATE, SAMPLES, Tones, tones
 from pontil.runtime.stages.nodes.wav import write_wav
+from pontil.runtime.stages.worker.node_assembly import PEAK, RATE, SAMPLES, Tones, tones
 
 NODE = SpeakerNode(Tones(), "tones")
 TEXTS = st.lists(st.sampled_from(["Hi. ", "é", "日本。", "Mr. X ", "\n", " ", "a", "B? ", "🎈"]), max_size=40).map(

@@ -19,8 +19,7 @@ from pontil.runtime.stages.graph.catalog import QWEN3_OMNI, GraphModel
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.nodes.node import NodeInput
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav, chunks
-from pontil.runtime.stages.worker.code2wav_node import Code2WavNode, pcm16
-from pontil.runtime.stages.worker.node_assembly import make_code2wav
+from pontil.runtime.stages.worker.node_assembly import Code2WavNode, make_code2wav, pcm16
 
 CHUNK, LEFT = 6, 2
 

@@ -9,8 +9,7 @@ from workers import Silent
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.stages.graph.catalog import GRAPHS, TINY_SPEECH, graph_of_architectures
-from pontil.runtime.stages.nodes.tones import RATE
-from pontil.runtime.stages.worker.node_assembly import MAKERS, assemble_node
+from pontil.runtime.stages.worker.node_assembly import MAKERS, RATE, assemble_node
 
 
 def test_every_node_of_the_catalog_can_be_made() -> None:

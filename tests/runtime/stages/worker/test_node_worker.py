@@ -16,8 +16,8 @@ from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer
 from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput
 from pontil.runtime.stages.nodes.recognizer import Transcript
 from pontil.runtime.stages.nodes.speech_nodes import RecognizerNode, SpeakerNode
-from pontil.runtime.stages.nodes.tones import Tones, tones
 from pontil.runtime.stages.nodes.wav import Sound, write_wav
+from pontil.runtime.stages.worker.node_assembly import Tones, tones
 from pontil.runtime.wire.messages import Cancel, NodeOutput, Release, RoleChange, StillHere
 from pontil.runtime.worker.links.proxy_link import BEAT
 

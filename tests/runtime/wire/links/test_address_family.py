@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from pontil.runtime.wire.links.address_family import is_ipv6
 from pontil.runtime.wire.links.keys import Keys
-from pontil.runtime.wire.links.sockets import PeerClient, PeerServer, Poller, open_context
+from pontil.runtime.wire.links.sockets import PeerClient, PeerServer, Poller, is_ipv6, open_context
 from pontil.runtime.wire.messages import Goodbye
 
 V4 = (socket.AF_INET, None, 0, "", ("10.0.0.1", 0))
