@@ -212,9 +212,10 @@ class WorkerLoop:
         return outlook
 
     def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
-        """Handle a message that came by this link, by default the first."""
+        """Handle a message that came by this link, by default the first. Before a Welcome the proxy gives requests to
+        the registration before, which it is about to hear has ended."""
         link = link or self.link.links[0]
-        if self.sockets.is_mine(message) and not self.workload.take(message, now):
+        if self.sockets.is_mine(message) and (link.proxy is None or not self.workload.take(message, now)):
             self.lose(link.heard(message, now))
 
     def tick(self, now: float) -> None:

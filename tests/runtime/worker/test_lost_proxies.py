@@ -89,3 +89,16 @@ def test_a_proxy_that_is_cut_off_takes_only_its_own_requests_along(two: TwoProxi
     assert hello.sender == two.worker.incarnation and hello.registration > 0
     two.submit("a", "again", 5)
     two.turn_until(lambda: two.tokens("a", "again") == 5)
+
+
+def test_what_a_proxy_gives_a_registration_that_has_ended_is_not_computed(two: TwoProxies) -> None:
+    """A connection broke before the Welcome. The next Hello says that nothing is here, and the proxy's cancel may be
+    lost with the next connection."""
+    two.turn_until(lambda: two.worker.link.proxies == 2)
+    two.first.forget()
+    early = Submit("a", two.worker.incarnation, "early", 0, prompt(20), greedy(400, ignore_eos=True).to_wire())
+    two.worker.hear(early, two.worker.now, two.first)
+    assert not two.worker.requests
+    two.turn_until(lambda: two.first.proxy == "a")
+    two.submit("a", "again", 5)
+    two.turn_until(lambda: two.tokens("a", "again") == 5)
