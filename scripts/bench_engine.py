@@ -3,6 +3,7 @@
 
     taskset -c 1 python scripts/bench_engine.py [--model NAME|PATH] [--kernels auto torch] [--rows 1 8 32] [--threads 1]
         [--record]
+    taskset -c 1 python scripts/bench_engine.py --host [--rounds 100] [--profile]
 
 Prints one JSON object for each kind of kernels, in milliseconds, least and median of the rounds (with --cpu of this
 process's CPU time, which excludes the time that other processes take of the core; for one thread only): `step` by the
@@ -16,6 +17,10 @@ With pontil's kernels also the `peak` of the same threads, in 10^9 multiply-adds
 products with weights take in each of these steps (all of a step's time counts; attention's own products do not); and
 the GB/s of memory that they can `read`, with the share of it that a step of one row reads of bfloat16 weights. --record
 appends the figures, with processor and command, to the table "By processor" in docs/measurements.md.
+
+With --host instead: what the host does in a step of 1, 64 and 256 rows (scripts/host_steps.py): the real engine and
+scheduler, over a device (then over kernels) that takes no time. It prints ms by the clock and of CPU time, least and
+median, and Python calls for each row.
 """
 
 import argparse
@@ -29,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import roofline  # noqa: E402
 import torch  # noqa: E402
+from host_steps import measure_host  # noqa: E402
 
 import app  # noqa: E402, F401
 from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
@@ -49,6 +56,7 @@ from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
 from pontil.runtime.engine.runner.model_runner import ModelRunner  # noqa: E402
 from pontil.runtime.engine.scheduler import Scheduler  # noqa: E402
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # noqa: E402
+from pontil.runtime.foundation.garbage import leave_to_requests  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402
@@ -58,7 +66,7 @@ from pontil.runtime.models.weights import Packing, Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"
-MANY = 64
+MANY, HOST_ROWS = 64, (1, 64, 256)
 MEASUREMENTS = Path(__file__).resolve().parent.parent / "docs" / "measurements.md"
 TABLE = "\n## By processor\n"
 
@@ -227,7 +235,14 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--record", action="store_true")
+    parser.add_argument("--host", action="store_true")
     arguments = parser.parse_args()
+    if arguments.host:
+        torch.set_num_threads(1)
+        leave_to_requests()  # as a worker does
+        for kind, rows in product(("device", "cpu"), HOST_ROWS):
+            print(json.dumps(measure_host(kind, rows, 100, arguments.rounds, arguments.profile)), flush=True)
+        return
     for kernels in arguments.kernels:
         result = measure(arguments, kernels)
         print(json.dumps(result), flush=True)

@@ -197,11 +197,11 @@ class Engine:
             return False
         if self.scheduler.held_up or self.scheduler.drafts.has_room:
             return False
-        sequences = [span.sequence for span in step.batch.spans]
-        return not any(
-            sequence.hands_over or sequence.is_streamed or sequence.params.prompt_logprobs is not None
-            for sequence in sequences
-        )
+        for span in step.batch.spans:
+            sequence = span.sequence
+            if sequence.hands_over or sequence.is_streamed or sequence.params.prompt_logprobs is not None:
+                return False
+        return True
 
     def collect(self, step: StepInFlight) -> list[Output]:
         """Wait for a step, and accept its tokens. Those of a sequence that ended meanwhile are dropped: the token that
@@ -246,15 +246,16 @@ class Engine:
         record = sequence.record
         first = record.is_handed
         # Without memory the prompt was not computed to its end: nothing is stated of it.
-        is_computed = sampled.failure != MEMORY_RAN_OUT
-        opens = is_computed and sequence.history.scheduled_at is not None and sequence.branch.leads and record.is_new
+        is_computed = record.is_new and sampled.failure != MEMORY_RAN_OUT
+        opens = is_computed and sequence.history.scheduled_at is not None and sequence.branch.leads
         self.prompt_computed += sequence.history.prompt_computed if opens else 0
         sequence.ahead.arrive()
         before = len(sequence.output)
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
-        if sequence.streams.inputs is not None:
+        inputs = sequence.streams.inputs
+        if inputs is not None:
             for frame in sampled.frames:
-                sequence.streams.inputs.take_frame(frame)
+                inputs.take_frame(frame)
         sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
@@ -274,7 +275,7 @@ class Engine:
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
         index = record.delivered if first or record.delivered == len(sequence.output) else before
         ids, logprobs = sequence.output[index:], record.logprobs_from(index)
-        frames = [] if sequence.streams.inputs is None else sequence.streams.inputs.frames[index:]
+        frames = [] if inputs is None else inputs.frames[index:]
         return Output(
             sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
         )

@@ -2,7 +2,7 @@
 """The scheduler: which sequences compute how many tokens in the next step. Touches no tensor."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
@@ -93,7 +93,7 @@ class Scheduler:
         self.held_up = False
         self.admit()
         spans = self.drafts.add(list(self.decode_spans()), self.memory)
-        spans += self.chunks(self.budget.of_step(decodes=bool(spans)))
+        spans += self.chunks(self.budget.of_step(decodes=bool(spans)), {span.sequence for span in spans})
         self.stalled = not spans and self.has_work
         return Batch(tuple(spans), self.memory.take_copies())
 
@@ -112,9 +112,11 @@ class Scheduler:
             if ready and self.make_room(sequence, in_turn):
                 yield Span(sequence, sequence.computed, 1)
 
-    def chunks(self, budget: int) -> Iterator[Span]:
-        """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
-        open_prompts = [one for one in self.running if not decodes(one) and one.is_ready]
+    def chunks(self, budget: int, decoding: Container[Sequence]) -> Iterator[Span]:
+        """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat. The `decoding`
+        ones have a span."""
+        others = [one for one in self.running if one not in decoding]
+        open_prompts = [one for one in others if not decodes(one) and one.is_ready]
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)

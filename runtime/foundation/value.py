@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 else:
     from dataclasses import dataclass
 
-    def value(*, frozen: bool, slots: bool) -> Any:
+    def value(*, frozen: bool, slots: bool, eq: bool = True) -> Any:
         """Make a class a dataclass whose values compare and hash as frozen ones do."""
-        return dataclass(slots=slots, unsafe_hash=frozen)
+        return dataclass(slots=slots, eq=eq, unsafe_hash=frozen and eq)
 
 
 __all__ = ["value"]

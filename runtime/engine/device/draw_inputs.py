@@ -17,21 +17,26 @@ from pontil.runtime.engine.sampling.logprobs import ranked
 from pontil.runtime.engine.sampling.sampler import Draw
 from pontil.runtime.engine.sequences.token_logprobs import Entry, TokenLogprobs
 
+MOST_LIKELY = (0.0, 0.0, 0.0, 0.0, 0.0)
 DRAWN = -1
 """In the place of a token: the one that is drawn."""
 
 
 def draw_sections(draws: Sequence[Draw], count: int) -> list[Array]:
     """The sections of `count` draws, those behind the given ones being none, in the order of DeviceDraws' fields."""
-    row, top_k = np.full(count, -1, np.int32), np.zeros(count, np.int32)
-    temperature, top_p, min_p, number = (np.zeros(count, np.float64) for _ in range(4))
-    for place, one in enumerate(draws):
-        params = one.sequence.params
-        row[place] = one.row
-        if not params.greedy:
-            temperature[place], top_k[place] = params.temperature, params.top_k
-            top_p[place], min_p[place], number[place] = params.top_p, params.min_p, one.number
-    return [row, temperature, top_k, top_p, min_p, number]
+    row, numbers = np.full(count, -1, np.int32), np.zeros((5, count))
+    row[: len(draws)] = [one.row for one in draws]
+    numbers[:, : len(draws)] = np.array([numbers_of(one) for one in draws], np.float64).reshape(-1, 5).T
+    temperature, top_k, top_p, min_p, number = numbers
+    return [row, temperature, top_k.astype(np.int32), top_p, min_p, number]
+
+
+def numbers_of(draw: Draw) -> Sequence[float]:
+    """Temperature, top_k, top_p, min_p and number of a draw, of a greedy one zeros."""
+    params = draw.sequence.params
+    if params.greedy:
+        return MOST_LIKELY
+    return params.temperature, params.top_k, params.top_p, params.min_p, draw.number
 
 
 @dataclass(frozen=True, slots=True)

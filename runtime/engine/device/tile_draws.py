@@ -43,7 +43,7 @@ class TileDraws:
     @property
     def places(self) -> dict[EngineSequence, int]:
         """The places of the ids of sequences that draw one each."""
-        owners = Counter(one.sequence for one in self.plan.draws)
+        owners = Counter([one.sequence for one in self.plan.draws])
         return {one.sequence: self.first + at for at, one in enumerate(self.plan.draws) if owners[one.sequence] == 1}
 
     def write(self, sections: StepSections, left_out: Set[EngineSequence]) -> None:

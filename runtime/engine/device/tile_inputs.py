@@ -3,6 +3,7 @@
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -18,20 +19,18 @@ TABLE_STEP = 4
 
 def row_sections(plan: TilePlan, rows: int, block_size: int) -> list[Array]:
     """The ids, positions and slots of `rows` rows, padding last, each int32 [rows]."""
-    ids, positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-    slots = np.full(rows, -1, np.int32)
-    ids[: len(plan.ids)] = plan.ids
-    row = 0
+    owned = list[int]()
     for span in plan.spans:
         if span.count == 1:
-            block, offset = divmod(span.start, block_size)
-            positions[row], slots[row] = span.start, span.blocks[block] * block_size + offset
+            owned.append(span.blocks[span.start // block_size])
         else:
-            own = np.arange(span.start, span.start + span.count, dtype=np.int32)
-            blocks = blocks_of(span, block_size)
-            here = slice(row, row + span.count)
-            positions[here], slots[here] = own, blocks[own // block_size] * block_size + own % block_size
-        row += span.count
+            blocks = np.array(span.blocks[span.start // block_size : -(-(span.start + span.count) // block_size)])
+            own = np.arange(span.start, span.start + span.count) // block_size
+            owned += blocks[own - own[0]].tolist()
+    ids, positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+    slots, used = np.full(rows, -1, np.int32), len(plan.ids)
+    ids[:used], positions[:used], slots[:used] = plan.ids, plan.positions, owned
+    slots[:used] = slots[:used] * block_size + positions[:used] % block_size
     return [ids, positions, slots]
 
 
@@ -59,15 +58,10 @@ def query_tiles(plan: TilePlan, sizes: tuple[int, ...]) -> Array:
 
 def table(spans: Sequence[TileSpan], block_size: int) -> Array:
     """Block numbers int32 [spans, blocks], as wide as the longest needs."""
-    own = [blocks_of(span, block_size) for span in spans]
-    longest = max((len(one) for one in own), default=0)
-    made = np.zeros((len(own), -(-longest // TABLE_STEP) * TABLE_STEP), np.int32)
-    for place, one in enumerate(own):
-        made[place, : len(one)] = one
+    needed = [-(-(span.start + span.count) // block_size) for span in spans]
+    width = -(-max(needed, default=0) // TABLE_STEP) * TABLE_STEP
+    made = np.zeros((len(spans), width), np.int32)
+    own = [span.blocks[:count] for span, count in zip(spans, needed, strict=True)]
+    # One list of all numbers, which becomes an array at once, and the places of a table's rows that they fill.
+    made[np.arange(width) < np.array(needed)[:, None]] = array("i", list(chain.from_iterable(own)))
     return made
-
-
-def blocks_of(span: TileSpan, block_size: int) -> Array:
-    """The numbers of the blocks up to the span's end, int32 [blocks]."""
-    needed = -(-(span.start + span.count) // block_size)
-    return np.frombuffer(array("i", span.blocks[:needed]), np.int32)

@@ -67,7 +67,8 @@ class RecordedLogprobs:
     """The prompt logprobs that sequences of a batch had before a step, so that a second attempt records none twice."""
 
     def __init__(self, batch: Batch) -> None:
-        self.known = [(span.sequence, len(span.sequence.record.prompt_logprobs)) for span in batch.spans]
+        asking = [one.sequence for one in batch.spans if one.sequence.params.prompt_logprobs is not None]
+        self.known = [(sequence, len(sequence.record.prompt_logprobs)) for sequence in asking]
 
     def restore(self) -> None:
         for sequence, count in self.known:

@@ -59,8 +59,9 @@ def bitmask_of(
     masks: list[bytes] = []
     row = 0
     for one, draft in zip(sequences, drafts, strict=True):
-        if one.guide is not None and one not in left_out:
-            masks += one.guide.masks(one.output, draft)
+        guide = one.rules.guide
+        if guide is not None and one not in left_out:
+            masks += guide.masks(one.output, draft)
             places += [MaskRow(row + ahead, one, len(one.output) + ahead) for ahead in range(1 + len(draft))]
         row += 1 + len(draft)
     if not masks:

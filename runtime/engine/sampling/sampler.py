@@ -16,7 +16,6 @@ from collections import Counter, abc
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from types import MappingProxyType
 
 import torch
@@ -56,6 +55,13 @@ class StepCounts:
         for owner, tokens, accepted in stated:
             self.state(owner, tokens, accepted)
 
+    @classmethod
+    def of_owners(cls, by_owner: dict[Owner, int]) -> StepCounts:
+        """Return the counts of a batch, which were taken from the shape of one tensor for all owners."""
+        counts = cls()
+        counts.by_owner = by_owner
+        return counts
+
     def state(self, owner: Owner, tokens: Tensor | None, accepted: int | None = None) -> None:
         """State an owner's tokens: ids [drawn] or [drawn, codebooks]. The count is the size of the first axis, or the
         number of `accepted` positions if drafts among them were rejected. None is 0. A second statement for an owner in
@@ -91,12 +97,14 @@ class Sampled:
 def uniform(seed: int, choice: int, position: int, group: int = 0) -> float:
     """A number in [0, 1) with 53 random bits. Where a position has several draws, each but the first is of a `group`
     above 0."""
-    counter = struct.pack("<QQQ", seed & MASK_64, choice, position) + struct.pack("<Q", group) * (group > 0)
+    counter = struct.pack("<QQQ", seed & MASK_64, choice, position)
+    if group > 0:
+        counter += struct.pack("<Q", group)
     bits = int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "little")
     return (bits >> 11) * 2.0**-53
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@value(frozen=True, slots=True, eq=False)
 class Draw:
     """One choice's next token, at a `position`, to be taken from a row of logits, if the drafts before it, `ahead` in
     number, are accepted; `guess` is the draft of this very token, where there is one."""
@@ -181,19 +189,20 @@ class DrawPlan:
         is, and as numbers in `tokens`. Those from `dead` rows count as none. `logprobs_of` returns those of
         accepted ones."""
         runs = accepted(self.draws, tokens, dead)
-        counts = counts_of(ordered, drawn, runs)
+        counts = counts_of(ordered, drawn, runs).by_owner
         logprobs = logprobs_of(
             [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
         )
-        drafted = Counter(draw.run for draw in self.draws if draw.guess is not None)
-        rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0}
+        drafted: Mapping[Run, int] = Counter([draw.run for draw in self.draws if draw.guess is not None])
+        rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0} if dead else {}
+        token_of = tokens.__getitem__
         return [
             Sampled(
                 *run,
-                [tokens[draw] for draw in right],
-                counts.of(owner_of(run)),
-                [logprobs[draw] for draw in right if draw in logprobs],
-                drafted[run],
+                list(map(token_of, right)),
+                counts[owner_of(run)],
+                [logprobs[draw] for draw in right if draw in logprobs] if logprobs else [],
+                drafted.get(run, 0),
                 None if right else dead[rows[run]],
             )
             for run, right in runs.items()
@@ -228,7 +237,7 @@ def accepted(draws: list[Draw], tokens: dict[Draw, int], dead: Container[int] = 
     computed from a wrong token. Draws from a dead row are dropped."""
     runs: dict[Run, list[Draw]] = {}
     for draw in draws:
-        right = runs.setdefault(draw.run, [])
+        right = runs.setdefault((draw.sequence, draw.choice), [])
         if draw.row not in dead and draw.ahead == len(right) and (not right or right[-1].guess == tokens[right[-1]]):
             right.append(draw)
     return runs
@@ -251,10 +260,10 @@ def draw_tokens(
 def counts_of(draws: list[Draw], tokens: Tensor, runs: Mapping[Run, abc.Sequence[Draw]] = NO_DRAFTS) -> StepCounts:
     """Count the accepted tokens of each owner. The draws own one position each of the tokens' first axis, in order;
     those of one owner stand together (A1). Of some runs only the first positions were `accepted`."""
-    owned = [(run, len(list(some))) for run, some in groupby(draw.run for draw in draws)]
-    parts = tokens.split([count for _, count in owned])
-    accepted = (len(runs[run]) if run in runs else None for run, _ in owned)
-    return StepCounts(zip((owner_of(run) for run, _ in owned), parts, accepted, strict=True))
+    assert tokens.shape[0] == len(draws), "each draw has a position"
+    made = Counter([(draw.sequence, draw.choice) for draw in draws])
+    accepted = {run: min(count, len(runs[run])) if run in runs else count for run, count in made.items()}
+    return StepCounts.of_owners({owner_of(run): count for run, count in accepted.items()})
 
 
 def pick_highest(logits: Tensor, draws: list[Draw], highest: Tensor | None) -> Tensor:

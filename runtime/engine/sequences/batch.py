@@ -32,9 +32,13 @@ class Span:
     def samples(self) -> bool:
         return self.sequence.draws and self.start + self.count == self.sequence.length + len(self.drafts)
 
-    def token(self, position: int) -> int:
-        ahead = position - self.sequence.length
-        return self.sequence.token(position) if ahead < 0 else self.drafts[ahead]
+    @property
+    def ids(self) -> list[int]:
+        """The tokens at its positions, the last of them being its drafts; unknown ones as the sequence tells them."""
+        sequence, behind = self.sequence, self.start + self.count - len(self.drafts)
+        if behind <= len(sequence.prompt):
+            return sequence.prompt[self.start : behind]
+        return [*map(sequence.token, range(self.start, behind)), *self.drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +68,20 @@ class Batch:
     def tiles(self, prompt_rows: int = PROMPT_ROWS, generated_rows: int = GENERATED_ROWS) -> list[Tile]:
         """Prompt tiles first, then generated ones, of at most so many rows; within a sequence always in the order of
         positions."""
-        prompt = [part for span in self.spans for part in [prompt_part(span)] if part.count]
-        generated = [part for span in self.spans for part in [generated_part(span)] if part.count]
+        prompt, generated = list[Span](), list[Span]()
+        for span in self.spans:
+            inside = len(span.sequence.prompt) - span.start
+            if inside > 0:
+                prompt.append(span if inside >= span.count else Span(span.sequence, span.start, inside))
+            if inside <= 0:
+                generated.append(span)
+            elif inside < span.count:
+                generated.append(Span(span.sequence, span.start + inside, span.count - inside, span.drafts))
         return pack(prompt, prompt_rows, False) + pack(generated, generated_rows, True)
 
     def mixed_tiles(self) -> list[Tile]:
         """Tiles for kernels that are always batch-invariant: all positions together."""
         return pack(list(self.spans), MIXED_ROWS, False)
-
-
-def prompt_part(span: Span) -> Span:
-    end = min(span.start + span.count, len(span.sequence.prompt))
-    return Span(span.sequence, span.start, max(0, end - span.start))
-
-
-def generated_part(span: Span) -> Span:
-    start = max(span.start, len(span.sequence.prompt))
-    return Span(span.sequence, start, max(0, span.start + span.count - start), span.drafts)
 
 
 def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:
@@ -96,6 +97,6 @@ def pack(spans: list[Span], limit: int, generated: bool) -> list[Tile]:
                 room = limit
             count = min(room, end - start)
             assert count == span.count or not span.drafts, "drafts are verified in one tile"
-            tiles[-1].append(Span(span.sequence, start, count, span.drafts))
+            tiles[-1].append(span if count == span.count else Span(span.sequence, start, count))
             start, room = start + count, room - count
     return [Tile(generated, tuple(tile)) for tile in tiles]

@@ -225,7 +225,7 @@ class Sequence:
         out that the sequence ended with it: the row is then dropped. A row that needs the token itself waits for it: a
         budget that ends, a handoff, a token that the client has, choices to be forked. What a grammar or penalties make
         of the token concerns the next draw alone."""
-        count = self.length - len(self.prompt)
+        count = len(self.output) + self.ahead.count
         alone = len(self.choices) == 1 and not self.hands_over and not (self.branch.given and count == 1)
         return alone and count < self.params.max_tokens
 
@@ -288,7 +288,7 @@ class Sequence:
 
     def roll_back(self) -> None:
         """Discard the KV of rejected drafts: the newest token is always still to be computed."""
-        if self.computed >= self.length:
+        if self.remaining <= 0:
             self.count_from(self.length - 1)
 
     def draft(self, count: int) -> tuple[int, ...]:

@@ -27,11 +27,12 @@ class TileRows:
 
 
 def rows_of(tile: Tile, keeps_states: bool) -> TileRows:
-    drawing = [(end, span) for end, span in zip(ends_of(tile), tile.spans, strict=True) if span.samples]
+    ends = ends_of(tile)
+    drawing = [(end, span) for end, span in zip(ends, tile.spans, strict=True) if span.samples]
     drawn = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
     recorded = [
         (end - span.count + position - span.start, span.sequence, position)
-        for end, span in zip(ends_of(tile), tile.spans, strict=True)
+        for end, span in zip(ends, tile.spans, strict=True)
         for position in unrecorded(span)
     ]
     kept = list(states_of(tile)) if keeps_states else []
@@ -47,7 +48,7 @@ def rows_of(tile: Tile, keeps_states: bool) -> TileRows:
 
 
 def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
-    ids = [span.token(p) for span in tile.spans for p in range(span.start, span.start + span.count)]
+    ids = [token for span in tile.spans for token in span.ids]
     spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
     return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings_of(tile))
 
