@@ -54,7 +54,7 @@ def test_every_module_is_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
 def test_the_launcher_starts_its_children_from_an_install(wheel: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(wheel, tmp_path, "zip")
     command = [sys.executable, "-m", "pontil.launcher", "launch", "--port", "0", "--role", "mixed", "--model", "none"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     # The sentence comes from the first child, which looks for the model.
     assert done.returncode == 1 and done.stderr.startswith("Error: ") and "'none'" in done.stderr

@@ -128,7 +128,7 @@ def test_what_a_killed_worker_had_said_is_there(served: Served) -> None:
 
 def test_a_launch_that_fails_says_why_as_it_says_everything(tmp_path: Path) -> None:
     flags = ("--log-format", "json", "--log-dir", str(tmp_path / "logs"))
-    done = app("launch", "--port", "0", "--model", "no/such/model.gguf", *flags)
+    done = app("launch", "--port", "0", "--model", "no/such/model.gguf", *flags, XDG_RUNTIME_DIR=str(tmp_path))
     (said,) = [json.loads(line) for line in done.stderr.splitlines()]
     assert done.returncode == 1 and (said["level"], said["process"]) == ("error", "launcher")
     assert "no/such/model.gguf" in said["message"] and entries(tmp_path / "logs" / "launcher.log") == [said]
@@ -136,6 +136,7 @@ def test_a_launch_that_fails_says_why_as_it_says_everything(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_written_to_ends_the_launch_before_it_starts(tmp_path: Path, model: str) -> None:
     (tmp_path / "file").touch()
-    done = app("launch", "--port", "0", "--model", model, "--log-dir", str(tmp_path / "file" / "x"))
+    flags = ("--log-dir", str(tmp_path / "file" / "x"))
+    done = app("launch", "--port", "0", "--model", model, *flags, XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("Error: Logs cannot be written to") and "--log-dir" in done.stderr
