@@ -246,8 +246,8 @@ class Engine:
         record = sequence.record
         first = record.is_handed
         # Without memory the prompt was not computed to its end: nothing is stated of it.
-        is_computed = record.is_new and sampled.failure != MEMORY_RAN_OUT
-        opens = is_computed and sequence.history.scheduled_at is not None and sequence.branch.leads
+        opens = record.is_new and sampled.failure != MEMORY_RAN_OUT
+        opens = opens and sequence.history.scheduled_at is not None and sequence.branch.leads
         self.prompt_computed += sequence.history.prompt_computed if opens else 0
         sequence.ahead.arrive()
         before = len(sequence.output)

@@ -12,7 +12,7 @@ from served import APP, Served
 
 from pontil.launcher.tools.conformance.api import Api, ApiAnswer
 from pontil.launcher.tools.conformance.check import outcome
-from pontil.launcher.tools.conformance.command import CHECKS
+from pontil.launcher.tools.conformance.suite import CHECKS
 
 MODEL = "smollm2-135m-instruct"
 Fault = Callable[[ApiAnswer], ApiAnswer]

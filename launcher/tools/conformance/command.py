@@ -11,14 +11,9 @@ import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
 from pontil.launcher.options.options import read_environment
-from pontil.launcher.tools.conformance import chat_checks, completion_checks, error_checks
 
 if TYPE_CHECKING:
     from pontil.launcher.tools.conformance.check import CheckOutcome
-
-
-CHECKS = (*completion_checks.CHECKS, *chat_checks.CHECKS, *error_checks.CHECKS)
-
 
 SIGNS = {"pass": "pass   ", "differs": "DIFFERS", "refused": "refused"}
 
@@ -43,7 +38,7 @@ def conformance(url: str, model: str | None, timeout: float, as_json: bool, key:
     from pontil.launcher.commands.terminal.chat_session import first_model
     from pontil.launcher.tools.conformance.api import Api
     from pontil.launcher.tools.conformance.check import outcome
-    from pontil.launcher.tools.conformance.command import CHECKS
+    from pontil.launcher.tools.conformance.suite import CHECKS
 
     full = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
     shown = bearer(key, CLIENT, read_environment().variables)
