@@ -125,12 +125,8 @@ def test_the_old_drains_as_the_new_comes(play: Play) -> None:
 
 def test_an_answer_that_has_begun_is_not_continued_by_another_release(play: Play) -> None:
     async def scene(live_proxy: LiveProxy) -> None:
-        def begins(worker: ScriptedWorker, submit: object) -> object:
-            yield worker.tokens(submit, 0, [7], prompt_tokens=1, cached_tokens=0)  # type: ignore[arg-type]
-
-        old = await live_proxy.worker("mixed:0", script=begins)
-        stream = live_proxy.submit([5], PARAMS)
-        await until(lambda: stream.request.times.begun)
+        begun = await begun_by_the_old(live_proxy)
+        old, stream = begun.old, begun.stream
         new = await live_proxy.worker("mixed:1", revision="b", model_fingerprint="n")
         live_proxy.proxy.dispatcher.retry(stream.request, "it died", "died")
         await leaves(live_proxy, old)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Producers and consumers that die, fall silent or are replaced."""
 
-from stream_world import EDGE, RUN, a_buffer, item, pair, read
+from stream_world import EDGE, RUN, StreamWorld, WorldWorker, a_buffer, item, pair, read
 
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.graph.stream_buffer import StreamPosition
+from pontil.runtime.stages.streams.producer_stream import ProducerStream
 from pontil.runtime.wire.messages import Inputs, StreamItem
 
 
@@ -182,7 +183,8 @@ def test_items_of_an_ended_request_are_not_kept_for_ever() -> None:  # C14
     assert "not asked for" in str(stream.links["p"].lost)
 
 
-def test_a_finished_consumer_frees_its_producer() -> None:
+def full_pair() -> tuple[StreamWorld, WorldWorker, WorldWorker, ProducerStream]:
+    """A pair of which the producer waits for its consumer, which has run nothing yet."""
     world, producer, consumer = pair()
     output = producer.output(window=2)
     consumer.input(a_buffer(), "p")
@@ -190,6 +192,11 @@ def test_a_finished_consumer_frees_its_producer() -> None:
     output.emit(1, "speak", item(1))
     world.turn()
     assert output.is_full
+    return world, producer, consumer, output
+
+
+def test_a_finished_consumer_frees_its_producer() -> None:
+    world, producer, consumer, output = full_pair()
     consumer.receiver.close("r.code2wav", 1, True, world.now)
     world.turn()
     assert not output.is_full and producer.is_clean
@@ -198,12 +205,7 @@ def test_a_finished_consumer_frees_its_producer() -> None:
 
 
 def test_the_proxy_frees_a_producer_whose_consumer_died_as_it_ended() -> None:
-    world, producer, consumer = pair()
-    output = producer.output(window=2)
-    consumer.input(a_buffer(), "p")
-    output.emit(0, "speak", item(0))
-    output.emit(1, "speak", item(1))
-    world.turn()
+    world, producer, _, output = full_pair()
     del world.workers["c"]
     world.turn(1000.0)
     assert output.is_full
