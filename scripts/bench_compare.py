@@ -109,7 +109,7 @@ class ComparedLaunch:
                 while not self.is_ready():
                     if process.poll() is not None or time.monotonic() - began > READY_TIMEOUT:
                         raise RuntimeError(f"{self.name} was not ready: {last_line(log)}")
-                    time.sleep(LOOK_EVERY)
+                    time.sleep(LOOK_EVERY)  # nothing tells when a server of whatever kind is ready
                 yield StartedLaunch(psutil.Process(process.pid), time.monotonic() - began)
             finally:
                 process.send_signal(signal.SIGINT)
@@ -203,7 +203,8 @@ def ratios(rounds: list[dict[str, Turn]], ours: str, peer: str) -> Iterator[Figu
             continue
         for figure in FIGURES if concurrency else OF_LAUNCHES:
             pairs = [(turns[ours][concurrency][figure], turns[peer][concurrency][figure]) for turns in rounds]
-            quotients = [mine / theirs for mine, theirs in pairs]
+            # Of answers of one token the time per token is 0: such a figure has no ratio.
+            quotients = [mine / theirs for mine, theirs in pairs if theirs]
             yield {
                 "ours": ours,
                 "peer": peer,
@@ -211,8 +212,8 @@ def ratios(rounds: list[dict[str, Turn]], ours: str, peer: str) -> Iterator[Figu
                 "figure": figure,
                 "ours_median": statistics.median(mine for mine, _ in pairs),
                 "peer_median": statistics.median(theirs for _, theirs in pairs),
-                "ratio_median": round(statistics.median(quotients), 3),
-                "ratio_range": [round(min(quotients), 3), round(max(quotients), 3)],
+                "ratio_median": round(statistics.median(quotients), 3) if quotients else None,
+                "ratio_range": [round(min(quotients), 3), round(max(quotients), 3)] if quotients else None,
             }
 
 

@@ -15,9 +15,9 @@ from forked_program import run_program
 from served import free_port
 
 ROOT = Path(__file__).parents[2]
-# It answers three tokens, and is ready after as many looks as its last argument says.
+# It answers one token, and is ready after as many looks as its last argument says.
 SERVER = """
-import json, sys, time
+import json, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 looks = [int(sys.argv[-1])]
@@ -36,9 +36,8 @@ class Handler(BaseHTTPRequestHandler):
         assert asked["model"] == "some-model" and len(asked["prompt"]) == 256, asked
         self.send_response(200)
         self.end_headers()
-        usage = {"prompt_tokens": 256, "completion_tokens": 3}
-        for event in (*[{"choices": [{"text": "a"}]}] * 3, {"choices": [], "usage": usage}):
-            time.sleep(0.01)  # a token takes time
+        usage = {"prompt_tokens": 256, "completion_tokens": 1}
+        for event in ({"choices": [{"text": "a"}]}, {"choices": [], "usage": usage}):
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
 
 port = int(sys.argv[sys.argv.index("--port") + 1])
@@ -75,6 +74,8 @@ def test_launches_are_compared_by_their_start_their_memory_and_each_load(server:
     assert [(line["concurrency"], line["figure"]) for line in lines[2:]] == [
         (n, name) for n in (1, 2) for name in loads
     ]
+    of_one_token = [line for line in lines if line["figure"] == "tpot_ms_median"]
+    assert all(line["ratio_median"] is None and line["ours_median"] == 0 for line in of_one_token)
     pss = lines[1]
     assert pss["ours_median"] > 1 and pss["ratio_median"] == pytest.approx(1, rel=0.5)
 
