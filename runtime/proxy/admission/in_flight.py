@@ -112,7 +112,11 @@ class InFlight:
         self.end(request, Unavailable("the request was cancelled"), "cancelled")
 
     def fail(self, request: Request, error: PontilError) -> None:
-        self.end(request, error, FAILED)
+        """End a request that cannot be served. Where it could be later and nobody reads it now, it is left to who comes
+        back for it."""
+        journal = request.journal if request.id in self.requests and isinstance(error, Unavailable) else None
+        if journal is None or not journal.await_reader():
+            self.end(request, error, FAILED)
 
     def end(self, request: Request, error: PontilError, label: str) -> None:
         """End a request with its answer incomplete, and cancel it at its workers. Does nothing for one that has

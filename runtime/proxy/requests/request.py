@@ -50,6 +50,9 @@ class Journal(Protocol):
     def let_go(self) -> None:
         """Take note that its end is in the usage log, or on its way there."""
 
+    def await_reader(self) -> bool:
+        """Leave the request to a reader who may come back; return whether that is so. It is in flight no more then."""
+
 
 class WorkPart(Enum):
     """The part of a client's request that work is: that of which the client waits for the end, one that was opened

@@ -76,7 +76,7 @@ class ResumableStreams:
         return record.name, Stream([request], self.detach, self.in_flight.turn)
 
     def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:
-        journal = StreamJournal(record, request, self.incarnation, self.leave)
+        journal = StreamJournal(record, request, self.incarnation, self)
         journal.cut = cut
         request.journal = self.journals[record.name] = journal
         return journal
@@ -215,17 +215,18 @@ class ResumableStreams:
             elif now - journal.detached_at > self.window:
                 self.in_flight.cancel(journal.request)
 
-    def hand_over(self, journal: StreamJournal) -> None:
-        """Leave a stream to another proxy, with all that was delivered. It stays while the record has no room for that,
-        which would be in no books but these."""
+    def hand_over(self, journal: StreamJournal) -> bool:
+        """Leave a stream to who claims its record, here or at another proxy, with all that was delivered. It stays
+        while the record has no room for that, which would be in no books but these: False."""
         if not journal.note():
-            return
+            return False
         request = journal.request
         request.journal = None
         self.forget(journal)
         self.in_flight.hand_over(request)
         journal.record.release()
         journal.cut()
+        return True
 
     def hand_over_all(self) -> None:
         """Leave all streams to other proxies, since this one ends, but for those that their readers could not ask for.

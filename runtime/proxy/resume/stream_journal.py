@@ -3,7 +3,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.requests.log_fields import about
@@ -16,6 +16,16 @@ MOST_NOTES = 100
 LOG = logging.getLogger("pontil.proxy")
 
 
+class JournalOwner(Protocol):
+    """The streams of a proxy."""
+
+    def leave(self, journal: "StreamJournal") -> None:
+        """Leave the record of a request that has ended."""
+
+    def hand_over(self, journal: "StreamJournal") -> bool:
+        """Leave a request to who claims its record; return whether that could be."""
+
+
 class StreamJournal:
     """The record of one request of this proxy. `detached_at` is the time when its client left, None while it is
     there. `written` is the number of ids of each choice that the record has; it is `up_to_date` if the last note could
@@ -23,10 +33,8 @@ class StreamJournal:
     once the answer is complete. `cut` ends the connection of its client, who
     `has_id` of the stream once the answer has begun: nobody else can continue it."""
 
-    def __init__(
-        self, record: StreamRecord, request: Request, incarnation: str, left: Callable[["StreamJournal"], None]
-    ) -> None:
-        self.record, self.request, self.incarnation, self.left = record, request, incarnation, left
+    def __init__(self, record: StreamRecord, request: Request, incarnation: str, owner: JournalOwner) -> None:
+        self.record, self.request, self.incarnation, self.owner = record, request, incarnation, owner
         self.detached_at: float | None = None
         self.written = [0] * len(request.answers)
         self.end: tuple[Usage, str] | None = None
@@ -79,7 +87,11 @@ class StreamJournal:
         """Leave the record once it has the end of a complete answer: until then only this proxy knows that, and tells
         it. Another one would bill once more what it computed anew."""
         if self.end is None or self.up_to_date or self.note():
-            self.left(self)
+            self.owner.leave(self)
+
+    def await_reader(self) -> bool:
+        """Leave the request of a client that has gone to who claims its record."""
+        return self.detached_at is not None and self.owner.hand_over(self)
 
 
 def nothing() -> None:
