@@ -45,8 +45,10 @@ class BlockPull(Pull):
 class ReceiveTransfer:
     """One transfer of a prompt of `expected` blocks. The first `announced` blocks have been announced, or are here
     already from an earlier prompt. It waits until `deadline`, for `patience` seconds. With `error` it fails once
-    nothing is pending. `ready` is the pull that the current event is about: one that is to be started, or has ended
-    well. `pulls` has the times of those that ended, with blocks and bytes."""
+    nothing is pending. Where the peer reused blocks before its Handoff, it ended the request, and its word on that is
+    waited for until `reused_by`: an answer may be complete with its first token. `ready` is the pull that the current
+    event is about: one that is to be started, or has ended well. `pulls` has the times of those that ended, with blocks
+    and bytes."""
 
     transfer_id: str
     peer: str
@@ -62,6 +64,7 @@ class ReceiveTransfer:
     pending: list[BlockPull] = field(default_factory=list)
     handoff: Handoff | None = None
     error: str | None = None
+    reused_by: float | None = None
     last_progress: float = 0.0
     received: int = 0
     drained_by: float = 0.0
@@ -141,7 +144,8 @@ class KVReceiver:
         is not about the next blocks, fails the transfer."""
         if transfer.state is ReceiveState.RESERVED:
             transfer.epoch, transfer.slot = message.epoch, message.slot
-        contradiction = transfer.error or self.contradiction(transfer, message, ours)
+        reused = None if transfer.reused_by is None else REUSED
+        contradiction = transfer.error or reused or self.contradiction(transfer, message, ours)
         if contradiction:
             self.fail(transfer, contradiction, now)
             return
@@ -206,7 +210,9 @@ class KVReceiver:
             if transfer.pending and now >= transfer.drained_by:
                 self.happened(transfer, ReceiveEvent.STUCK)
             return
-        if now >= transfer.deadline:
+        if transfer.reused_by is not None and now >= transfer.reused_by:
+            self.fail(transfer, REUSED, now)
+        elif now >= transfer.deadline:
             self.fail(transfer, f"the handoff was not complete within {transfer.patience:g} s", now)
         elif transfer.pending:
             received = transfer.pending[0].received
@@ -227,15 +233,22 @@ class KVReceiver:
         transfer.pulls.add(pull.begun, now, len(pull.pairs), done.bytes)
         if transfer.error is not None:
             return
-        if done.error:
+        if done.error == REUSED or (done.error is None and done.epoch != transfer.epoch):
+            self.reused(transfer, now)
+        elif done.error:
             self.fail(transfer, done.error, now)
-        elif done.epoch != transfer.epoch:
-            self.fail(transfer, REUSED, now)
         elif done.digests != pull.digests:
             self.fail(transfer, "the blocks that arrived are not the ones that were sent", now)
         else:
             transfer.ready = pull
             self.happened(transfer, ReceiveEvent.ARRIVED)
+
+    def reused(self, transfer: ReceiveTransfer, now: float) -> None:
+        """Handle blocks that the peer reused before they were read: none of the transfer's are of use."""
+        if transfer.handoff is not None:
+            self.fail(transfer, REUSED, now)
+        elif transfer.reused_by is None:
+            transfer.reused_by = now + self.deadlines.kv_stall_timeout
 
     def settle(self, transfer: ReceiveTransfer) -> None:
         """End the transfer if no pull is pending and none will come."""

@@ -2,6 +2,7 @@
 """Both sides of handoffs in one process, over shared memory."""
 
 import threading
+from collections.abc import Callable
 
 import torch
 from recording_callbacks import GivingNotes, TakingNotes
@@ -40,9 +41,12 @@ class Pair1P1D:
 
     def wait(self, now: float = 0.0) -> list[ReceiveTransfer]:
         """Poll until some transfer has ended; return the ended ones."""
-        while not self.receiving.ended:
+        self.poll_until(lambda: bool(self.receiving.ended), now)
+        ended, self.receiving.ended = self.receiving.ended, []
+        return ended
+
+    def poll_until(self, condition: Callable[[], bool], now: float = 0.0) -> None:
+        while not condition():
             assert self.wakeup.wait(DEADLINE), "no pull ended"
             self.wakeup.clear()
             self.kv_receiver.poll(now)
-        ended, self.receiving.ended = self.receiving.ended, []
-        return ended

@@ -172,8 +172,11 @@ class RankPair:
 
     def settle(self, now: float = 0.0) -> None:
         """Exchange plans and reports until no transfer is open here."""
+        self.exchange_until(lambda: not self.kv_receiver.open, now)
+
+    def exchange_until(self, condition: Callable[[], bool], now: float = 0.0) -> None:
         until = time.monotonic() + DEADLINE
-        while self.kv_receiver.open:
+        while not condition():
             assert time.monotonic() < until, "a transfer did not end"
             self.take(now)
             self.ours.wakeup.wait(0.005)  # followers report at intervals, too
