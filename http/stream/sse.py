@@ -114,10 +114,13 @@ class StreamWriter:
         self.broken: Exception | None = None
 
     async def run(self) -> None:
-        """Send all events. Raises the error that ended one of the requests."""
+        """Send all events. Raises the error that ended one of the requests; if that comes before the first bytes, none
+        are sent."""
+        self.stream.expect_whole()
         self.stream.listen(self.on_events)
         while True:
-            if data := self.render(self.stream.drain()):
+            data = self.render(self.stream.drain())
+            if data and (self.writer.begun or self.stream.error is None):
                 await self.send(data)
             elif self.stream.is_over:
                 break
@@ -127,7 +130,9 @@ class StreamWriter:
             raise self.stream.error
 
     async def send(self, data: bytes) -> None:
-        """Send data, and let the stream know while its reader takes nothing."""
+        """Send data, and let the stream know of its beginning, and while its reader takes nothing."""
+        if not self.writer.begun:
+            self.stream.begin()
         self.stream.note_reader(takes=self.writer.has_room)
         await self.writer.send(data)
         self.stream.note_reader(takes=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A response ends once its usage is written, on every path; a failing log stops nothing."""
 
+import json
 import logging
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_site import ScriptedSite, site
-from scripted_worker import Script, ScriptedWorker, eventually, proper, silent
+from scripted_site import HttpAnswer, ScriptedSite, site
+from scripted_worker import DEADLINE, Script, ScriptedWorker, eventually, proper, silent
 
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.roles import audit_usage, read_usage
@@ -133,6 +134,35 @@ def test_open_requests_are_written_down_while_they_run_and_closed_when_the_clien
     connection.close()
     eventually(lambda: [(row["state"], row["finish"]) for row in rows(logged)] == [("closed", "cancelled")])
     assert rows(logged)[0]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_stream_that_fails_is_billed_what_its_client_had(
+    tmp_path: Path, tokenizer: Tokenizer, begun: bool
+) -> None:  # fmt: skip
+    """Text that may begin a stop string is held back: who had nothing else is told 503, and billed nothing."""
+    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db"), max_attempts=1) as logged:
+        fail_a_stream(logged, begun)
+
+
+def fail_a_stream(logged: ScriptedSite, begun: bool) -> None:
+    worker = logged.worker(script=silent)
+    body = {"model": "tiny", "prompt": "hi", "max_tokens": 20, "stop": ["xyzzy"], "stream": True}
+    with closing(logged.connect()) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body).encode())
+        submit = worker.submits.get(timeout=DEADLINE)
+        said = [token for text in ("so ", "xy")[not begun :] for token in logged.tokenizer.encode(text, False)]
+        for index, token in enumerate(said):
+            worker.say(worker.tokens(submit, index, [token]))
+        eventually(lambda: [row.entry.delivered for row in logged.proxy.requests.values()] == [len(said)], "all tokens")
+        response = connection.getresponse() if begun else None
+        worker.fall_silent(logged.proxy.registry)
+        answer = HttpAnswer(response or connection.getresponse())
+    assert answer.status == (200 if begun else 503) and ("so" in answer.body.decode()) == begun
+    eventually(lambda: [row["state"] for row in rows(logged)] == ["closed"], "a closed row")
+    (row,) = rows(logged)
+    assert row["completion_tokens"] == row["delivered"] == (len(said) if begun else 0)
+    assert row["generated"] == len(said) and logged.proxy.ledger.imbalance == 0
 
 
 def test_the_books_are_equal_after_a_clean_end(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -38,11 +38,13 @@ async def reply_sound(
 
 async def stream_sound(writer: EventWriter, stream: RunStream, form: Form, sample_rate: int) -> None:
     wakeup, pieces = Wakeup(), SoundPieces(form)
+    stream.expect_whole()
     stream.listen(wakeup.wake)
     while True:
         stream.drain()
         data = b"".join(sample.data for sample in samples(stream.drain_audio()))
-        if data:
+        if data and (writer.begun or stream.error is None):
+            stream.begin()
             await writer.send(pieces.head(sample_rate) + data)
         elif stream.is_over:
             break

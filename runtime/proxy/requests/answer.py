@@ -60,10 +60,11 @@ ChoiceEvent = tuple[int, Delta | Ended]
 
 class WholeAnswer:
     """The answer to so many requests, `running` until they end. What closes the accounts of those that have ended is
-    `held` until it is known whether there is an answer: nobody is billed for a part of one that failed."""
+    `held` until it is known whether there is an answer, or its reader has `begun` to take it in parts: nobody is billed
+    for an answer that failed before."""
 
     def __init__(self, requests: int) -> None:
-        self.running, self.failed = requests, False
+        self.running, self.failed, self.begun = requests, False, False
         self.held: list[Callable[[], None]] = []
 
     def add(self) -> None:
@@ -74,10 +75,15 @@ class WholeAnswer:
         """Note the end of a request. `close` is called once none runs, or one has failed."""
         self.running -= 1
         self.held.append(close)
-        if failed:
+        if failed and not self.begun:
             self.fail()
-        elif self.failed or not self.running:
+        elif self.failed or self.begun or not self.running:
             self.close()
+
+    def begin(self) -> None:
+        """Note that the reader has a part: each request is billed as what was delivered of it."""
+        self.begun = True
+        self.close()
 
     def fail(self) -> None:
         self.failed = True
@@ -95,8 +101,8 @@ class Mailbox:
     Events that the reader has not taken are merged into one Delta per choice, so a slow reader holds at most one
     answer, and the writer never blocks. After `close` the rest is still delivered, then the end. Nothing is delivered
     while it is `held`. The `listener` is called synchronously by every write, and may `drain`; it must not raise. It is
-    `untaken` while the reader takes nothing at all. It is a part of a `whole` answer if the reader takes that or an
-    error.
+    `untaken` while the reader takes nothing at all. It is a part of a `whole` answer if the reader takes that, or
+    its beginning, or an error.
     """
 
     def __init__(self, held: bool = False) -> None:

@@ -100,17 +100,25 @@ class Stream:
         """True if what was drained was not all that there is."""
         return False
 
-    def expect_whole(self, answer: WholeAnswer) -> None:
-        """Make the requests that run parts of this answer, unless they are parts of one."""
+    def expect_whole(self, answer: WholeAnswer | None = None) -> None:
+        """Make the requests that run parts of this answer, or of one of their own, unless they are parts of one."""
+        running = [request for request in self.billed if request.mailbox.end is None]
+        whole = answer or WholeAnswer(len(running))
+        for request in running:
+            if request.mailbox.whole is None:
+                request.mailbox.whole = whole
+
+    def begin(self) -> None:
+        """Note that the reader has a part of the answer."""
         for request in self.billed:
-            if request.mailbox.end is None and request.mailbox.whole is None:
-                request.mailbox.whole = answer
+            if request.mailbox.whole is not None:
+                request.mailbox.whole.begin()
 
     async def all(self) -> list[ChoiceEvent]:
         """Wait for the end of all requests and return their events, with a single wake-up. Raises the error of a
         request that failed."""
         wakeup = Wakeup()
-        self.expect_whole(WholeAnswer(sum(request.mailbox.end is None for request in self.requests)))
+        self.expect_whole()
         for request in self.requests:
             request.mailbox.listener = partial(wake_at_end, request.mailbox, wakeup)
         while self.end is None:

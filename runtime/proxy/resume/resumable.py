@@ -171,7 +171,7 @@ class ResumableStreams:
         if isinstance(claimed, StreamJournal):
             claimed.cut = cut
             rewind(claimed.request, self.tokenizer, retold)
-            return Stream([claimed.request], self.detach, self.in_flight.turn)
+            return self.continued(claimed.request)
         ended = end_of(claimed.last) is not None
         try:
             books = None if ended and not claimed.is_unsettled else self.books.ledger
@@ -187,7 +187,14 @@ class ResumableStreams:
         journal.written = [len(answer.ids) for answer in request.answers]
         LOG.info("goes on with a stream of another process", extra=about(request))
         self.in_flight.take_over(request)
-        return Stream([request], self.detach, self.in_flight.turn)
+        return self.continued(request)
+
+    def continued(self, request: Request) -> Stream:
+        """Return the stream of an answer of which an earlier reader may have a part."""
+        stream = Stream([request], self.detach, self.in_flight.turn)
+        stream.expect_whole()
+        stream.begin()
+        return stream
 
     # The passing of time.
 

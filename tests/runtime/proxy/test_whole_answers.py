@@ -77,3 +77,13 @@ def test_nothing_is_closed_before_the_outcome_is_known() -> None:
     assert answer.failed and closed[3:] == ["four", "five"]
     answer.end(lambda: closed.append("six"), failed=False)
     assert closed[5:] == ["six"]
+
+
+def test_who_has_a_part_of_an_answer_is_billed_what_there_was() -> None:
+    closed, answer = list[str](), WholeAnswer(3)
+    answer.end(lambda: closed.append("one"), failed=False)
+    answer.begin()
+    assert closed == ["one"]
+    answer.end(lambda: closed.append("two"), failed=False)
+    answer.end(lambda: closed.append("three"), failed=True)
+    assert closed == ["one", "two", "three"] and not answer.failed
