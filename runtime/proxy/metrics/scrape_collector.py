@@ -10,8 +10,7 @@ from prometheus_client.registry import Collector
 
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.metrics.streams import stream_gauges
-from pontil.runtime.proxy.metrics.tiers import tier_gauges
+from pontil.runtime.proxy.metrics.heartbeats import heartbeat_gauges
 from pontil.runtime.proxy.requests.request import Request
 
 
@@ -125,9 +124,7 @@ class ScrapeCollector(Collector):
             for worker in workers:
                 family.add_metric([worker.hello.name], value(worker))
             yield family
-        measured = [(one.hello.name, one.gauges) for one in workers]
-        yield from stream_gauges(measured)
-        yield from tier_gauges(measured)
+        yield from heartbeat_gauges((one.hello.name, one.gauges) for one in workers)
 
 
 def used(blocks: int, free: int) -> float:
