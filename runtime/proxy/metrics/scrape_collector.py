@@ -68,7 +68,7 @@ class ScrapeCollector(Collector):
         restarts = CounterMetricFamily(
             "pontil_process_restarts", "How often the supervisor started a process again", labels=["process"]
         )
-        for row in self.registry.rows:
+        for row in self.registry.processes.rows:
             restarts.add_metric([row.name], row.about.get("restarts", 0))
         yield restarts
         yield self.of_memory()
@@ -80,7 +80,7 @@ class ScrapeCollector(Collector):
             "Resident memory of a process, or of one rank of a worker",
             labels=["process", "rank"],
         )
-        for row in self.registry.rows:
+        for row in self.registry.processes.rows:
             for rank in row.about.get("ranks", [row.about]):
                 if "rss_bytes" in rank:
                     memory.add_metric([row.name, str(rank.get("rank", 0))], rank["rss_bytes"])
