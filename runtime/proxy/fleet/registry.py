@@ -7,12 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
-from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers
+from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers, wrong_stage
 from pontil.runtime.proxy.fleet.known_processes import REMEMBERED, KnownProcesses, ProcessRow
 from pontil.runtime.proxy.fleet.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot, context_length
 from pontil.runtime.proxy.fleet.service_rate import Seats, generating
-from pontil.runtime.proxy.fleet.stage_check import wrong_stage
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import ReleaseEnds, ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
