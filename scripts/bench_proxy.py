@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import app  # noqa: E402, F401
+from pontil.runtime.wire.codec import joined  # noqa: E402
 from pontil.runtime.wire.links.sockets import Poller, WorkerSocket, open_context  # noqa: E402
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Heartbeat, Hello, Submit, Tokens, Welcome  # noqa: E402
-from pontil.runtime.wire.token_batch import joined  # noqa: E402
 
 MODEL = "smollm2-135m-instruct"
 WORD = 338

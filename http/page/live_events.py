@@ -7,7 +7,8 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import empty
 
-from pontil.http.stream.sse import CONTENT_TYPE, HEADERS, EventStreamResponse, event
+from pontil.http.stream.reply import CONTENT_TYPE, HEADERS, EventStreamResponse
+from pontil.http.stream.reply_shape import event
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.live_snapshot import LiveSnapshot
 

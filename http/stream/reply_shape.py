@@ -15,7 +15,6 @@ from pontil.http.fields.delivery import Delivery
 from pontil.http.stream.error_object import error_of
 from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field, schema_note
-from pontil.http.stream.sse import DONE, event
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
@@ -28,6 +27,11 @@ from pontil.runtime.wire.messages import Logprobs
 
 # Made once: json.dumps makes an encoder for each call with separators of its own.
 COMPACT = json.JSONEncoder(separators=(",", ":"))
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 @dataclass(slots=True)

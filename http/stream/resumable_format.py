@@ -8,11 +8,10 @@ form (of chunks, tool calls, reasoning) so gets into the state in which it was, 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pontil.http.stream.rendering import ReplyFormat
-from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading
+from pontil.http.stream.reply import ReplyFormat
+from pontil.http.stream.reply_shape import DONE, ReplyChoice, ReplyHeading
 from pontil.http.stream.resume_point import ChoicePlace, GroupPlace, NoSuchEvent, ResumePoint, parts
 from pontil.http.stream.schema_watch import SchemaWatch
-from pontil.http.stream.sse import DONE
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict

@@ -10,7 +10,7 @@ from sanic import HTTPResponse, Request
 from sanic.http import Stage
 
 from pontil.http.access.endpoint import Handler
-from pontil.http.stream.rendering import ReplyFormat
+from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import ReplyHeading
 from pontil.http.stream.resumable_format import ResumableFormat
 from pontil.http.stream.resume_point import ResumePoint, read_event_id

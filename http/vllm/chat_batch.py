@@ -10,7 +10,7 @@ from sanic import HTTPResponse, Request
 
 from pontil.http.intake.body import understood
 from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
-from pontil.http.stream.rendering import reply_whole
+from pontil.http.stream.reply import reply_whole
 from pontil.http.stream.reply_shape import ChatShape, ReplyChoice, chat_usage_object
 from pontil.http.stream.schema_watch import SchemaWatch
 from pontil.http.vllm.chat_batch_request import MESSAGES, ChatBatchRequest, naming, place_of, read_chat_batch

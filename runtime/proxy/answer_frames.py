@@ -19,6 +19,7 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import MessageTurn
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 from pontil.runtime.timeline.timelines import Timelines
+from pontil.runtime.wire.codec import HEAD, frame_of, is_plain, row_of, rows_of
 from pontil.runtime.wire.messages import (
     AttemptTimes,
     Embedding,
@@ -32,7 +33,6 @@ from pontil.runtime.wire.messages import (
     StillHere,
     Tokens,
 )
-from pontil.runtime.wire.token_batch import HEAD, frame_of, is_plain, row_of, rows_of
 
 LOG = logging.getLogger("pontil.proxy")
 

@@ -116,7 +116,7 @@ class LiveSnapshot:
         """Return the rows of /admin/topology with the figures of registered workers. A `managed` one is a process of
         this proxy's supervisor."""
         shown = self.proxy.topology()
-        managed = {row.name for row in self.proxy.registry.rows}
+        managed = {row.name for row in self.proxy.registry.processes.rows}
         workers = {(one.hello.name, one.hello.pid): one for one in self.proxy.registry.workers.values()}
         for row in shown:
             row["managed"] = row["name"] in managed and row["state"] != "REFUSED"

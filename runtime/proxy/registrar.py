@@ -45,7 +45,7 @@ class Registrar:
     wants_prefixes: bool = False
 
     def on_hello(self, message: Hello) -> None:
-        if self.registry.is_late(message):
+        if self.registry.processes.is_late(message):
             return
         self.lose(self.registry.let_go(message))
         reason = self.registry.hello(message, self.clock())

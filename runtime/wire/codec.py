@@ -5,12 +5,14 @@ Unknown fields are ignored, a missing field takes its default, and a value of th
 later code need not check types. The one exception is an introduction from a process of another protocol version: its
 known fields are accepted, so that it can be told why it is refused.
 
+Ordinary tokens of many sequences are rows of one Step: most of a token's cost on its way to the proxy is per message.
+
 The checks are ours: msgspec.convert makes floats of whole numbers in fields of floats, where logprobs have token ids
 (docs/measurements-history.md).
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from operator import attrgetter
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -18,7 +20,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgpack
 
 from pontil.runtime.errors import MalformedFrame
-from pontil.runtime.wire.messages import SCHEMA, TAGS, Message
+from pontil.runtime.wire.messages import SCHEMA, TAGS, Message, Step, Tokens
 
 # The values that a field takes: those of exact types, or those of a predicate.
 Check = Callable[[Any], bool] | frozenset[type]
@@ -29,6 +31,8 @@ MAX_FRAME_BYTES = 64 << 20
 EMPTY = {str: "", int: 0}
 ADDRESSES = ("sender", "receiver")
 PLAIN = (int, float, bool, str, bytes, types.NoneType)
+# Fields of a Step's row before the ids.
+HEAD = 5
 
 
 def is_int(value: Any) -> bool:
@@ -144,3 +148,60 @@ def decode(frame: bytes) -> Message:
     if shape is None:
         raise MalformedFrame(f"unknown tag {tag!r:.40}")
     return shape.build(data)
+
+
+def is_plain(frame: Tokens) -> bool:
+    """Return whether a row can carry everything in this frame."""
+    return (
+        frame.finish_reason is None
+        and frame.generated_tokens is None
+        and frame.logprobs is None
+        and frame.prompt_logprobs is None
+        and frame.queue_seconds is None
+        and frame.computed_tokens is None
+        and frame.draft_tokens is None
+        and frame.first_cached_tokens is None
+        and frame.pulled_bytes is None
+        and frame.frames is None
+        and frame.prompt_tokens is not None
+        and frame.cached_tokens is not None
+    )
+
+
+def joined(frames: Sequence[Tokens]) -> Iterator[Tokens | Step]:
+    """Yield the same tokens in fewer messages. Frames of one choice keep their order as long as each choice has at most
+    one. All frames have one sender; one Step goes to each receiver."""
+    plain: dict[str, list[Tokens]] = {}
+    for frame in frames:
+        if is_plain(frame):
+            plain.setdefault(frame.receiver, []).append(frame)
+        else:
+            yield frame
+    for receiver, some in plain.items():
+        if len(some) == 1:
+            yield some[0]
+        else:
+            yield Step(
+                some[0].sender, receiver, [frame.request_id for frame in some], [row_of(frame) for frame in some]
+            )
+
+
+def row_of(frame: Tokens) -> list[int]:
+    prompt, cached = frame.prompt_tokens, frame.cached_tokens
+    assert prompt is not None and cached is not None, "a plain frame has both"
+    return [frame.attempt, frame.choice, frame.index, prompt, cached, *frame.ids]
+
+
+def rows_of(step: Step) -> Iterator[tuple[str, list[int]]]:
+    """Return each row with its request. Raise MalformedFrame for rows that do not match the requests."""
+    if len(step.rows) != len(step.requests) or min(map(len, step.rows), default=HEAD + 1) <= HEAD:
+        raise MalformedFrame("a step whose rows are not those of its requests")
+    return zip(step.requests, step.rows, strict=True)
+
+
+def frame_of(step: Step, request: str, row: list[int]) -> Tokens:
+    """Return the Tokens that a row stands for."""
+    return Tokens(
+        step.sender, step.receiver, request, row[0], row[2], row[HEAD:], row[1], prompt_tokens=row[3],
+        cached_tokens=row[4],
+    )  # fmt: skip

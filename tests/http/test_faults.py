@@ -164,7 +164,7 @@ def test_a_reader_that_never_reads_is_cut_off(bare: ScriptedSite, monkeypatch: p
 def test_keep_alive_comments_come_only_after_the_first_token(
     bare: ScriptedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # F4
-    monkeypatch.setattr("pontil.http.stream.sse.KEEP_ALIVE_AFTER", 0.01)
+    monkeypatch.setattr("pontil.http.stream.reply.KEEP_ALIVE_AFTER", 0.01)
     worker = bare.worker(script=silent)
     connection = bare.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a", "stream": True}))

@@ -28,7 +28,7 @@ from pontil.http.openai.chat.tool_calling import structure_of
 from pontil.http.openai.completions.request import DEFAULT_TOKENS, CompletionRequest, Prompt, read_completion
 from pontil.http.openai.completions.sounds import open_sounds
 from pontil.http.stream.answer_checker import AnswerChecker
-from pontil.http.stream.rendering import KeepAnswer, ReplyFormat, keep_nothing, reply
+from pontil.http.stream.reply import KeepAnswer, ReplyFormat, keep_nothing, reply
 from pontil.http.stream.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.stream.resumable_routes import ResumableRoutes, check_not_continued, heading_of
 from pontil.http.stream.schema_watch import SchemaWatch

@@ -15,7 +15,7 @@ from pontil.http.openai.completions.request import Prompt
 from pontil.http.openai.embeddings.body import embedding_body
 from pontil.http.openai.embeddings.request import EmbeddingRequest, read_embedding
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
-from pontil.http.stream.rendering import route_of
+from pontil.http.stream.reply import route_of
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.control import check_together
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot

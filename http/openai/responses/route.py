@@ -17,7 +17,7 @@ from pontil.http.openai.responses.input_items import Item
 from pontil.http.openai.responses.request import ResponsesRequest, read_responses
 from pontil.http.openai.responses.shape import PREFIX, ResponsesShape
 from pontil.http.store.response_store import KeptResponse
-from pontil.http.stream.rendering import AnswerEnd
+from pontil.http.stream.reply import AnswerEnd
 from pontil.runtime.errors import RequestError
 
 MOST_LISTED, LISTED = 100, 20

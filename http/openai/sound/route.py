@@ -24,7 +24,7 @@ from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import SPEECH, read_speech
 from pontil.http.openai.sound.spoken_shape import SpokenForm, spoken_form
 from pontil.http.openai.sound.transcription_request import TRANSCRIPTION, read_transcription
-from pontil.http.stream.rendering import reply
+from pontil.http.stream.reply import reply
 from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
 from pontil.http.stream.reply_shape import ChatShape
 from pontil.runtime.errors import RequestError, Unavailable

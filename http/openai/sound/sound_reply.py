@@ -7,8 +7,7 @@ from sanic.response import raw
 from pontil.http.fields.audio_output import Form
 from pontil.http.intake.body import understood
 from pontil.http.openai.sound.sound_pieces import SoundPieces, samples, whole_file
-from pontil.http.stream.rendering import route_of
-from pontil.http.stream.sse import EventWriter
+from pontil.http.stream.reply import EventWriter, route_of
 from pontil.runtime.proxy.requests.wakeup import Wakeup
 from pontil.runtime.stages.runs.stream import RunStream
 

@@ -15,16 +15,20 @@ from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
 from pontil.runtime.proxy.requests.request import Request, Work
-from pontil.runtime.proxy.requests.row import last_row, row_of
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
+from pontil.runtime.timeline import timeline
 from pontil.runtime.timeline.slow_log import log_slow
-from pontil.runtime.timeline.timeline import Gaps, Timeline
+from pontil.runtime.timeline.timeline import Gaps, Timeline, TimelineRow
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.tracing.open_tracer import open_tracer
 
 FAILED = "error"
+# The route of a request that did not come by HTTP.
+NO_PATH = "-"
+# The states of requests that ended otherwise than by their answer's end, by the label of that.
+STATES = {FAILED: timeline.FAILED, "cancelled": timeline.CANCELLED, "handed_over": timeline.CANCELLED}
 
 
 class InFlight:
@@ -181,3 +185,38 @@ class InFlight:
         if self.tracer is not None and request.recorder.is_hidden:
             # Nobody is told of its parts, but it belongs to the sums of its trace.
             self.tracer.take(Timeline(row, (), (), Gaps(0.0), None))
+
+
+def row_of(request: Request, model: str, now: float) -> TimelineRow:
+    """Return the line of an open request, for this model unless it is for another one."""
+    return made_row(request, model, timeline.OPEN, None, request.usage, now)
+
+
+def last_row(request: Request, model: str, label: str, billed: Usage, now: float) -> TimelineRow:
+    """Return the line of a request that has ended with this label."""
+    return made_row(request, model, STATES.get(label, timeline.COMPLETE), request.finish or label, billed, now)
+
+
+def made_row(request: Request, model: str, state: str, finish: str | None, usage: Usage, now: float) -> TimelineRow:
+    recorder, first = request.recorder, first_token_of(request)
+    received = recorder.received
+    since_epoch = recorder.admitted_at if received is None else received.since_epoch
+    return TimelineRow(
+        request.id, since_epoch, request.work.model or model,
+        NO_PATH if received is None else received.route, request.ticket.caller, state, finish, usage.prompt_tokens,
+        usage.cached_tokens, usage.completion_tokens, request.attempts.number + 1,
+        None if first is None else max(0.0, first - recorder.since), max(0.0, now - recorder.since),
+        () if request.attempts.route is None else tuple(worker.name for worker in request.attempts.route.workers),
+        request.work.stage,
+        None if request.trace is None else request.trace.trace_id,
+    )  # fmt: skip
+
+
+def first_token_of(request: Request) -> float | None:
+    """Return when the first token came, of those since the request was received here: another proxy may have begun
+    it."""
+    first, recorder = request.times.first_token, request.recorder
+    if first is None or first >= recorder.since:
+        return first
+    recorder.gaps.settle()
+    return recorder.gaps.first

@@ -119,7 +119,7 @@ class OperatorChanges:
 
     def check_worker(self, worker: str) -> None:
         """Raise RequestError for a name that is none of the supervisor's workers."""
-        rows = {row.name: row for row in self.registry.rows}
+        rows = {row.name: row for row in self.registry.processes.rows}
         if worker in rows and rows[worker].role != "proxy":
             return
         if worker in rows:

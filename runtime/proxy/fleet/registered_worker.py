@@ -6,7 +6,7 @@ from typing import Any
 
 from pontil.runtime.foundation.fair_share import FairShare
 from pontil.runtime.foundation.seat_counts import SeatCounts
-from pontil.runtime.proxy.fleet.stage_check import NODE
+from pontil.runtime.proxy.fleet.hello_check import NODE
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
 from pontil.runtime.proxy.routing.policy import NO_OTHERS, OtherLoad, WorkerLoad

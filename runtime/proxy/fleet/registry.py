@@ -7,20 +7,17 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
-from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers
-from pontil.runtime.proxy.fleet.process_row import ProcessRow
+from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers, wrong_stage
+from pontil.runtime.proxy.fleet.known_processes import REMEMBERED, KnownProcesses, ProcessRow
 from pontil.runtime.proxy.fleet.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot, context_length
 from pontil.runtime.proxy.fleet.service_rate import Seats, generating
-from pontil.runtime.proxy.fleet.stage_check import wrong_stage
 from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import ReleaseEnds, ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
-# Removed workers whose counters are kept, so that one that registers again does not count its work twice.
-REMEMBERED = 256
 # Refused workers that are shown, at most one for each name.
 REFUSED = 32
 # Age in seconds up to which a table is trusted: the supervisor sends one every second, and none while it is stopped.
@@ -138,7 +135,11 @@ class WorkerGroup:
     @property
     def is_given_up(self) -> bool:
         """True if no worker is registered and the supervisor has given up restarting them."""
-        rows = [row for row in self.registry.rows if row.role != "proxy" and self.registry.may_be_of(row, self.key)]
+        rows = [
+            row
+            for row in self.registry.processes.rows
+            if row.role != "proxy" and self.registry.may_be_of(row, self.key)
+        ]
         return not self.workers and bool(rows) and all(row.state == "GIVEN_UP" for row in rows)
 
 
@@ -151,9 +152,8 @@ class Registry:
         self.workers: dict[str, RegisteredWorker] = {}
         # Changed with any worker that comes, goes, or takes another role.
         self.version = 0
-        self.rows: tuple[ProcessRow, ...] = ()
-        # Names and pids of processes that ended, the last ones last, with the one that said Hello as such a process.
-        self.ended: dict[tuple[str, int], str | None] = {}
+        self.processes = KnownProcesses()
+        # The counters of removed workers, so that one that registers again does not count its work twice.
         self.remembered: dict[str, dict[str, int]] = {}
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
@@ -193,7 +193,9 @@ class Registry:
         )
         worker.free_blocks = worker.capacity
         worker.recent = self.even_share(worker)
-        worker.contact.confirmed = any(row.name == message.name and row.pid == message.pid for row in self.rows)
+        worker.contact.confirmed = any(
+            row.name == message.name and row.pid == message.pid for row in self.processes.rows
+        )
         self.workers[message.sender] = worker
         self.of(worker.group).ends.came(worker.release, worker.hello.name)
         self.version += 1
@@ -310,41 +312,17 @@ class Registry:
         Applies only to workers that a table has shown before, alive or ended: one of the same name on another host is
         not the supervisor's. A table may have shown one before its Hello was read, which came earlier.
         """
-        before, self.rows = self.rows, tuple(map(ProcessRow.of, rows))
-        self.note_ended(before)
-        by_name = {row.name: row for row in self.rows}
+        self.processes.take(rows)
+        by_name = {row.name: row for row in self.processes.rows}
         gone = []
         for worker in self.workers.values():
             row = by_name.get(worker.hello.name)
             alive = row is not None and row.pid == worker.hello.pid and not row.dead
-            ended = (worker.hello.name, worker.hello.pid) in self.ended
+            ended = (worker.hello.name, worker.hello.pid) in self.processes.ended
             if (worker.contact.confirmed or ended) and not alive:
                 gone.append(worker)
             worker.contact.confirmed = worker.contact.confirmed or alive
         return self.remove(gone)
-
-    def is_late(self, message: Hello) -> bool:
-        """Return whether the process that said this has ended, as a table has shown by now. One that lives, later or on
-        another host, may have the same name and pid: it says Hello again, and is not late then."""
-        key = message.name, message.pid
-        if self.ended.get(key, message.sender) == message.sender:
-            self.ended.pop(key, None)
-            return False
-        self.ended[key] = message.sender
-        return True
-
-    def note_ended(self, before: Sequence[ProcessRow]) -> None:
-        """Remember the last processes that a table has shown as ended, or no more."""
-        shown = {(row.name, row.pid) for row in self.rows if not row.dead}
-        ended = [(row.name, row.pid) for row in before if row.pid is not None and (row.name, row.pid) not in shown]
-        ended += [(row.name, pid) for row in self.rows for pid in row.ended_pids]
-        for one in ended:
-            self.ended[one] = self.ended.pop(one, None)
-        for name, pid in shown:
-            if pid is not None:
-                self.ended.pop((name, pid), None)
-        while len(self.ended) > REMEMBERED:
-            del self.ended[next(iter(self.ended))]
 
     def remove(self, workers: Any) -> list[RegisteredWorker]:
         gone = list(workers)
@@ -367,8 +345,8 @@ class Registry:
         known: dict[tuple[str, int | None], RegisteredWorker] = {
             (worker.hello.name, worker.hello.pid): worker for worker in self.workers.values()
         }
-        rows = list(self.rows)
-        pids = {row.pid for row in self.rows}
+        rows = list(self.processes.rows)
+        pids = {row.pid for row in rows}
         for worker in self.workers.values():
             hello = worker.hello
             if hello.pid not in pids:

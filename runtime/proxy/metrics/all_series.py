@@ -12,10 +12,9 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.foundation.connectors import CONNECTORS
 from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.metrics.scrape_collector import ScrapeCollector
-from pontil.runtime.proxy.metrics.streams import StreamMetrics
-from pontil.runtime.proxy.metrics.tiers import TierMetrics
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 from pontil.runtime.threads import ThreadFailures
@@ -184,7 +183,7 @@ class Metrics:
         self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
         for result in RESULTS:
             self.handoffs.labels(result)
-        self.of_worker = (DraftMetrics(registry), StreamMetrics(registry), TierMetrics(registry))
+        self.of_worker = (DraftMetrics(registry), HeartbeatCounters(registry))
         self.plain = {
             "kv_transfer_bytes": counter("kv_transfer_bytes", "Bytes of KV blocks pulled"),
             "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),

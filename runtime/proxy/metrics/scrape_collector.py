@@ -10,8 +10,7 @@ from prometheus_client.registry import Collector
 
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.metrics.streams import stream_gauges
-from pontil.runtime.proxy.metrics.tiers import tier_gauges
+from pontil.runtime.proxy.metrics.heartbeats import heartbeat_gauges
 from pontil.runtime.proxy.requests.request import Request
 
 
@@ -69,7 +68,7 @@ class ScrapeCollector(Collector):
         restarts = CounterMetricFamily(
             "pontil_process_restarts", "How often the supervisor started a process again", labels=["process"]
         )
-        for row in self.registry.rows:
+        for row in self.registry.processes.rows:
             restarts.add_metric([row.name], row.about.get("restarts", 0))
         yield restarts
         yield self.of_memory()
@@ -81,7 +80,7 @@ class ScrapeCollector(Collector):
             "Resident memory of a process, or of one rank of a worker",
             labels=["process", "rank"],
         )
-        for row in self.registry.rows:
+        for row in self.registry.processes.rows:
             for rank in row.about.get("ranks", [row.about]):
                 if "rss_bytes" in rank:
                     memory.add_metric([row.name, str(rank.get("rank", 0))], rank["rss_bytes"])
@@ -125,9 +124,7 @@ class ScrapeCollector(Collector):
             for worker in workers:
                 family.add_metric([worker.hello.name], value(worker))
             yield family
-        measured = [(one.hello.name, one.gauges) for one in workers]
-        yield from stream_gauges(measured)
-        yield from tier_gauges(measured)
+        yield from heartbeat_gauges((one.hello.name, one.gauges) for one in workers)
 
 
 def used(blocks: int, free: int) -> float:

@@ -12,8 +12,8 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.step_gaps import BUFFER, StepGaps
 from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.codec import HEAD
 from pontil.runtime.wire.messages import Logprobs
-from pontil.runtime.wire.token_batch import HEAD
 
 MAX_TOKEN_ID = 1 << 31
 NO_LOGPROBS: Logprobs = []

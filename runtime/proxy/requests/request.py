@@ -392,10 +392,8 @@ class Request:
         """Return whether the frame's numbers are in range for this request."""
         ids = frame.ids
         fits = not ids or (min(ids) >= 0 and max(ids) < MAX_TOKEN_ID)
-        fits = fits and self.work.fits(frame)
-        return (
-            fits and 0 <= frame.choice < len(self.answers) and frame.index >= 0 and fit(frame, self.prompt, self.params)
-        )
+        is_placed = 0 <= frame.choice < len(self.answers) and frame.index >= 0
+        return fits and is_placed and self.work.fits(frame) and fit(frame, self.prompt, self.params)
 
     def cancels(self, sender: str) -> list[Cancel]:
         number = self.attempts.number

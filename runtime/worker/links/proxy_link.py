@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pontil.runtime.errors import IncompatiblePeer
+from pontil.runtime.wire.codec import joined
 from pontil.runtime.wire.links.renewal import Renewal
 from pontil.runtime.wire.links.sockets import WorkerSocket
 from pontil.runtime.wire.messages import (
@@ -21,7 +22,6 @@ from pontil.runtime.wire.messages import (
     Tokens,
     Welcome,
 )
-from pontil.runtime.wire.token_batch import joined
 
 logger = logging.getLogger("pontil.worker")
 

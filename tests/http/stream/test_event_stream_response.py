@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sanic import HTTPResponse
 
-from pontil.http.stream.sse import EventStreamResponse
+from pontil.http.stream.reply import EventStreamResponse
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream; charset=utf-8"])

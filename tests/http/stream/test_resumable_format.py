@@ -17,7 +17,7 @@ from effort import examples
 from pontil.http.fields.delivery import Delivery
 from pontil.http.openai.chat.function_call_shape import FunctionCallShape
 from pontil.http.openai.chat.parsed_shape import ParsedChatShape
-from pontil.http.stream.rendering import ReplyFormat
+from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.stream.resumable_format import ResumableFormat
 from pontil.http.stream.resume_point import ResumePoint, read_event_id

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.http.stream.rendering import settled
-from pontil.http.stream.sse import KEEP_ALIVE, EventWriter, StreamWriter
+from pontil.http.stream.reply import KEEP_ALIVE, EventWriter, StreamWriter, settled
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Ended, Finished, Mailbox
@@ -191,7 +190,7 @@ def test_an_error_comes_after_what_was_said() -> None:  # F4
 
 
 def test_silence_is_broken_and_tokens_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:  # F4
-    monkeypatch.setattr("pontil.http.stream.sse.KEEP_ALIVE_AFTER", 0.01)
+    monkeypatch.setattr("pontil.http.stream.reply.KEEP_ALIVE_AFTER", 0.01)
 
     async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
         while len(reader.got) < 3:

@@ -14,8 +14,8 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.codec import frame_of, is_plain, row_of
 from pontil.runtime.wire.messages import Step, Tokens
-from pontil.runtime.wire.token_batch import frame_of, is_plain, row_of
 
 P = WorkerLoad("p", "prefill:0", "prefill", "ipc:///p", 0, 64, 8, 512)
 D = WorkerLoad("d", "decode:0", "decode", "ipc:///d", 0, 64, 8, 512)

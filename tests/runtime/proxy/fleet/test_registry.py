@@ -325,10 +325,10 @@ def test_a_worker_whose_hello_is_read_after_its_end_is_dead_with_the_next_table(
     for now in (row("decode:0", ONE.pid), row("decode:0", None, "exited")):
         assert workers.show([now]) == []
     workers.show(then)
-    assert workers.is_late(ONE) and workers.hello(ONE, 0.0) is None
+    assert workers.processes.is_late(ONE) and workers.hello(ONE, 0.0) is None
     assert names(workers.show(then)) == ["decode:0"]
     workers.show([row("decode:0", ONE.pid)])
-    assert not workers.is_late(ONE), "another process has that pid"
+    assert not workers.processes.is_late(ONE), "another process has that pid"
 
 
 def test_one_that_says_hello_again_lives_whatever_a_table_showed_of_its_name_and_pid() -> None:
@@ -336,8 +336,8 @@ def test_one_that_says_hello_again_lives_whatever_a_table_showed_of_its_name_and
     for now in (row("decode:0", ONE.pid), row("decode:0", None, "exited")):
         workers.show([now])
     again = replace(ONE, sender="another")
-    assert workers.is_late(ONE) and workers.is_late(again), "each has to say it twice"
-    assert not workers.is_late(again) and workers.hello(again, 0.0) is None
+    assert workers.processes.is_late(ONE) and workers.processes.is_late(again), "each has to say it twice"
+    assert not workers.processes.is_late(again) and workers.hello(again, 0.0) is None
     assert workers.show([row("decode:0", None, "exited")]) == []
 
 

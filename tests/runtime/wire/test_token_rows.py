@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.wire.codec import frame_of, joined, rows_of
 from pontil.runtime.wire.messages import Step, Tokens
-from pontil.runtime.wire.token_batch import frame_of, joined, rows_of
 
 PLAIN = Tokens("w", "p", "r", 1, 7, [0], 2, prompt_tokens=3, cached_tokens=0)
 counts = st.integers(0, 2**53)
