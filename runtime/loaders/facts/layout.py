@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.name_list import name_list
-from pontil.runtime.loaders.facts.quantization import with_scales
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
 
@@ -104,10 +103,9 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
     return shapes
 
 
-def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -> None:
-    """Raise ModelError that names every tensor that is missing, or that this architecture would ignore, or, if there is
-    none, every one that has another shape."""
-    wanted = with_scales(tensor_shapes(config), found, config.weight_block)
+def check_shapes(config: ModelConfig, wanted: dict[str, Shape], found: dict[str, Shape], source: object) -> None:
+    """Raise ModelError that names every wanted tensor that is missing, or found one that this architecture would
+    ignore, or, if there is none, every one that has another shape."""
     faults = []
     missing = [name for name in wanted if name not in found]
     if missing:
