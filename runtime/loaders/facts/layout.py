@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.name_list import name_list
-from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
 
 Shape = tuple[int, ...]
@@ -101,6 +101,19 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
         if experts.shared.gated:
             shapes[f"{name}_gate.weight"] = (1, hidden)
     return shapes
+
+
+def usual_name(architecture: Architecture, stored: str) -> str | None:
+    """The name that a tensor has in a model of one part, or None if it is of another part."""
+    if stored.startswith(architecture.others):
+        return None
+    name = stored.removeprefix(architecture.prefix)
+    for start, usual in architecture.renamed.items():
+        if name.startswith(start):
+            return usual + name.removeprefix(start)
+    for part, usual in architecture.replaced.items():
+        name = name.replace(part, usual)
+    return name
 
 
 def check_shapes(config: ModelConfig, wanted: dict[str, Shape], found: dict[str, Shape], source: object) -> None:

@@ -13,7 +13,7 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.json_fields import read_json
-from pontil.runtime.loaders.facts.layout import Shape, check_shapes, tensor_shapes
+from pontil.runtime.loaders.facts.layout import Shape, check_shapes, tensor_shapes, usual_name
 from pontil.runtime.loaders.facts.quantization import FLOAT8, FP4_PARTS, SCALE, with_scales
 from pontil.runtime.loaders.facts.weight_forms import WeightForm, part_of
 from pontil.runtime.loaders.facts.weight_schemes import WeightScheme, in_parts, is_beside, stored_forms
@@ -21,7 +21,7 @@ from pontil.runtime.loaders.hf.config import read_hf_config, read_weight_scheme
 from pontil.runtime.loaders.hf.fused_experts import parts_of
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.loaders.hf.weight_parts import StoredNumbers, WeightParts
-from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
+from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -129,19 +129,6 @@ def located(
         yield part.name, (part.shape, TensorLocation(path, stored, kind, part))
     if not parts:
         yield name, (shape, TensorLocation(path, stored, kind))
-
-
-def usual_name(architecture: Architecture, stored: str) -> str | None:
-    """The name that a tensor has in a model of one part, or None if it is of another part."""
-    if stored.startswith(architecture.others):
-        return None
-    name = stored.removeprefix(architecture.prefix)
-    for start, usual in architecture.renamed.items():
-        if name.startswith(start):
-            return usual + name.removeprefix(start)
-    for part, usual in architecture.replaced.items():
-        name = name.replace(part, usual)
-    return name
 
 
 def check_kinds(

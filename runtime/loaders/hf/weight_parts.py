@@ -45,7 +45,7 @@ class StoredNumbers:
         return result
 
     def levels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The kernels' form of whole numbers: numbers int8, or uint8 below 128, scales and offsets."""
+        """The kernels' form: numbers int8, or uint8 below 128, scales and offsets float32 [outputs, groups]."""
         numbers, middle = self.numbers, 0
         if numbers.dtype == torch.uint8 and (self.form.bits or 0) > LEVEL_BITS:
             middle = 1 << LEVEL_BITS

@@ -13,8 +13,10 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
+from architectures import hugging_model
 from gguf.constants import GGMLQuantizationType
 from packed_loading import Loading, bits, change, packed_files_of
+from quantized_directory import FORMS, LARGE, write_quantized
 from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 
@@ -32,7 +34,10 @@ Q8_0 = GGMLQuantizationType.Q8_0
 
 @pytest.mark.parametrize(
     ("kind", "quantization"),
-    [("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")],
+    [
+        *(("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")),
+        *(("awq", "gguf"), ("awq", "none"), ("gptq", "gguf"), ("packed-zeros", "gguf"), ("fp8-rows", "none")),
+    ],
 )
 def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     tmp_path: Path, cache: Path, kind: str, quantization: str
@@ -40,6 +45,8 @@ def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     path = tmp_path / "model"
     if kind == "deepseek":
         write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    elif kind in FORMS:
+        write_quantized(hugging_model("llama", LARGE), path, *FORMS[kind])
     else:
         config = write_tiny_llama(path)
         path = write_tiny_gguf(tmp_path / "m.gguf", path, config, kind=Q8_0) if kind == "gguf" else path
