@@ -160,24 +160,29 @@ def float8(block: tuple[int, int] | None, name: str = "weight_scale", shape: tup
     return encode
 
 
-def write_quantized(
-    model: PreTrainedModel, folder: Path, form: dict[str, Any], encode: Encode, kept: Sequence[str] = KEPT
-) -> None:
+def write_quantized(model: PreTrainedModel, folder: Path, form: dict[str, Any], encode: Encode) -> None:
     """Write the model with its products' weights encoded, and change it to have the weights that they stand for."""
     model.save_pretrained(folder)
-    tensors: Tensors = {}
     parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, stands_for in quantize(folder, form, encode).items():
+            parameters[name].copy_(torch.from_numpy(stands_for))
+
+
+def quantize(folder: Path, form: dict[str, Any], encode: Encode) -> dict[str, Numbers]:
+    """Encode the weights of a directory's products. Return those that they stand for."""
+    tensors: Tensors = {}
+    stands_for: dict[str, Numbers] = {}
     for name, weight in load_file(folder / WHOLE).items():
-        if weight.ndim != 2 or any(part in name for part in kept):
+        if weight.ndim != 2 or any(part in name for part in KEPT):
             tensors[name] = weight
             continue
-        parts, stands_for = encode(weight.double().numpy())
+        parts, stands_for[name] = encode(weight.double().numpy())
         tensors |= {name.removesuffix("weight") + end: tensor for end, tensor in parts.items()}
-        with torch.no_grad():
-            parameters[name].copy_(torch.from_numpy(stands_for))
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": form}))
+    return stands_for
 
 
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
