@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints whose weights are whole numbers or floats of 8 bits: the results of the weights that they stand for."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import torch
 from architectures import VOCAB, hugging_model, read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
 from kernels import opened
-from quantized_directory import EIGHT_BITS, FORMS, LARGE, UNPACKED, write_quantized
+from quantized_directory import EIGHT_BITS, FORMS, LARGE, UNPACKED, quantize, write_quantized
+from safetensors.torch import load_file, save_file
 from tiny import rig, sequence
 from transformers import PreTrainedModel
 
@@ -20,6 +22,7 @@ from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.facts.layout import tensor_shapes
+from pontil.runtime.loaders.hf.directory import WHOLE
 from pontil.runtime.loaders.level_formats import level_formats
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
@@ -122,3 +125,21 @@ def test_weights_take_the_memory_that_a_plan_counts(folders: dict[str, Path], na
     assert said.held == pytest.approx(packed + embedding, rel=0.05)
     plain = weight_memory(folders[name], model.config, "none", 2)
     assert said.held < plain.held and plain.packing > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe", "mixtral", "deepseek_v2", "glm4_moe"])
+def test_every_product_of_an_architecture_may_be_quantized(tmp_path: Path, name: str) -> None:
+    """Routers too, which are floats all the same, and the parts of latents."""
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    sizes = LARGE | {"moe_intermediate_size": 64, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 48}
+    hugging_model(name, sizes).save_pretrained(plain)
+    shutil.copytree(plain, quantized)
+    stands_for = quantize(quantized, *FORMS["gptq-v2"], kept=("embed_tokens", "lm_head"))
+    tensors = {one: torch.from_numpy(weight).float() for one, weight in stands_for.items()}
+    save_file(load_file(plain / WHOLE) | tensors, plain / WHOLE, metadata={"format": "pt"})
+    expected = logits(read_model(plain))
+    torch.testing.assert_close(logits(read_model(quantized)), expected, atol=2e-5, rtol=0)
+    rounded = logits(read_model(plain, torch.bfloat16, kernels=opened()))
+    # A row's choice of experts may change by rounding, so errors are compared where most rows have theirs.
+    errors = [(one - expected).abs().median().item() for one in (logits(by_kernels(quantized)), rounded)]
+    assert errors[0] < 1.5 * errors[1]

@@ -169,12 +169,12 @@ def write_quantized(model: PreTrainedModel, folder: Path, form: dict[str, Any], 
             parameters[name].copy_(torch.from_numpy(stands_for))
 
 
-def quantize(folder: Path, form: dict[str, Any], encode: Encode) -> dict[str, Numbers]:
+def quantize(folder: Path, form: dict[str, Any], encode: Encode, kept: Sequence[str] = KEPT) -> dict[str, Numbers]:
     """Encode the weights of a directory's products. Return those that they stand for."""
     tensors: Tensors = {}
     stands_for: dict[str, Numbers] = {}
     for name, weight in load_file(folder / WHOLE).items():
-        if weight.ndim != 2 or any(part in name for part in KEPT):
+        if weight.ndim != 2 or any(part in name for part in kept):
             tensors[name] = weight
             continue
         parts, stands_for[name] = encode(weight.double().numpy())
