@@ -41,12 +41,9 @@ class Levels:
 
     @property
     def weights(self) -> Numbers:
-        result = np.zeros(self.numbers.shape)
-        for i, row in enumerate(self.numbers):
-            for j, number in enumerate(row):
-                group = self.group_of[j]
-                result[i, j] = (int(number) - int(self.zeros[i, group])) * float(self.scales[i, group])
-        return result
+        zeros, scales = (one[:, self.group_of].astype(np.float64) for one in (self.zeros, self.scales))
+        weights: Numbers = (self.numbers - zeros) * scales
+        return weights
 
 
 def levels_of(weight: Numbers, bits: int, group: int, symmetric: bool, group_of: Sequence[int] = ()) -> Levels:
