@@ -53,7 +53,8 @@ class HfCheckpoint:
         locations = {name: found[name][1] for name in in_parts(wanted, forms)}
         check_kinds(locations, directory, config.weight_block is not None, forms)
         places = {name: location_of(name, forms.get(name), locations) for name in wanted}
-        return cls(config, fingerprint(config, files), places, dict(left_out))
+        own = fingerprint(config, files, "" if scheme is None else repr(scheme))
+        return cls(config, own, places, dict(left_out))
 
     @property
     def files(self) -> list[Path]:
