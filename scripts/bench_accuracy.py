@@ -38,7 +38,6 @@ from pontil.runtime.engine.sequences.sequence import Sequence  # noqa: E402
 from pontil.runtime.engine.tiles.rows import plan_of  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
-from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Packing, Weights  # noqa: E402
 from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
@@ -72,8 +71,8 @@ def open_engine(path: Path, way: str) -> Engine:
     dtype, native, quantization, asked = WAYS[way]
     library = open_kernels("auto", 1, CACHE) if native else None
     checkpoint, torch_dtype = open_checkpoint(path), TORCH_DTYPES[dtype]
-    levels = quantization == "gguf" and isinstance(checkpoint, GgufCheckpoint)
-    tensors = checkpoint.levels(torch_dtype) if levels else checkpoint.tensors(torch_dtype)  # type: ignore[attr-defined]
+    levels = quantization == "gguf"
+    tensors = checkpoint.levels(torch_dtype) if levels else checkpoint.tensors(torch_dtype)
     weights = Weights(tensors, torch.device("cpu"), torch_dtype, Packing.of(library, quantization == "int8"))
     config = checkpoint.config
     model = build_model(config, weights)

@@ -59,7 +59,6 @@ from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence  # n
 from pontil.runtime.foundation.garbage import leave_to_requests  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 from pontil.runtime.loaders.checkpoint import open_checkpoint  # noqa: E402
-from pontil.runtime.loaders.gguf.file import GgufCheckpoint  # noqa: E402
 from pontil.runtime.models.config import ModelConfig  # noqa: E402
 from pontil.runtime.models.families.registry import build_model  # noqa: E402
 from pontil.runtime.models.weights import Packing, Weights  # noqa: E402
@@ -95,9 +94,7 @@ def open_engine(arguments: argparse.Namespace, library: KernelLibrary | None) ->
     checkpoint = open_checkpoint(resolve_model(arguments.model, CACHE))
     config, dtype = checkpoint.config, TORCH_DTYPES[arguments.dtype]
     levels = library is not None and arguments.quantization == "gguf"
-    tensors = (
-        checkpoint.levels(dtype) if levels and isinstance(checkpoint, GgufCheckpoint) else checkpoint.tensors(dtype)
-    )
+    tensors = checkpoint.levels(dtype) if levels else checkpoint.tensors(dtype)
     int8 = library is not None and arguments.quantization == "int8"
     model = build_model(config, Weights(tensors, torch.device("cpu"), dtype, Packing.of(library, int8)))
     cells = choose_kv_dtype(arguments.kv_cache_dtype, arguments.dtype)

@@ -73,7 +73,7 @@ class WorkerOptions(SharedOptions):
     quantization: str = option(
         MODEL,
         "auto",
-        "Weights below 16 bits on a CPU: int8, or as a GGUF file has them (auto: if it is one).",
+        "Weights below 16 bits on a CPU: int8, or gguf: as the files have them (auto: if they do).",
         choice(*QUANTIZATIONS),
         "|".join(QUANTIZATIONS),
     )

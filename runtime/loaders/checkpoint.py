@@ -22,6 +22,10 @@ class Checkpoint(Protocol):
     (`lm_head.weight` only when it is not tied), on the CPU, one tensor in memory at a time. Quantized numbers become
     `dtype`, those of the configuration when None; unquantized ones may keep their type. It raises ModelError. `places`
     has an item for each of them, and `files` hold them all.
+
+    Where a checkpoint `has_levels`, `levels` yields whole numbers with scales and offsets in the place of a weight
+    that it holds so, and maybe the rows of an embedding as they are stored. `unpacked_types` tell of weights of less
+    than 16 bits that become `dtype` there too.
     """
 
     @property
@@ -36,7 +40,17 @@ class Checkpoint(Protocol):
     @property
     def places(self) -> Mapping[str, object]: ...
 
+    @property
+    def has_levels(self) -> bool: ...
+
+    @property
+    def unpacked_types(self) -> Sequence[str]: ...
+
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+    def levels(
+        self, dtype: torch.dtype | None = None, stored_rows: bool = False
+    ) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -31,7 +31,8 @@ from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 
 if TYPE_CHECKING:
-    from pontil.runtime.loaders.hf.directory import HfCheckpoint, TensorLocation
+    from pontil.runtime.loaders.hf.directory import HfCheckpoint
+    from pontil.runtime.loaders.hf.tensor_files import TensorLocation
 
 INNER = "model.layers.0."
 EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
@@ -171,7 +172,8 @@ def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
 
 
 def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:
-    from pontil.runtime.loaders.hf.directory import located, shards, stored_tensors
+    from pontil.runtime.loaders.hf.directory import located, shards
+    from pontil.runtime.loaders.hf.tensor_files import stored_tensors
 
     for path in shards(source.directory):
         for stored, (shape, kind) in stored_tensors(path).items():

@@ -98,10 +98,10 @@ class Weights:
         return StoredRows(blocks, kind, self.dtype)
 
     def read(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a tensor of which something is made. A missing one is noted and replaced by zeros, so that `finish`
-        names them all."""
-        self.read_on(name)
-        tensor = self.left.pop(name, None)
+        """Read a tensor of which something is made; one of whole numbers becomes floats. A missing one is noted and
+        replaced by zeros, so that `finish` names them all."""
+        levels = self.levels(name, *shape)
+        tensor = self.left.pop(name, None) if levels is None else levels.dense()
         if tensor is None:
             self.missing.append(name)
             return torch.zeros(shape)
@@ -208,7 +208,7 @@ class Weights:
         scales = self.read(f"{name}_scale_inv", *blocks, dtype=torch.float32)
         return ScaledWeights.of_blocks(numbers, scales, self.block)
 
-    def levels(self, name: str, outputs: int, inputs: int) -> QuantizedWeights | None:
+    def levels(self, name: str, *shape: int) -> QuantizedWeights | None:
         """Return the checkpoint's own quantized numbers, with their scales and offsets."""
         parts = [f"{name}.{part}" for part in ("numbers", "scales", "offsets")]
         self.read_on(name, parts[-1])
@@ -216,8 +216,8 @@ class Weights:
             return None
         numbers, scales, offsets = (self.left.pop(part) for part in parts)
         found = QuantizedWeights(numbers, scales, offsets, self.left.pop(f"{name}.steps", None))
-        if found.shape != (outputs, inputs):
-            raise wrong_shape(name, found.shape, (outputs, inputs))
+        if found.shape != shape:
+            raise wrong_shape(name, found.shape, shape)
         return found
 
     def rounded(self, weight: Tensor) -> Tensor | QuantizedWeights:

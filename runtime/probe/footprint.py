@@ -15,6 +15,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.loaders.gguf.packed_formats import choose_quantization
+from pontil.runtime.loaders.level_formats import may_have_levels
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
@@ -202,7 +203,7 @@ def one_of(size: int, sizes: int) -> str:
 def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: bool = True) -> Footprint:
     """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
     layer = find_draft_layer(target, path)
-    if layer is not None or (demand.quantization == "gguf" and path.suffix != ".gguf"):
+    if layer is not None or (demand.quantization == "gguf" and not may_have_levels(path, read_config(path))):
         # A layer is computed by torch's operations.
         demand = replace(demand, quantization="none", has_kernels=demand.has_kernels and layer is None)
     made = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
@@ -255,7 +256,7 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     blocks = layout.blocks_for(demand.max_model_len or 1) + 1
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
     has_kernels = on_host and demand.has_kernels
-    quantization = choose_quantization(demand.quantization, path.suffix == ".gguf", dtype, has_kernels)
+    quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
     weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], ranks, on_host)
     if not on_host:
         return Footprint(weights.held, kv)

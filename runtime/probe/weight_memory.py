@@ -16,7 +16,8 @@ from pathlib import Path
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, Shape, tensor_shapes
 from pontil.runtime.loaders.facts.quantization import FP4_GROUP
 from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
-from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, gguf_formats, stacked
+from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, stacked
+from pontil.runtime.loaders.level_formats import directory_forms, level_formats
 from pontil.runtime.models.config import ModelConfig
 
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
@@ -29,6 +30,8 @@ JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 PIECE, UNPACKED_BYTES = 64, 24
 # Levels of one number besides its scale and offset, both float32.
 LEVEL_BYTES, LEVEL_SCALES = 1, 8
+# Words, numbers and a copy of them in another order, of a weight of a directory that is quantized.
+READING_BYTES = 3
 # Most of packing's freed temporaries that the C library keeps: larger ones are returned to the system at once.
 MOST_FREED_BYTES = 576 << 20
 
@@ -54,13 +57,14 @@ class LoadedProduct:
 class WeightFormats:
     """The formats of a model's weights in memory: in `blocks` that share a scale if there are such, rounded to bytes if
     they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers. An `embedding` that
-    stays as it is in its file has so many bytes."""
+    stays as it is in its file has so many bytes. Each number of a weight takes so many bytes for `reading` it."""
 
     plain: NumberFormat
     stored: Mapping[str, NumberFormat]
     blocks: NumberFormat | None
     int8: bool
     embedding: int | None
+    reading: int = 0
 
     def of(self, name: str, shape: Shape) -> NumberFormat:
         """Return the format of a tensor in a product."""
@@ -72,10 +76,11 @@ class WeightFormats:
 
 
 def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
-    stored = gguf_formats(path, config) if quantization == "gguf" else {}
+    stored = level_formats(path, config) if quantization == "gguf" else {}
     blocks = None if config.weight_block is None else NumberFormat(4 if config.weight_block == (1, FP4_GROUP) else 8)
-    embedding = stored_embedding(path) if quantization == "gguf" else None
-    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding)
+    embedding = stored_embedding(path) if quantization == "gguf" and path.is_file() else None
+    reading = READING_BYTES if path.is_dir() and directory_forms(path, config) else 0
+    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding, reading)
 
 
 def weight_memory(
@@ -112,7 +117,9 @@ def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_
         form = stacked([formats.of(name, shapes[name]) for name in names])
         # Gates and ups are joined, and then put in turn.
         inputs = max(shapes[name][-1] for name in names)
-        yield LoadedProduct(form.size(own), packing(form, whole, own, inputs, 1 + ("gate_proj" in product)))
+        taken = packing(form, whole, own, inputs, 1 + ("gate_proj" in product))
+        largest = max(math.prod(shapes[name]) for name in names)
+        yield LoadedProduct(form.size(own), taken + formats.reading * largest)
     tied = config.tie_word_embeddings
     form = formats.of(EMBEDDING if tied else HEAD, shapes[EMBEDDING])
     if on_host or not tied:

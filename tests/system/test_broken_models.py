@@ -99,7 +99,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
     "garbled configuration": (garbled("config.json"), (), "config.json is not JSON: fetch the model again"),
     "an unknown architecture": (with_config(model_type="mamba"), (), "'mamba' is not known: this version runs llama"),
     "an unsupported quantization": (
-        with_config(quantization_config={"quant_method": "gptq"}), (), "so give it the model's own weights",
+        with_config(quantization_config={"quant_method": "hqq"}), (), "so give it the model's own weights",
     ),
     "a garbled tokenizer": (garbled("tokenizer.json"), (), "tokenizer.json"),
     "a GGUF file cut off": (as_gguf(lambda data: data[:-1000]), (), "is cut off before the end of"),

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
 PANEL, GROUP = 16, 32
 # The number of words of an output is padded to a multiple of this.
 WORDS = 16
+# Words of which a kernel adds the products exactly (csrc/quantized.h).
+EXACT_WORDS = 32
 # Outputs that are packed at once, a multiple of a group.
 PIECE = 64
 ARENA = Arena()
@@ -63,13 +66,15 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
     if weight.steps is not None:
         return pack_blocks(weight, own_bias, arena)
     kind, words = weight.kind, inputs // 2 + -(inputs // 2) % WORDS
-    scale_words = words if weight.scales.shape[1] == 1 else weight.group // 2
+    stated = words if weight.scales.shape[1] == 1 else weight.group // 2
+    # No exact sum begins with one scale and ends with another: scales are repeated where one would.
+    scale_words = stated if stated % EXACT_WORDS == 0 or EXACT_WORDS % stated == 0 else gcd(stated, EXACT_WORDS)
     numbers, scales, units = Grouped(outputs, arena), Grouped(outputs, arena), []
     for own in pieces(outputs):
         part = weight.rows(own)
         numbers.put(own, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
         packed, unit = packed_scales(part)
-        scales.put(own, padded_inputs(packed, words // scale_words))
+        scales.put(own, padded_inputs(packed.repeat_interleave(stated // scale_words, 1), words // scale_words))
         units.append(unit)
     own_units = arena.copy(padded(torch.cat(units), GROUP))
     return Matrix(kind, outputs, inputs, words, scale_words, numbers.words, scales.words, own_units, own_bias)

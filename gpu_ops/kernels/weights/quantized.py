@@ -20,8 +20,8 @@ SMALLEST_UNIT = 1e-30
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
     """A weight [outputs, inputs] is `scales * numbers + offsets`. numbers are int8, or uint8 below 128; scales and
-    offsets float32 [outputs, groups], each for as many neighbouring inputs: 16, 32 or all of them. Those of k-quants
-    are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py)."""
+    offsets float32 [outputs, groups], each for as many neighbouring inputs: a multiple of 16, or all of them. Those of
+    k-quants are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py)."""
 
     numbers: Tensor
     scales: Tensor

@@ -22,9 +22,10 @@ class HasFingerprint(Protocol):
     def fingerprint(self) -> str: ...
 
 
-def fingerprint(config: HasFingerprint, files: Iterable[Path]) -> str:
-    """Hash the configuration and samples of each file, in the order given, to 16 hexadecimal digits."""
-    digest = hashlib.sha256(config.fingerprint().encode())
+def fingerprint(config: HasFingerprint, files: Iterable[Path], form: str = "") -> str:
+    """Hash the configuration, the `form` of the files' weights if there are several, and samples of each file, in the
+    order given, to 16 hexadecimal digits."""
+    digest = hashlib.sha256((config.fingerprint() + form).encode())
     for path in files:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.name_list import name_list
-from pontil.runtime.loaders.facts.quantization import with_scales
-from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
 
 Shape = tuple[int, ...]
@@ -104,10 +103,22 @@ def expert_shapes(experts: ExpertConfig, hidden: int) -> dict[str, Shape]:
     return shapes
 
 
-def check_shapes(config: ModelConfig, found: dict[str, Shape], source: object) -> None:
-    """Raise ModelError that names every tensor that is missing, or that this architecture would ignore, or, if there is
-    none, every one that has another shape."""
-    wanted = with_scales(tensor_shapes(config), found, config.weight_block)
+def usual_name(architecture: Architecture, stored: str) -> str | None:
+    """The name that a tensor has in a model of one part, or None if it is of another part."""
+    if stored.startswith(architecture.others):
+        return None
+    name = stored.removeprefix(architecture.prefix)
+    for start, usual in architecture.renamed.items():
+        if name.startswith(start):
+            return usual + name.removeprefix(start)
+    for part, usual in architecture.replaced.items():
+        name = name.replace(part, usual)
+    return name
+
+
+def check_shapes(config: ModelConfig, wanted: dict[str, Shape], found: dict[str, Shape], source: object) -> None:
+    """Raise ModelError that names every wanted tensor that is missing, or found one that this architecture would
+    ignore, or, if there is none, every one that has another shape."""
     faults = []
     missing = [name for name in wanted if name not in found]
     if missing:

@@ -9,6 +9,8 @@ from typing import Any
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import section, short
+from pontil.runtime.loaders.facts.quantization_fields import SECTION, only
+from pontil.runtime.loaders.facts.weight_schemes import keeps_blocks
 
 SCALE = "_scale_inv"
 FLOAT8 = "F8_E4M3"
@@ -19,19 +21,15 @@ Shape = tuple[int, ...]
 
 
 def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:
-    """The outputs and inputs of a weight that share a scale; None for weights without scales. Raises ModelError for any
-    other form."""
-    found = section(data, "quantization_config")
-    if not found:
+    """The outputs and inputs of a weight that share a scale, if weights stay in such blocks. Raises ModelError for
+    blocks that are not known."""
+    found = section(data, SECTION)
+    if not keeps_blocks(found):
         return None
     if found.get("quant_method") == "mxfp4":
         return 1, FP4_GROUP
-    block = found.get("weight_block_size")
-    if found.get("quant_method") != "fp8" or found.get("fmt", "e4m3") != "e4m3" or block is None:
-        raise ModelError(
-            f"the model has quantization_config = {short(found)}: this version runs mxfp4, and fp8 with a "
-            "weight_block_size, so give it the model's own weights, or a GGUF file of it"
-        )
+    only(found, "fmt", ("e4m3", None))
+    block = found["weight_block_size"]
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise ModelError(f"config.json needs two positive numbers as weight_block_size, not {short(block)}")
     return block[0], block[1]

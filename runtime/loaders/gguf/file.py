@@ -52,7 +52,7 @@ class GgufCheckpoint:
                 raise ModelError(f"{parts.files[tensor.part]} is cut off before the end of {name}: fetch it again")
         found = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
         latents = joined_latents(found)
-        check_shapes(config, {name: tensor.shape for name, tensor in found.items()}, path)
+        check_shapes(config, tensor_shapes(config), {name: tensor.shape for name, tensor in found.items()}, path)
         places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
         return cls(config, fingerprint(config, parts.files), parts.files, places, latents)
 

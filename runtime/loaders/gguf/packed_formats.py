@@ -7,7 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.gguf.names import names_of
 from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.config import ModelConfig
@@ -59,8 +58,6 @@ def choose_quantization(asked: str, has_levels: bool, dtype: str, has_kernels: b
 def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     """Return the formats of the weights that a GGUF file holds as whole numbers, by Hugging Face's names; the others
     become floats. Raises ModelError."""
-    if path.is_dir():
-        raise ModelError(NO_GGUF)
     formats: dict[str, NumberFormat] = {}
     for name, tensor in read_parts(path).header.tensors.items():
         if tensor.kind in GGUF_FORMATS and len(tensor.shape) > 1:

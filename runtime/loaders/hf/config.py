@@ -13,6 +13,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.architectures import check_scaling, checked, unknown
 from pontil.runtime.loaders.facts.json_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.facts.quantization import weight_block
+from pontil.runtime.loaders.facts.weight_schemes import WeightScheme, weight_scheme
 from pontil.runtime.loaders.hf.experts import expert_config
 from pontil.runtime.loaders.hf.rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
@@ -46,6 +47,11 @@ def read_hf_config(directory: Path, part: str | None = None) -> ModelConfig:
     data = {**architecture.defaults, **data}
     refuse_unsupported(data, {**FIXED, **architecture.fixed})
     return checked(model_config(architecture, data, end_ids(directory, data)))
+
+
+def read_weight_scheme(directory: Path) -> WeightScheme | None:
+    """Read the scheme by which the text model's weights are quantized. Raises ModelError."""
+    return weight_scheme(text_model(read_json(directory / "config.json")))
 
 
 def text_model(data: dict[str, Any], part: str | None = None) -> dict[str, Any]:
@@ -156,7 +162,8 @@ def dtype(data: dict[str, Any]) -> str:
     name = data.get("dtype") or data.get("torch_dtype") or "float32"
     if name not in DTYPES:
         raise ModelError(f"the model's weights are {short(name)}: this version reads {', '.join(DTYPES)}")
-    return str(name)
+    # Quantized weights are numbers of no such type; their files mostly name that of the kernels they were made for.
+    return "bfloat16" if weight_scheme(data) is not None and name == "float16" else str(name)
 
 
 def end_ids(directory: Path, data: dict[str, Any]) -> tuple[int, ...]:

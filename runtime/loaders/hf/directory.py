@@ -3,55 +3,31 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.json_fields import read_json
-from pontil.runtime.loaders.facts.layout import Shape, check_shapes, tensor_shapes
+from pontil.runtime.loaders.facts.layout import Shape, check_shapes, tensor_shapes, usual_name
 from pontil.runtime.loaders.facts.quantization import FLOAT8, FP4_PARTS, SCALE, with_scales
-from pontil.runtime.loaders.hf.config import read_hf_config
-from pontil.runtime.loaders.hf.fused_experts import FusedPart, parts_of
-from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
+from pontil.runtime.loaders.facts.weight_forms import WeightForm, part_of
+from pontil.runtime.loaders.facts.weight_schemes import WeightScheme, in_parts, is_beside, stored_forms
+from pontil.runtime.loaders.hf.config import read_hf_config, read_weight_scheme
+from pontil.runtime.loaders.hf.fused_experts import parts_of
+from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
+from pontil.runtime.loaders.hf.weight_parts import StoredNumbers, WeightParts
+from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16")
 """Types of numbers that are read as they are. Others need scales, which each of their formats stores elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLocation:
-    """The file that holds a tensor, its name and type there, and its part of that tensor, if it is not the whole."""
-
-    path: Path
-    stored_name: str
-    kind: str
-    part: FusedPart | None = None
-
-    def read(self, file: Any) -> torch.Tensor:
-        """Read the tensor from the opened file."""
-        if self.part is None:
-            whole: torch.Tensor = file.get_tensor(self.stored_name)
-            return whole
-        part, stored = self.part, file.get_slice(self.stored_name)
-        if part.expert is None:
-            rows: torch.Tensor = stored[part.start : part.end]
-            return rows
-        if part.transposed or part.step > 1:
-            one: torch.Tensor = stored[part.expert : part.expert + 1][0]
-            return (one.T if part.transposed else one)[part.start : part.end : part.step].contiguous()
-        cut: torch.Tensor = stored[part.expert : part.expert + 1, part.start : part.end]
-        return cut[0]
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +37,83 @@ class HfCheckpoint:
 
     config: ModelConfig
     fingerprint: str
-    places: dict[str, TensorLocation]
+    places: Mapping[str, TensorLocation | WeightParts]
     left_out: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def open(cls, directory: Path, config: ModelConfig | None = None) -> HfCheckpoint:
         """Open the text model, or the part of a model of several whose `config` this is."""
+        scheme = read_weight_scheme(directory) if config is None else None
         config, files = config or read_hf_config(directory), shards(directory)
         stored = [(path, name, *kept) for path in files for name, kept in stored_tensors(path).items()]
         found = {name: place for one in stored for name, place in located(config, *one)}
         others = ARCHITECTURES[config.architecture].others
         left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
-        shapes = {name: shape for name, (shape, _) in found.items()}
-        check_shapes(config, shapes, directory)
-        wanted = with_scales(tensor_shapes(config), shapes, config.weight_block)
-        places = {name: found[name][1] for name in wanted}
-        check_kinds(places, directory, config.weight_block is not None)
-        return cls(config, fingerprint(config, files), places, dict(left_out))
+        forms, wanted = wanted_tensors(config, {name: shape for name, (shape, _) in found.items()}, scheme, directory)
+        locations = {name: found[name][1] for name in in_parts(wanted, forms)}
+        check_kinds(locations, directory, config.weight_block is not None, forms)
+        places = {name: location_of(name, forms.get(name), locations) for name in wanted}
+        own = fingerprint(config, files, "" if scheme is None else repr(scheme))
+        return cls(config, own, places, dict(left_out))
 
     @property
     def files(self) -> list[Path]:
-        return list(dict.fromkeys(place.path for place in self.places.values()))
+        return list(dict.fromkeys(path for place in self.places.values() for path in place.paths))
+
+    @property
+    def has_levels(self) -> bool:
+        return any(isinstance(place, WeightParts) and place.form.has_levels for place in self.places.values())
+
+    @property
+    def unpacked_types(self) -> list[str]:
+        """Descriptions of the weights of less than 16 bits that `levels` has as numbers of the model's type."""
+        forms = (place.form for place in self.places.values() if isinstance(place, WeightParts))
+        return list(dict.fromkeys(form.words for form in forms if not form.has_levels))
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        wanted = dtype or DTYPES[self.config.dtype]
+        for name, stored in self.stored():
+            yield name, stored.dense(wanted) if isinstance(stored, StoredNumbers) else stored
+
+    def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights like `tensors`, but for those that the kernels multiply as they are, `name.numbers` (int8,
+        or uint8 below 128), `name.scales` and `name.offsets` (float32) replace `name`."""
+        wanted = dtype or DTYPES[self.config.dtype]
+        for name, stored in self.stored():
+            if isinstance(stored, StoredNumbers) and stored.form.has_levels:
+                for part, tensor in zip(("numbers", "scales", "offsets"), stored.levels(), strict=True):
+                    yield f"{name}.{part}", tensor
+            else:
+                yield name, stored.dense(wanted) if isinstance(stored, StoredNumbers) else stored
+
+    def stored(self) -> Iterator[tuple[str, torch.Tensor | StoredNumbers]]:
+        """Read the files one after the other."""
         for path in dict.fromkeys(place.path for place in self.places.values()):
             with opened(path) as file:
                 for name, place in self.places.items():
                     if place.path == path:
                         yield name, place.read(file)
+
+
+def wanted_tensors(
+    config: ModelConfig, found: dict[str, Shape], scheme: WeightScheme | None, source: object
+) -> tuple[dict[str, WeightForm], dict[str, Shape]]:
+    """The forms of quantized weights, and all tensors of the model with their shapes. Raises ModelError if what a file
+    has contradicts them."""
+    wanted = tensor_shapes(config)
+    forms = stored_forms(scheme, wanted, found)
+    wanted = with_scales(wanted, found, config.weight_block)
+    found = {name: shape for name, shape in found.items() if scheme is None or not is_beside(name)}
+    check_shapes(config, in_parts(wanted, forms), found, source)
+    return forms, wanted
+
+
+def location_of(
+    name: str, form: WeightForm | None, locations: Mapping[str, TensorLocation]
+) -> TensorLocation | WeightParts:
+    if form is None:
+        return locations[name]
+    return WeightParts(name, form, {end: locations[part_of(name, end)] for end in form.parts})
 
 
 def located(
@@ -107,30 +132,15 @@ def located(
         yield name, (shape, TensorLocation(path, stored, kind))
 
 
-def usual_name(architecture: Architecture, stored: str) -> str | None:
-    """The name that a tensor has in a model of one part, or None if it is of another part."""
-    if stored.startswith(architecture.others):
-        return None
-    name = stored.removeprefix(architecture.prefix)
-    for start, usual in architecture.renamed.items():
-        if name.startswith(start):
-            return usual + name.removeprefix(start)
-    for part, usual in architecture.replaced.items():
-        name = name.replace(part, usual)
-    return name
-
-
-def stored_tensors(path: Path) -> dict[str, tuple[Shape, str]]:
-    """Shape and type of each tensor in the file."""
-    with opened(path) as file:
-        names = file.keys()
-        slices = {name: file.get_slice(name) for name in names}
-        return {name: (tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
-
-
-def check_kinds(places: dict[str, TensorLocation], source: object, scaled: bool = False) -> None:
+def check_kinds(
+    places: Mapping[str, TensorLocation],
+    source: object,
+    scaled: bool = False,
+    forms: Mapping[str, WeightForm] | None = None,
+) -> None:
     """Raise ModelError for a tensor whose type of numbers is not supported. Floats of 8 bits are, if the weights are
-    `scaled`."""
+    `scaled`; parts of weights in these `forms` have types of their own."""
+    parts = {part_of(name, end): part.kinds for name, form in (forms or {}).items() for end, part in form.parts.items()}
     for name, place in places.items():
         if scaled and (place.kind == FLOAT8) != (name + SCALE in places):
             raise ModelError(
@@ -138,10 +148,11 @@ def check_kinds(places: dict[str, TensorLocation], source: object, scaled: bool 
                 f"{name + SCALE} with their scales: fetch the model again"
             )
         fours = scaled and name.endswith(FP4_PARTS) and place.kind == "U8"
-        if not fours and place.kind not in (READABLE + (FLOAT8,) * scaled):
+        known = parts.get(name, READABLE + (FLOAT8,) * scaled)
+        if not fours and place.kind not in known:
             raise ModelError(
-                f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(READABLE)} there, "
-                "and quantized weights from GGUF files"
+                f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(known)} there, "
+                "and quantized weights from GGUF files, or as quantization_config in config.json says"
             )
 
 
@@ -158,15 +169,3 @@ def shards(directory: Path) -> list[Path]:
         if Path(name).name != name or not (directory / name).is_file():
             raise ModelError(f"{directory} lacks the shard {name}: fetch the model again")
     return [directory / name for name in sorted(set(places.values()))]
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file. Raises ModelError, also for errors while it is read."""
-    if not os.access(path, os.R_OK):
-        raise ModelError(f"{path} may not be read by the user who runs this: give them the right to (chmod a+r)")
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged or cut off ({error}): fetch it again") from error

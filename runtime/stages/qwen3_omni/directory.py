@@ -16,14 +16,8 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import HasFingerprint, fingerprint
 from pontil.runtime.loaders.facts.layout import Shape, layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
-from pontil.runtime.loaders.hf.directory import (
-    HfCheckpoint,
-    TensorLocation,
-    check_kinds,
-    opened,
-    shards,
-    stored_tensors,
-)
+from pontil.runtime.loaders.hf.directory import HfCheckpoint, check_kinds, shards
+from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.stages.qwen3_omni.config import Code2WavConfig, TalkerConfig
 

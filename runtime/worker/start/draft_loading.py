@@ -20,7 +20,6 @@ from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
-from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.models.layers.fused_block import kernels_fit
@@ -106,7 +105,7 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
 
 def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
     """Return the draft model's quantization: the target's, where it is possible."""
-    possible = kernels is not None and (config.quantization != "gguf" or isinstance(checkpoint, GgufCheckpoint))
+    possible = kernels is not None and (config.quantization != "gguf" or checkpoint.has_levels)
     return quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
 
 

@@ -143,8 +143,7 @@ def name_of_kernels(device: torch.device, kernels: KernelLibrary | None, determi
 
 def quantization_of(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
     """Return the quantization that a configuration asks for, or that suits this checkpoint."""
-    has_levels = isinstance(checkpoint, GgufCheckpoint) and checkpoint.has_levels
-    return choose_quantization(config.quantization, has_levels, dtype, kernels is not None)
+    return choose_quantization(config.quantization, checkpoint.has_levels, dtype, kernels is not None)
 
 
 def read_weights(
@@ -164,12 +163,12 @@ def read_weights(
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
     tensors = checkpoint.tensors
     if wanted == "gguf":
-        if not isinstance(checkpoint, GgufCheckpoint):
+        if not checkpoint.has_levels and not isinstance(checkpoint, GgufCheckpoint):
             raise ModelError(NO_GGUF)
         tensors = partial(checkpoint.levels, stored_rows=True)
-        if checkpoint.unpacked_types:
-            types = " and ".join(checkpoint.unpacked_types)
-            logger.info("weights of %s become bfloat16: the kernels do not have these types", types)
+    if checkpoint.unpacked_types and (wanted == "gguf" or not checkpoint.has_levels):
+        types = " and ".join(checkpoint.unpacked_types)
+        logger.info("weights of %s become %s: the kernels do not have these types", types, dtype)
     read = unchanged(tensors(torch_dtype), checkpoint.files)
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None

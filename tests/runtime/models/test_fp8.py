@@ -92,8 +92,8 @@ def test_a_product_in_parts_is_that_of_the_whole_weight() -> None:
 @pytest.mark.parametrize(
     ("form", "says"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "runs mxfp4, and fp8 with a weight_block_size"),
-        ({"quant_method": "fp8", "weight_block_size": None}, "runs mxfp4, and fp8 with a weight_block_size"),
+        ({"quant_method": "bitsandbytes", "bits": 4}, "reads awq or gptq or compressed-tensors or fp8 or mxfp4 there"),
+        ({"quant_method": "fp8", "weight_block_size": None, "fmt": "e5m2"}, "reads e4m3 with 'fp8' there"),
         ({"quant_method": "fp8", "weight_block_size": [128, 0]}, r"two positive numbers as weight_block_size"),
         ({"quant_method": "fp8", "weight_block_size": "128"}, r"two positive numbers as weight_block_size"),
     ],

@@ -36,8 +36,9 @@ class Loading:
         )
         self.shelf: Shelf = shelf_for(cache, packed, lambda text: None, memory)
         tensors, stored = checkpoint.tensors(torch.bfloat16), None
-        if isinstance(checkpoint, GgufCheckpoint) and quantization == "gguf":
-            tensors, stored = checkpoint.levels(torch.bfloat16, stored_rows=True), checkpoint.embedding_type
+        if quantization == "gguf":
+            tensors = checkpoint.levels(torch.bfloat16, stored_rows=True)
+            stored = checkpoint.embedding_type if isinstance(checkpoint, GgufCheckpoint) else None
         packing = Packing(library, quantization == "int8", self.shelf, stored)
         self.weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, packing)
 

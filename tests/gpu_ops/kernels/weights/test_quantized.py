@@ -71,6 +71,13 @@ def test_products(library: KernelLibrary, kind: str, outputs: int, groups: int, 
     check(library, random_levels(kind, outputs, groups * group, group), x)
 
 
+@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize(("inputs", "group"), [(144, 48), (192, 64), (80, 80), (96, 96), (192, 96), (256, 128)])
+def test_products_of_groups_of_any_size(library: KernelLibrary, kind: str, inputs: int, group: int) -> None:
+    """Sums are exact for 64 inputs, which may not all have one scale."""
+    check(library, random_levels(kind, 40, inputs, group), torch.randn(17, inputs))
+
+
 def rounded_rows(x: Tensor) -> Tensor:
     """Rows of bfloat16 numbers rounded to whole numbers of 13 bits and a sign, in float64."""
     x = x.bfloat16().double()

@@ -3,6 +3,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import threading
@@ -13,8 +14,10 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
+from architectures import hugging_model
 from gguf.constants import GGMLQuantizationType
 from packed_loading import Loading, bits, change, packed_files_of
+from quantized_directory import FORMS, LARGE, quantize, write_quantized
 from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
 
@@ -26,13 +29,17 @@ from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files
 from pontil.runtime.worker.start.packed_files import SUFFIX
 
+SECOND = {"checkpoint_format": "gptq_v2"}
 PROMPT = torch.arange(3, 40)
 Q8_0 = GGMLQuantizationType.Q8_0
 
 
 @pytest.mark.parametrize(
     ("kind", "quantization"),
-    [("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")],
+    [
+        *(("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")),
+        *(("awq", "gguf"), ("awq", "none"), ("gptq", "gguf"), ("packed-zeros", "gguf"), ("fp8-rows", "none")),
+    ],
 )
 def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     tmp_path: Path, cache: Path, kind: str, quantization: str
@@ -40,6 +47,8 @@ def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     path = tmp_path / "model"
     if kind == "deepseek":
         write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    elif kind in FORMS:
+        write_quantized(hugging_model("llama", LARGE), path, *FORMS[kind])
     else:
         config = write_tiny_llama(path)
         path = write_tiny_gguf(tmp_path / "m.gguf", path, config, kind=Q8_0) if kind == "gguf" else path
@@ -52,6 +61,21 @@ def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     assert bits(expected) == bits(own) == bits(mapped)
     assert next(second.weights.source, None) is not None, "the checkpoint was read"
     assert torch.equal(expected.embed(PROMPT), mapped.embed(PROMPT))
+
+
+def test_another_reading_of_the_same_bytes_has_another_file(tmp_path: Path, cache: Path) -> None:
+    """The first version of GPTQ stores zeros less one, which its second does not."""
+    path, (form, encode) = tmp_path / "model", FORMS["gptq"]
+    write_tiny_llama(path)
+    quantize(path, form, encode)
+    first = Loading(path, cache, "gguf")
+    first.model()
+    config = path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": form | SECOND}))
+    second = Loading(path, cache, "gguf")
+    assert second.checkpoint.fingerprint != first.checkpoint.fingerprint
+    assert isinstance(second.shelf, WritingShelf)
+    assert bits(second.model()) == bits(Loading(path, None, "gguf").model())
 
 
 def test_other_settings_have_another_file(model: Path, cache: Path) -> None:

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header of a safetensors file: the size of a JSON object in 8 bytes, and that object. No torch here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pontil.runtime.errors import ModelError
+
+Shape = tuple[int, ...]
+MOST_BYTES = 100_000_000
+"""No header is longer, by the format's own rule."""
+
+
+def header_shapes(path: Path) -> dict[str, Shape]:
+    """Return the shape of each tensor. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            found = json.loads(file.read(size if size <= MOST_BYTES else 0))
+        return {name: tuple(one["shape"]) for name, one in found.items() if name != "__metadata__"}
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+        raise ModelError(f"{path} is damaged or cut off: fetch it again") from error

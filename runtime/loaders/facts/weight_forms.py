@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which a Hugging Face directory stores a weight of less than 16 bits. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pontil.runtime.errors import ModelError
+
+Shape = tuple[int, ...]
+FLOAT8, WEIGHT = "F8_E4M3", "weight"
+NUMBERS, WORDS = ("F32", "F16", "BF16"), ("I32",)
+"""Types of safetensors: of scales, and of words that hold whole numbers one behind the other."""
+WORD_BITS = 32
+FINEST_GROUP = 16
+"""Neighbouring inputs that share a scale, at the least, in the kernels' own form."""
+# The places of whole numbers: in words along the outputs, with an order of their own (AWQ), in words along the inputs
+# of a weight that is stored by inputs (GPTQ) or by outputs (compressed-tensors), or one in a byte.
+Layout = Literal["awq", "gptq", "packed", "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """One of a weight's tensors: its shape, and the types that it may have."""
+
+    shape: Shape
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """A weight [outputs, inputs] as a file has it: its `parts` by the ends of their names.
+
+    A weight is (number - zero) * scale. Numbers are whole ones of so many `bits`, or with None floats of 8. `group`
+    neighbouring inputs of so many `outputs` share a scale and a zero; if inputs have their `own_order`, `group` of them
+    do that are listed. Stored zeros lack `added`.
+    """
+
+    layout: Layout
+    shape: Shape
+    parts: Mapping[str, StoredPart]
+    bits: int | None
+    group: int
+    outputs: int = 1
+    own_order: bool = False
+    added: int = 0
+
+    @property
+    def groups(self) -> int:
+        return -(-self.shape[1] // self.group)
+
+    @property
+    def has_levels(self) -> bool:
+        """Return whether the kernels multiply such whole numbers as they are."""
+        divided = self.group % FINEST_GROUP == 0 and self.shape[1] % self.group == 0
+        return self.bits is not None and divided and not self.own_order
+
+    @property
+    def words(self) -> str:
+        """The form, for somebody who reads that it is unpacked."""
+        if self.bits is None:
+            return "floats of 8 bits"
+        order = " in an order of their own (act-order)" if self.own_order else ""
+        return f"whole numbers of {self.bits} bits in groups of {self.group} inputs{order}"
+
+
+def part_of(name: str, end: str) -> str:
+    """The name of one of a weight's tensors."""
+    return name.removesuffix(WEIGHT) + end
+
+
+def words_of(count: int, bits: int) -> int:
+    """The words that hold so many numbers."""
+    return -(-count * bits // WORD_BITS)
+
+
+def groups_of(name: str, inputs: int, size: int) -> int:
+    """The number of groups of an output. Raises ModelError for a size that leaves some inputs over."""
+    if inputs % size:
+        raise ModelError(
+            f"the model has quantization_config with groups of {size} inputs (group_size), which do not divide the "
+            f"{inputs} inputs of {name}: fetch the model again, or another version of it"
+        )
+    return inputs // size
+
+
+def awq_form(name: str, shape: Shape, group: int | None) -> WeightForm:
+    """AutoAWQ's "gemm" (awq/modules/linear/gemm.py): numbers of 4 bits, eight outputs in a word."""
+    (outputs, inputs), size = shape, group or shape[1]
+    groups, words = groups_of(name, inputs, size), words_of(outputs, 4)
+    parts = {
+        "qweight": StoredPart((inputs, words), WORDS),
+        "qzeros": StoredPart((groups, words), WORDS),
+        "scales": StoredPart((groups, outputs), NUMBERS),
+    }
+    return WeightForm("awq", shape, parts, 4, size)
+
+
+def gptq_form(name: str, shape: Shape, bits: int, group: int | None, added: int, ordered: bool) -> WeightForm:
+    """AutoGPTQ's and GPTQModel's tensors (nn_modules/qlinear). If they are not `ordered`, `g_idx` alone says which
+    inputs share a scale."""
+    (outputs, inputs), size = shape, group or shape[1]
+    groups = groups_of(name, inputs, size)
+    parts = {
+        "qweight": StoredPart((words_of(inputs, bits), outputs), WORDS),
+        "qzeros": StoredPart((groups, words_of(outputs, bits)), WORDS),
+        "scales": StoredPart((groups, outputs), NUMBERS),
+        "g_idx": StoredPart((inputs,), WORDS),
+    }
+    return WeightForm("gptq", shape, parts, bits, size, own_order=not ordered and groups > 1, added=added)

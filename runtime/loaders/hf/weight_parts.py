@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized weights of a Hugging Face directory, taken apart into numbers, scales and zeros."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.weight_forms import WORD_BITS, WeightForm
+from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened
+
+OUTPUTS = 256
+"""Outputs whose numbers are float32 at a time."""
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The place within a word of each of its eight outputs (autoawq, awq/utils/packing_utils.py)."""
+LEVEL_BITS = 7
+"""Bits of the kernels' whole numbers without a sign."""
+NO_ORDER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNumbers:
+    """A weight [outputs, inputs] is (numbers - zeros) * scales: int8, uint8 or float8 numbers, scales and zeros float32
+    [outputs, groups], of which each input has one of `groups`, int64 [inputs]."""
+
+    form: WeightForm
+    numbers: Tensor
+    scales: Tensor
+    zeros: Tensor
+    groups: Tensor
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The weight by way of float32, which has all products of whole numbers and scales of 16 bits."""
+        result = torch.empty(self.numbers.shape, dtype=dtype)
+        rows = zip(*(one.split(OUTPUTS) for one in (result, self.numbers, self.scales, self.zeros)), strict=True)
+        for part, numbers, scales, zeros in rows:
+            part.copy_((numbers.float() - zeros[:, self.groups]) * scales[:, self.groups])
+        return result
+
+    def levels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The kernels' form: numbers int8, or uint8 below 128, scales and offsets float32 [outputs, groups]."""
+        numbers, middle = self.numbers, 0
+        if numbers.dtype == torch.uint8 and (self.form.bits or 0) > LEVEL_BITS:
+            middle = 1 << LEVEL_BITS
+            numbers = (numbers ^ middle).view(torch.int8)
+        return numbers, self.scales, (middle - self.zeros) * self.scales
+
+
+@dataclass(frozen=True, slots=True)
+class WeightParts:
+    """The places of a weight's tensors."""
+
+    name: str
+    form: WeightForm
+    parts: Mapping[str, TensorLocation]
+
+    @property
+    def path(self) -> Path:
+        """The file with which the weight is read."""
+        return self.paths[0]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(place.path for place in self.parts.values())
+
+    def read(self, file: Any) -> StoredNumbers:
+        """Read the weight from the opened file, and from others that have parts of it. Raises ModelError."""
+        found = {end: self.read_part(place, file) for end, place in self.parts.items()}
+        numbers, scales, zeros = READERS[self.form.layout](self.form, found)
+        shared = (one.float().reshape(-1, self.form.groups) for one in (scales, zeros))
+        own, zero = (one.repeat_interleave(self.form.outputs, dim=0)[: len(numbers)] for one in shared)
+        return StoredNumbers(self.form, numbers, own, zero, self.order(found))
+
+    def read_part(self, place: TensorLocation, file: Any) -> Tensor:
+        if place.path == self.path:
+            return place.read(file)
+        with opened(place.path) as other:
+            return place.read(other)
+
+    def order(self, found: Mapping[str, Tensor]) -> Tensor:
+        """The group of each input. Raises ModelError for one that there is not, or that contradicts the form."""
+        usual = torch.arange(self.form.shape[1]) // self.form.group
+        listed = next((found[end].long() for end in ("g_idx", "weight_g_idx") if end in found), usual)
+        if (listed == NO_ORDER).any():
+            return usual
+        if listed.min() < 0 or listed.max() >= self.form.groups:
+            raise ModelError(f"the order of the inputs of {self.name} (g_idx) has groups beyond its {self.form.groups}")
+        if not self.form.own_order and not torch.equal(listed, usual):
+            raise ModelError(
+                f"the inputs of {self.name} have an order of their own (g_idx), which quantization_config.desc_act in "
+                "config.json denies: fetch the model again"
+            )
+        return listed
+
+
+Read = tuple[Tensor, Tensor, Tensor]
+
+
+def read_awq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
+    numbers, zeros = (
+        fields(found[end], 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)
+        for end in ("qweight", "qzeros")
+    )
+    return numbers.T.contiguous(), found["scales"].T, zeros.T
+
+
+def read_gptq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
+    (outputs, inputs), bits = form.shape, form.bits or 0
+    numbers = fields(found["qweight"].T.contiguous(), bits)[:, :inputs]
+    zeros = (fields(found["qzeros"], bits)[:, :outputs] + form.added) & ((1 << bits) - 1)
+    return numbers, found["scales"].T, zeros.T
+
+
+def read_packed(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
+    """Signed numbers are stored with the half of their range added."""
+    (outputs, inputs), bits = form.shape, form.bits or 0
+    numbers, scales = fields(found["weight_packed"], bits)[:, :inputs], found["weight_scale"]
+    if "weight_zero_point" not in found:
+        return numbers, scales, torch.full(scales.shape, 1 << (bits - 1))
+    zeros = found["weight_zero_point"].reshape(-1, form.groups).T.contiguous()
+    return numbers, scales, fields(zeros, bits)[:, :outputs].T
+
+
+def read_bytes(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
+    scales = next(found[end] for end in ("weight_scale", "weight_scale_inv") if end in found)
+    return found["weight"], scales, found.get("weight_zero_point", torch.zeros_like(scales))
+
+
+READERS = {"awq": read_awq, "gptq": read_gptq, "packed": read_packed, "bytes": read_bytes}
+
+
+def fields(words: Tensor, bits: int) -> Tensor:
+    """The numbers of so many bits in rows of words int32 [rows, words], from the lowest bit of the first on; a number
+    may lie in two words: uint8 [rows, numbers]."""
+    period = WORD_BITS // math.gcd(bits, WORD_BITS)
+    span = period * bits // WORD_BITS
+    whole = torch.nn.functional.pad(words, (0, -words.shape[1] % span)).unflatten(1, (-1, span))
+    result = torch.empty(*whole.shape[:2], period, dtype=torch.uint8)
+    for place in range(period):
+        word, shift = divmod(place * bits, WORD_BITS)
+        here = min(bits, WORD_BITS - shift)
+        number = (whole[..., word] >> shift) & ((1 << here) - 1)
+        if here < bits:
+            number = number | (whole[..., word + 1] & ((1 << (bits - here)) - 1)) << here
+        result[..., place] = number
+    return result.flatten(1)

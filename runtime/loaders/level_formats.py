@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The weights that a model's files hold as whole numbers with scales, and their formats in memory. No torch here: plans
+are checked by it before a process loads that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.layout import tensor_shapes, usual_name
+from pontil.runtime.loaders.facts.safetensors_header import header_shapes
+from pontil.runtime.loaders.facts.weight_forms import WeightForm
+from pontil.runtime.loaders.facts.weight_schemes import stored_forms
+from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, NumberFormat, gguf_formats
+from pontil.runtime.loaders.hf.config import read_weight_scheme
+from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.config import ModelConfig
+
+NIBBLE, BYTE = 4, 8
+
+
+def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
+    """Return the formats by Hugging Face's names; other weights become floats. Raises ModelError, also for a directory
+    without such weights."""
+    if not path.is_dir():
+        return gguf_formats(path, config)
+    forms = directory_forms(path, config)
+    formats = {name: number_format(form) for name, form in forms.items() if form.has_levels}
+    if not formats:
+        raise ModelError(NO_GGUF)
+    return formats
+
+
+def may_have_levels(path: Path, config: ModelConfig) -> bool:
+    """Return whether there may be such weights: a GGUF file has mostly nothing else. Raises ModelError."""
+    return not path.is_dir() or any(form.has_levels for form in directory_forms(path, config).values())
+
+
+def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
+    """Return the forms of a directory's quantized weights. Raises ModelError."""
+    scheme = read_weight_scheme(path)
+    if scheme is None:
+        return {}
+    architecture = ARCHITECTURES[config.architecture]
+    stored = {name: shape for file in path.glob("*.safetensors") for name, shape in header_shapes(file).items()}
+    named = ((usual_name(architecture, name), shape) for name, shape in stored.items())
+    return stored_forms(scheme, tensor_shapes(config), {name: shape for name, shape in named if name is not None})
+
+
+def number_format(form: WeightForm) -> NumberFormat:
+    return NumberFormat(NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE, form.group)
