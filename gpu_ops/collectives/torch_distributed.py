@@ -90,7 +90,7 @@ class TorchCommunicator:
     def connect(self) -> dist.ProcessGroup:
         """Meet the other ranks. The first collective on GPUs may come long after the last rank is there: it is made
         here, with a meeting's patience."""
-        on_gpu, given = self.device.type == "cuda", self.descriptor
+        on_gpu, given = self.device.type != "cpu", self.descriptor
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             given["store"],
