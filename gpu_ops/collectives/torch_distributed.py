@@ -75,6 +75,9 @@ class TorchCommunicator:
             return bits.view(x.dtype)
         return chosen
 
+    def broadcast(self, x: Tensor) -> None:
+        self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))
+
     def together(self, call: Callable[[dist.ProcessGroup], Any]) -> None:
         """Make a call of torch.distributed. After a failure every later one fails at once."""
         if self.failure is not None:
