@@ -20,10 +20,12 @@ from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.engine.device import device_follower
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.device import buckets, device_follower
 from pontil.runtime.engine.device.device_follower import DeviceFollower
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import CudaLink, DeviceLink
+from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
 from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.engine import Engine
@@ -32,6 +34,10 @@ from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.models.families.llama import Llama
 from pontil.runtime.models.weights import Weights
+from pontil.runtime.worker.start.assembly import equip
+from pontil.runtime.worker.start.follower_tiles import open_tiles
+from pontil.runtime.worker.start.gpu_room import measure_room
+from pontil.runtime.worker.start.loading import ModelPart, fit, open_device
 
 BLOCKS, SEATS, BUDGET = 40, 6, 64
 Made = dict[str, Any]
@@ -176,3 +182,52 @@ def test_a_follower_that_pads_otherwise_is_caught(there: PretendDevice, monkeypa
     monkeypatch.setattr(TwoRanks, "parts", other)
     with pytest.raises(DriverFault, match="ranks would hang in collective"):
         run_pretended(there)
+
+
+class PlentyOfMemory:
+    """A GPU's memory of which steps take nothing."""
+
+    total, free, peak = 1 << 30, 1 << 29, 0
+
+    def reset(self) -> None:
+        return
+
+
+def test_ranks_measure_record_and_begin_together(there: PretendDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything from the loaded weights to the first answers, as driver and follower go through it."""
+    # Few steps to record.
+    monkeypatch.setattr(buckets, "SMALL", (4,))
+    turns = RankTurns()
+    two, collectives = TwoRanks(turns, blocks=60), StrictCollectives(there, 2, turns)
+    first = create_communicator(None, torch.device("pretend:0"), 2, 0, "file:///nowhere")
+
+    def live(rank: int) -> Any:
+        with there:
+            device = torch.device("pretend", rank)
+            given = WorkerConfig(
+                "w", "mixed", str(device), (0,), "m", "m", "ipc:///c", "ipc:///p", rank=rank, ranks=2, max_num_seqs=4,
+                max_num_batched_tokens=48,
+            )  # fmt: skip
+            open_device(given)
+            own = first if rank == 0 else open_communicator(None, device, first.descriptor, rank)
+            own.meet()
+            model, storage, _ = two.parts(own, device)
+            assert measure_room(given, model, storage.layout, PlentyOfMemory()).kv > 0
+            if rank:
+                part = ModelPart(model.config, "f", model, storage.layout, two.blocks, "float32", "k", None)
+                followed = open_tiles(given, part, storage)
+                assert isinstance(followed, DeviceFollower)
+                return two.followers.follow(followed)
+            length = fit(model.config, given, storage.layout, two.blocks, storage.layout.block_bytes).max_model_len
+            runner = make_runner(given, model, storage, length, two.followers, None)
+            record_steps(runner)
+            try:
+                return answers(equip(given, runner, storage, BlockPool(two.blocks)))
+            finally:
+                two.followers.is_over = True
+
+    with collectives.entered():
+        found, _ = turns.run([lambda: live(0), lambda: live(1)])
+    assert len(found) == 7 and two.followers.kinds == {True}
+    ours, theirs = (group.calls for group in collectives.groups)
+    assert ours == theirs and there.driver.replays > 10
