@@ -19,12 +19,15 @@ from pontil.gpu_ops.collectives.factory import create_communicator, open_communi
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance
 from pontil.runtime.engine.device.link import CudaLink
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.models.families.llama import Llama
 from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Weights
 
-EVEN = SIZES | {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4}
+EVEN = SIZES | {
+    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "moe_intermediate_size": 32, "num_experts": 4,
+}  # fmt: skip
 
 
 @dataclass
@@ -61,10 +64,10 @@ def site() -> Iterator[RankSite]:
             yield RankSite(there, collectives, turns)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = tmp_path_factory.mktemp("llama")
-    hugging_model("llama", EVEN).save_pretrained(made)
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp(request.param)
+    hugging_model(request.param, EVEN).save_pretrained(made)
     return made
 
 
@@ -81,17 +84,22 @@ def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: P
 def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite, path: Path) -> None:
     """Rank 0 pads to nothing, and the other to a class of row counts: the first exchange would hang."""
     rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
-    with pytest.raises(DriverFault, match=r"would hang in collective 0: rank 1 .*\[64, 384\].*, rank 0 .*\[3, 384\]"):
+    with pytest.raises(
+        DriverFault, match=r"hang in collective 0: rank 1 .*\[(64, 384|128, 128)\].*, rank 0 .*\[(3, 384|6, 128)\]"
+    ):
         site.run(lambda own, device: computed(path, own, device, rows[own.rank]))
 
 
 def computed(path: Path, own: Communicator, device: torch.device, classes: BatchInvariance) -> int:
-    """Compute the MLP and the logits of three positions of a prompt; return how many logits there are."""
+    """Compute the MLP and the logits of three positions of a prompt, recorded too; return how many logits there are."""
     model = part_of(path, own, device)
-    assert isinstance(model, Llama)
+    assert isinstance(model, Decoder)
     rows = torch.ones(classes.pad_prompt(3), model.config.hidden_size, device=device)
     with torch.inference_mode():
-        logits = model.logits(model.blocks[0].feed_forward(rows))
+        layer = partial(model.blocks[0].feed_forward, rows)
+        replay, _, _ = CudaLink(device).capture(lambda: model.logits(layer()), None)
+        replay()
+        logits = model.logits(layer())
     CudaLink(device).settle()
     return len(logits[:3].flatten())
 
