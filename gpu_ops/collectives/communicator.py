@@ -38,6 +38,9 @@ class Communicator(Protocol):
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         """Return x [rows, columns] where row r is as rank `owner[r]` (int64 [rows], the same on all ranks) has it."""
 
+    def broadcast(self, x: Tensor) -> None:
+        """Give all ranks what rank 0 has in x, contiguous and of one shape and type on all of them."""
+
     def close(self) -> None:
         """Give up the memory or the connections. No method may be called after this."""
 
@@ -62,6 +65,9 @@ class SingleRank:
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         return x
+
+    def broadcast(self, x: Tensor) -> None:
+        return
 
     def close(self) -> None:
         return

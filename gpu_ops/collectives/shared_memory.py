@@ -107,6 +107,10 @@ class SharedMemoryCommunicator:
         self.group.choose(x, owner.contiguous(), result)
         return result
 
+    def broadcast(self, x: Tensor) -> None:
+        row = x.view(1, -1)
+        self.group.choose(row, torch.zeros(1, dtype=torch.int64), row)
+
     def close(self) -> None:
         """Leave the group. The memory ends with the last rank that has it mapped."""
         if not self.is_closed:

@@ -75,6 +75,9 @@ class TorchCommunicator:
             return bits.view(x.dtype)
         return chosen
 
+    def broadcast(self, x: Tensor) -> None:
+        self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))
+
     def together(self, call: Callable[[dist.ProcessGroup], Any]) -> None:
         """Make a call of torch.distributed. After a failure every later one fails at once."""
         if self.failure is not None:
@@ -90,7 +93,7 @@ class TorchCommunicator:
     def connect(self) -> dist.ProcessGroup:
         """Meet the other ranks. The first collective on GPUs may come long after the last rank is there: it is made
         here, with a meeting's patience."""
-        on_gpu, given = self.device.type == "cuda", self.descriptor
+        on_gpu, given = self.device.type != "cpu", self.descriptor
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             given["store"],

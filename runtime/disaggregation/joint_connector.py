@@ -81,6 +81,8 @@ class JointConnector:
             raise
         found = self.peers.setdefault(peer, PeerPools(self.orders, self.clock))
         found.is_attached, found.sources = True, sources
+        # Answers to earlier plans are not about this attachment.
+        found.since, found.direct = self.orders.sent + 1, set()
         found.columns = self.columns(sources, division)
         self.orders.attach(peer, descriptor)
 
@@ -106,11 +108,13 @@ class JointConnector:
             del self.peers[peer]
 
     def staged(self, peer: str) -> bool:
-        """Return whether the peer has to stage its blocks for some rank. It always has to where there are followers,
-        which may reach it in another way."""
+        """Return whether the peer has to stage its blocks for some rank: it has to for a follower that has not said
+        that it reads the peer's own memory."""
         found = self.peers.get(peer)
-        keys = [peer] if found is None else found.sources
-        return self.orders.ranks > 1 or any(self.transport.staged(key) for key in keys)
+        if found is None:
+            return self.orders.ranks > 1 or self.transport.staged(peer)
+        told = all(rank in found.direct for rank in self.orders.followers)
+        return not told or any(self.transport.staged(key) for key in found.sources)
 
     def lost(self) -> list[str]:
         return list(self.unreachable())
@@ -175,6 +179,9 @@ class JointConnector:
         for name, reason in (dict.fromkeys(done.lost, PEER_ENDED) | done.failed_peers).items():
             if name in self.peers and self.peers[name].is_attached:
                 self.peers[name].broken = reason
+        for name in done.direct:
+            if name in self.peers and self.peers[name].is_attached and done.number >= self.peers[name].since:
+                self.peers[name].direct.add(done.rank)
         for told in done.pulls:
             ticket = told.get("ticket")
             whole = self.ordered.get(ticket) if isinstance(ticket, int) else None

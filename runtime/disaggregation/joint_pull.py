@@ -18,7 +18,8 @@ class PeerPools:
     """A peer, whose pools of the giving ranks are read: `sources` are those that are read here, each with the heads to
     take, None for all of ours. `columns` says of which head groups each part states digests. `waiting` counts the parts
     of pulls that have not ended. One that was detached is kept until its last pull has ended; one that is `broken`
-    cannot be read by some follower, for this reason."""
+    cannot be read by some follower, for this reason. The followers in `direct` have said, since the plan `since`, that
+    they read the engine's memory of the peer themselves."""
 
     orders: RankOrders
     clock: Callable[[], float]
@@ -26,6 +27,8 @@ class PeerPools:
     columns: dict[Part, range] = field(default_factory=dict)
     is_attached: bool = True
     broken: str | None = None
+    since: int = 0
+    direct: set[int] = field(default_factory=set)
     waiting: Counter[Part] = field(default_factory=Counter)
     # The reader of the last pull from each pool, and what each follower has received.
     readers: dict[str, PullReader] = field(default_factory=dict)

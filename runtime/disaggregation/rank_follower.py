@@ -45,6 +45,8 @@ class FollowerTransfers:
         # By peer, the number last told of what came; the peers that were told to be lost.
         self.received: dict[str, int] = {}
         self.lost: set[str] = set()
+        # The attached peers that were told to be read without staging.
+        self.direct: set[str] = set()
         # Filled by the publisher's thread, too.
         self.digests: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
         self.failed_peers: dict[str, str] = {}
@@ -68,7 +70,7 @@ class FollowerTransfers:
             self.storage.clear_tail(block, filled)
         for number, taking, *blocks in plan.published:
             division = HeadGroups(self.storage.layout.num_kv_heads, self.storage.layout.ranks, taking)
-            wanted = published(blocks, division, self.storage.layout.rank, staged=True)
+            wanted = published(blocks, division, self.storage.layout.rank, number not in plan.unstaged)
             self.publisher.publish(wanted, partial(self.published, number))
         self.publisher.forget(plan.forgotten)
         for peer in plan.detached:
@@ -101,6 +103,7 @@ class FollowerTransfers:
     def detach(self, peer: str) -> None:
         self.connector.detach(peer)
         self.lost.discard(peer)
+        self.direct.discard(peer)
 
     def pull(self, order: dict[str, Any]) -> None:
         pairs = [(theirs, ours) for theirs, ours in order["pairs"]]
@@ -116,6 +119,10 @@ class FollowerTransfers:
         counts = {name: peer.look() for name, peer in self.connector.peers.items()}
         fresh = {name: count for name, count in counts.items() if count != self.received.get(name, 0)}
         lost = [peer for peer in self.connector.lost() if peer not in self.lost]
+        attached = [name for name, peer in self.connector.peers.items() if peer.is_attached]
+        direct = [name for name in attached if not self.connector.staged(name)]
+        untold = [name for name in direct if name not in self.direct]
+        self.direct = set(direct)
         self.received = counts
         self.lost |= set(lost)
         digests = [self.digests.get() for _ in range(self.digests.qsize())]
@@ -125,6 +132,7 @@ class FollowerTransfers:
             "failed_peers": self.failed_peers,
             "received": fresh,
             "lost": lost,
+            "direct": untold,
         }
         self.failed_peers = {}
         return {name: told for name, told in news.items() if told}

@@ -68,6 +68,8 @@ class RankPools:
             self.last += 1
             self.unanswered[self.last] = made
             self.orders.add("published", [self.last, taking, *blocks])
+            if not staged:
+                self.orders.add("unstaged", self.last)
         else:
             made.parts.update({rank: [] for rank in self.orders.followers})
         return made

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import Product
 from pontil.gpu_ops.kernels.tile import KernelTile
@@ -37,6 +38,10 @@ class Model(Protocol):
 
     @property
     def kernels(self) -> KernelLibrary | None: ...
+
+    @property
+    def communicator(self) -> Communicator:
+        """The ranks that hold the model together."""
 
     @property
     def linears(self) -> Sequence[Product]: ...

@@ -74,9 +74,10 @@ class RankPlan:
 
     `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
     runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
-    each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `forgotten`: blocks
-    whose copies in host memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`:
-    see runtime/disaggregation/joint_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
+    each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `unstaged`: those of
+    these requests, by their numbers, whose blocks need no copy in host memory. `forgotten`: blocks whose copies in host
+    memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`: see
+    runtime/disaggregation/joint_connector.py. `cancelled`: tickets of pulls. `copies`: [from, to] of whole blocks.
     `tiles`: rows to compute, as runtime/engine/tiles/plan_tables.py writes them. `stop`: leave after this plan.
     `recorded`: [block, tag] to record for a process after this one. `dropped`: blocks whose records are dropped.
     """
@@ -98,6 +99,7 @@ class RankPlan:
     grants: list[dict[str, Any]] = field(default_factory=list)
     recorded: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    unstaged: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ class RankDone:
     """From follower to driver: plan `number` is carried out; or, with the number of the last one, that pulls have
     ended. `digests`: for each answered request of `published`, its number and then the digests of its blocks. `pulls`:
     pulls that ended. `failed_peers`: peers that could not be attached, with the reason. `received`: numbers that grow
-    while bytes come, by peer. `lost`: attached peers whose process has ended."""
+    while bytes come, by peer. `lost`: attached peers whose process has ended. `direct`:
+    attached peers whose own memory this rank reads, so that they need not stage blocks for it."""
 
     sender: str
     receiver: str
@@ -116,3 +119,4 @@ class RankDone:
     failed_peers: dict[str, str] = field(default_factory=dict)
     received: dict[str, int] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
+    direct: list[str] = field(default_factory=list)

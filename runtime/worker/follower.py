@@ -3,6 +3,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,7 +20,6 @@ from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.plan_tables import PlanReader
-from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.errors import RankLost, TransferError
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
@@ -43,6 +43,7 @@ from pontil.runtime.worker.links.worker_sockets import LINGER, WorkerSockets
 from pontil.runtime.worker.process.idle_work import IdleWork
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.process.workload import Outlook, Workload
+from pontil.runtime.worker.start.follower_tiles import open_tiles
 from pontil.runtime.worker.start.loading import ModelPart, load, memory_errors
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.prefault import Prefault
@@ -58,7 +59,8 @@ M = TypeVar("M", RankWelcome, RankPool)
 class FollowedTiles(Protocol):
     """Computes the driver's tiles in a follower's part of the KV memory."""
 
-    storage: KVStorage
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to) each, before the next tile."""
 
     def follow(self, plan: TilePlan) -> None:
         """Compute a tile together with the other ranks."""
@@ -136,7 +138,7 @@ class Follower(Workload):
         if plan.number != self.done + 1:
             raise TransferError(f"plan {plan.number} came after plan {self.done}: this worker's ranks have parted")
         self.transfers.obey(plan)
-        self.tiles.storage.copy([(source, target) for source, target in plan.copies])
+        self.tiles.copy([(source, target) for source, target in plan.copies])
         for fields in plan.tiles:
             self.tiles.follow(self.reader.read(fields))
         self.done, self.is_over = plan.number, plan.stop
@@ -196,7 +198,7 @@ class FollowerStart:
         return load(self.config, self.report, self.driver.join)
 
     def open_tiles(self, loaded: ModelPart, storage: KVStorage) -> FollowedTiles:
-        return TileRunner(loaded.model, storage)
+        return open_tiles(self.config, loaded, storage)
 
     def open_connector(self, storage: KVStorage, guard: TransferSecurity | None) -> SliceConnector:
         return open_connector(self.sockets, storage, guard)

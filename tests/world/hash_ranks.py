@@ -94,6 +94,9 @@ class HashTiles:
         self.size, self.cells = storage.layout.block_size, cells_of(storage)
         self.heads = storage.layout.kv_heads
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.storage.copy(list(pairs))
+
     def follow(self, plan: TilePlan) -> None:
         row = prompt_rows = decode_rows = 0
         for span in plan.spans:

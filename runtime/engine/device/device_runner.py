@@ -52,7 +52,7 @@ SPARE_WORDS, RESULT_WORDS = 1 << 20, 1 << 16
 
 class DeviceRunner(ModelRunner):
     """A runner for a model whose layers compute on a device. What other stages or drafts read of its hidden states is
-    copied as the plain runner does, which waits; so are the steps of several ranks."""
+    copied as the plain runner does, which waits. The other ranks of a worker are DeviceFollowers of the same limits."""
 
     def __init__(
         self,
@@ -66,16 +66,16 @@ class DeviceRunner(ModelRunner):
     ) -> None:
         super().__init__(model, storage, followers, frame_maker, ANY_ROWS)
         self.limits, self.link = limits, link
-        most = 2 * (limits.generated + limits.prompt)
+        most = limits.most_draws
         self.draw_sizes = buckets(most)
         self.inputs = StepBuffer(link, limits.words + SPARE_WORDS)
         self.results = ResultBuffer(link, most, most + RESULT_WORDS)
         self.layers = TileForward(model, storage, link, limits, self.results.last, attention)
 
     def is_plain(self, batch: Batch) -> bool:
-        """Return whether nothing but ids and logprobs is wanted of a batch, and of this process alone."""
+        """Return whether nothing but ids and logprobs is wanted of a batch."""
         streamed = any(span.sequence.is_streamed for span in batch.spans)
-        return not (streamed or self.keeps_states or self.frame_maker or self.followers is not NONE)
+        return not (streamed or self.keeps_states or self.frame_maker)
 
     def run(self, batch: Batch) -> list[Sampled]:
         return self.launch(batch).collect()
@@ -89,6 +89,12 @@ class DeviceRunner(ModelRunner):
             return Launched(list)
         self.results.begin()
         rounds = rounds_of(batch.copies)
+        if not self.followers.none:
+            # Followers would wait for the rest of a step that is begun anew.
+            if batch.copies:
+                self.followers.copy(batch.copies)
+            step = self.start(batch, rounds)
+            return Launched(step.collect, step.places, frozenset(), step.draw)
         # Copies of an attempt may still read host memory that the next one writes.
         step, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
         step.ends += dropped
@@ -113,25 +119,22 @@ class DeviceRunner(ModelRunner):
             self.copy_blocks(*sent())
             del rounds[0]
         for tile in tiles:
+            self.followers.run(tile.plan)
             tile.compute(self.layers, self.model)
         if not step.waits:
             step.arrival = step.start_draws()
         return step
 
-    @property
-    def records(self) -> bool:
-        """Return whether decode steps can be recorded: not where other ranks compute them, too."""
-        return self.followers is NONE
-
     @torch.inference_mode()
     def record(self, shapes: Sequence[Shape]) -> None:
-        """Record decode steps of some shapes."""
+        """Record decode steps of some shapes, together with the other ranks."""
         self.layers.record(shapes, self.inputs.send)
 
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)
         vocabulary = self.model.config.vocab_size
-        return [TileStep(rows_of(tile, False), vocabulary, self.draw_sizes) for tile in tiles]
+        rows = [rows_of(tile, False, on_device=True) for tile in tiles]
+        return [TileStep(one, vocabulary, self.draw_sizes) for one in rows]
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks, of which none is a source and a target."""

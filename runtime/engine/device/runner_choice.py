@@ -8,15 +8,18 @@ from pontil.gpu_ops.kv.device_attention import CELLS, DeviceAttention
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.device.device_follower import DeviceFollower
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import CudaLink
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
-from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
+from pontil.runtime.engine.runner.model_runner import Followers, ModelRunner
 from pontil.runtime.engine.sequences.streamed import FrameMaker
+from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
 
+FollowerTiles = TileRunner | DeviceFollower
 # Decode steps behind the largest that are recorded to learn what one takes.
 SOME_STEPS = 4
 
@@ -30,20 +33,34 @@ def make_runner(
     maker: FrameMaker | None,
 ) -> ModelRunner:
     """Return the plain runner on a CPU, and for pools with cells that devices' kernels do not read."""
-    if model.device.type == "cpu" or storage.tensor.dtype not in CELLS:
+    if not runs_on_device(model, storage):
         return ModelRunner(model, storage, followers, maker)
-    limits = DeviceLimits(
-        config.step_size.seats + GENERATED_ROWS, config.step_size.tokens, storage.layout.blocks_for(max_model_len)
-    )
-    others = followers if config.ranks > 1 else NONE
-    return DeviceRunner(model, storage, CudaLink(model.device), limits, DeviceAttention, others, maker)
+    limits = limits_of(config, storage, max_model_len)
+    return DeviceRunner(model, storage, CudaLink(model.device), limits, DeviceAttention, followers, maker)
+
+
+def make_follower(config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int) -> FollowerTiles:
+    """Return a rank's side of what `make_runner` returns for its driver."""
+    if not runs_on_device(model, storage):
+        return TileRunner(model, storage)
+    limits = limits_of(config, storage, max_model_len)
+    return DeviceFollower(model, storage, CudaLink(model.device), limits, DeviceAttention)
+
+
+def runs_on_device(model: Model, storage: KVStorage) -> bool:
+    return model.device.type != "cpu" and storage.tensor.dtype in CELLS
+
+
+def limits_of(config: WorkerConfig, storage: KVStorage, max_model_len: int) -> DeviceLimits:
+    size = config.step_size
+    return DeviceLimits(size.seats + GENERATED_ROWS, size.tokens, storage.layout.blocks_for(max_model_len))
 
 
 def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:
     """Return the memory that all recorded decode steps of a device will take. `held` returns the bytes that are taken
     of it now. The largest step's memory is shared by all; a few more are recorded to see what each takes besides, in
     the driver."""
-    if not isinstance(runner, DeviceRunner) or not runner.records:
+    if not isinstance(runner, DeviceRunner):
         return 0
     shapes = runner.layers.shapes
     before = held()
@@ -57,9 +74,9 @@ def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:
     return largest + others * (len(shapes) - 1) // len(some)
 
 
-def record_steps(runner: ModelRunner) -> None:
-    """Record the decode steps of a device, and say how much memory they take."""
-    if isinstance(runner, DeviceRunner) and runner.records:
+def record_steps(runner: ModelRunner | FollowerTiles) -> None:
+    """Record the decode steps of a device, together with the other ranks, and say how much memory they take."""
+    if isinstance(runner, DeviceRunner | DeviceFollower):
         runner.record(runner.layers.shapes)
         captured = runner.layers.captured
         logger.info("recorded %d decode steps in %d MiB", len(captured.steps), captured.bytes >> 20)

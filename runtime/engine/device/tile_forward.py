@@ -36,6 +36,11 @@ class DeviceLimits:
     blocks: int
 
     @property
+    def most_draws(self) -> int:
+        """The most draws of a step, of which an id of each may be referred to in the next."""
+        return 2 * (self.generated + self.prompt)
+
+    @property
     def words(self) -> int:
         """Words of a step's inputs whose number is bounded."""
         rows = self.generated + self.prompt
@@ -121,6 +126,8 @@ class TileForward:
     def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""
         ids, positions, slots, owners, lengths = fixed
+        # Only rank 0 has drawn them.
+        self.model.communicator.broadcast(self.last)
         tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
         known = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
         return self.forward(known, tile)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tile in a step on a device: what is written for it, started, and read back."""
 
-import numpy as np
 from torch import Tensor
 
 from pontil.runtime.engine.device.draw_inputs import Asked, LogprobPlan, PlacedLogprobs
@@ -9,51 +8,37 @@ from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepSections
 from pontil.runtime.engine.device.tile_draws import TileDraws
-from pontil.runtime.engine.device.tile_forward import TileForward, drawn_whole, padded
+from pontil.runtime.engine.device.tile_forward import TileForward
+from pontil.runtime.engine.device.tile_logits import RECORDED_TOGETHER, TileLogits
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.tiles.rows import TileRows
 from pontil.runtime.models.model import Model
 
-# Rows of logits of prompt tokens that are computed together.
-RECORDED_TOGETHER = 64
-
 
 class TileStep:
-    """A tile in a step: its layers, its draws, and the logprobs of prompt tokens. The sections of one that `leads` are
-    where those of recorded steps are."""
+    """A tile in a step: its logits, its draws, and the logprobs of prompt tokens."""
 
     def __init__(self, rows: TileRows, vocab_size: int, draw_sizes: tuple[int, ...]) -> None:
         self.rows, self.plan = rows, rows.plan
+        self.logits = TileLogits(rows.plan)
         self.draws = TileDraws(rows.drawing, vocab_size, draw_sizes)
-        self.leads = False
         self.recorded = [LogprobPlan(some) for some in recorded_of(rows)]
         self.recorded_made: list[list[Tensor]] = []
         self.recorded_places: list[PlacedLogprobs] = []
 
     def write(self, layers: TileForward, sections: StepSections) -> None:
-        """Add the sections of this tile's layers to those of the step, the ones of fixed sizes first."""
-        self.leads = not sections.arrays
-        self.fixed = sections.add(layers.fixed_sections(self.plan))
-        self.free = sections.add(layers.free_sections(self.plan))
-        whole = drawn_whole(self.plan)
-        places = [] if whole or not self.draws.count else [padded(self.plan.drawn, layers.places)]
-        self.drawn_rows = sections.add(places)
-        parts = [
-            self.plan.recorded[at : at + RECORDED_TOGETHER]
-            for at in range(0, len(self.plan.recorded), RECORDED_TOGETHER)
-        ]
-        self.recorded_rows = sections.add([np.array(part, np.int64) for part in parts])
+        """Add the sections of this tile's layers to those of the step."""
+        self.logits.write(layers, sections)
         self.recorded_sections = [sections.add(one.sections) for one in self.recorded]
 
     def compute(self, layers: TileForward, model: Model) -> None:
         """Start the layers, up to the logits."""
-        hidden = layers.hidden(self.plan, self.fixed(), self.free(), self.leads)
-        for plan, rows, sections in zip(self.recorded, self.recorded_rows(), self.recorded_sections, strict=True):
-            self.recorded_made.append(plan.compute(model.logits(hidden.index_select(0, rows)), rows[:0], sections()))
+        hidden = self.logits.hidden(layers)
+        made = self.logits.recorded(model, hidden)
+        for plan, (logits, rows), sections in zip(self.recorded, made, self.recorded_sections, strict=True):
+            self.recorded_made.append(plan.compute(logits, rows[:0], sections()))
         if self.draws.count:
-            for rows in self.drawn_rows():
-                hidden = hidden.index_select(0, rows)
-            self.draws.take(model.logits(hidden))
+            self.draws.take(self.logits.drawn(model, hidden))
 
     def draw(self, results: ResultBuffer) -> None:
         """Start an attempt at the draws; the results of the layers go with theirs."""

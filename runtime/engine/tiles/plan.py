@@ -17,6 +17,9 @@ class TilePlan:
     Final hidden states are wanted of `rows`, in rising order. Of these, by their place among `rows`: the logits of
     `recorded` give logprobs of prompt tokens; those of `drawn` give new tokens.
 
+    In a tile of a device (`on_device`) rows are padded to its buckets, and an id of -1 - place stands for the one that
+    was drawn there in the step before.
+
     Rows that are no tokens are given by `embeddings`, float32 [rows, hidden_size]; followers know only ids.
     """
 
@@ -27,6 +30,7 @@ class TilePlan:
     recorded: Sequence[int]
     drawn: Sequence[int]
     embeddings: Tensor | None = None
+    on_device: bool = False
 
     @property
     def positions(self) -> list[int]:

@@ -42,7 +42,7 @@ class PlanWriter:
         numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
         packed = {name: array("i", each).tobytes() for name, each in numbers.items()}
         tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
-        return {"number": self.number, "generated": plan.generated, **tables, **packed}
+        return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **packed}
 
     def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
         """Return the slot of a span's table, how many of the blocks told before stay, and those that follow."""
@@ -98,7 +98,8 @@ class PlanReader:
             first += added
         if first != len(blocks):
             raise ValueError("blocks of no table")
-        return TilePlan(bool(fields["generated"]), ids, spans, rows, recorded, drawn)
+        generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
+        return TilePlan(generated, ids, spans, rows, recorded, drawn, on_device=on_device)
 
     def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
         table = self.tables.setdefault(slot, array("i"))

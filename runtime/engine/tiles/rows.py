@@ -2,7 +2,7 @@
 """The rows of a tile whose final hidden states are wanted, and what for."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class TileRows:
     kept: list[tuple[Span, list[int]]]
 
 
-def rows_of(tile: Tile, keeps_states: bool) -> TileRows:
+def rows_of(tile: Tile, keeps_states: bool, on_device: bool = False) -> TileRows:
     ends = ends_of(tile)
     drawing = [(end, span) for end, span in zip(ends, tile.spans, strict=True) if span.samples]
     drawn = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
@@ -40,7 +40,7 @@ def rows_of(tile: Tile, keeps_states: bool) -> TileRows:
     places = {row: place for place, row in enumerate(rows)}
     plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
     return TileRows(
-        plan,
+        replace(plan, on_device=True) if on_device else plan,
         [span for _, span in drawing],
         [(one, position) for _, one, position in recorded],
         [(span, [places[row] for row in own]) for span, own in kept],

@@ -64,6 +64,10 @@ class TileRunner:
         if plan.drawn:
             self.drawn_logits(plan, hidden)
 
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (from, to) each, before the next tile."""
+        self.storage.copy(list(pairs))
+
     def forward(self, plan: TilePlan, states: HiddenStates | None = None) -> Tensor:
         """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
         the tile's rows."""

@@ -48,6 +48,7 @@ class DraftLayer:
         self.layer, self.join = layer, join
         (self.block,) = layer.blocks
         self.config, self.dtype, self.device = layer.config, layer.dtype, layer.device
+        self.communicator = layer.communicator
 
     @property
     def linears(self) -> list[Product]:

@@ -4,7 +4,7 @@
 import logging
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pontil.gpu_ops.kernels.kernel_set import AUTO
 from pontil.gpu_ops.kernels.lent_cores import LentCores
@@ -20,7 +20,6 @@ from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.runner.runner import Runner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.errors import ModelError
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.draft_layer import DraftLayer
@@ -29,7 +28,7 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start.draft_loading import load_draft, make_drafter
-from pontil.runtime.worker.start.loading import load, memory_errors
+from pontil.runtime.worker.start.loading import fit, load, memory_errors
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.stage_model import StageModel, load_stage
 
@@ -86,6 +85,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     loaded = load(config, report, driver.join)
     layout = loaded.layout
     draft = load_draft(config, loaded, report)
+    stage = load_stage(config, loaded.model)
     room = loaded.num_blocks if draft is None else draft.shared_blocks(config, loaded)
     if loaded.kept is not None and loaded.kept.num_blocks is not None:
         room = loaded.kept.num_blocks
@@ -94,18 +94,18 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     block_bytes = layout.block_bytes + (0 if draft is None else draft.layout.block_bytes)
     model_config = fit(loaded.config, config, layout, num_blocks, block_bytes)
     storage = loaded.open_storage(num_blocks, first_epoch)
-    driver.wait_for_pools()
     pool = BlockPool(num_blocks)
+    report.progress("warming up")
+    maker = None if stage is None else stage.maker
+    runner = make_runner(config, loaded.model, storage, model_config.max_model_len, driver, maker)
+    # The followers do so at this point, too, before they say that they are ready.
+    record_steps(runner)
+    driver.wait_for_pools()
     recorder = None if loaded.kept is None else loaded.kept.recorder(storage, pool, followers=driver.orders)
     if recorder is not None and recorder.restored:
         logger.info("%d blocks of KV are left from the process before", recorder.restored)
-    report.progress("warming up")
-    stage = load_stage(config, loaded.model)
-    maker = None if stage is None else stage.maker
-    runner = make_runner(config, loaded.model, storage, model_config.max_model_len, driver, maker)
     engine = equip(config, runner, storage, pool)
     warm_up(engine)
-    record_steps(runner)
     if draft is not None:
         # The steps above were slower than any later one, and no measure of the model.
         engine.scheduler.drafts.drafter = make_drafter(config, draft, loaded, num_blocks)
@@ -142,19 +142,6 @@ def interleaved(config: WorkerConfig) -> int | None:
     """Return the most prompt tokens in a step that also decodes. A CPU's time is proportional to the rows, so small
     chunks cost it little and keep the latency of other requests low; a GPU would be mostly idle with so few."""
     return config.max_interleaved_tokens or (CPU_INTERLEAVED_TOKENS if config.device == "cpu" else None)
-
-
-def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: int, block_bytes: int) -> ModelConfig:
-    """Return the configuration with a context length that fits the pool. Block 0 is reserved as padding. `block_bytes`
-    are those of a block of each model that has a share of the memory."""
-    tokens = (num_blocks - 1) * layout.block_size
-    needed = (layout.blocks_for(model.max_model_len) + 1) * block_bytes
-    if tokens < layout.block_size or (config.max_model_len and tokens < config.max_model_len):
-        raise ModelError(
-            f"the KV memory holds {max(0, tokens)} tokens, too few for one sequence: "
-            f"raise --kv-cache-memory to {-(-needed >> 20)} MiB or lower --max-model-len"
-        )
-    return replace(model, max_model_len=min(model.max_model_len, tokens))
 
 
 def warm_up(engine: Engine) -> None:

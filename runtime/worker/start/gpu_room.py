@@ -134,11 +134,8 @@ def run_largest_steps(config: WorkerConfig, model: Model, layout: KVLayout) -> M
     storage = KVStorage(layout, num_blocks, model.device)
     budget = max(size.tokens, size.seats)
     scheduler = Scheduler(BlockPool(num_blocks), layout, size.seats, StepBudget(budget), prefix_caching=False)
-    if config.ranks > 1:
-        # The ranks run this together, with no driver among them.
-        runner = ModelRunner(model, storage)
-    else:
-        runner = make_runner(config, model, storage, model.config.max_model_len, NONE, None)
+    # The ranks of a worker run this together, with no driver among them.
+    runner = make_runner(config, model, storage, model.config.max_model_len, NONE, None)
     engine = Engine(runner, scheduler)
     # Edited logits, probabilities and logprobs of the whole vocabulary are a part of what a step needs.
     params = SamplingParams(

@@ -275,3 +275,16 @@ def count_blocks(config: WorkerConfig, model: Model, layout: KVLayout, mapped: i
     usable = config.step_size.seats * layout.blocks_for(model.config.max_model_len) + 1
     size = min(MOST_CPU_KV_BYTES, int(max(0, host_room().bytes - mapped) * CPU_KV_SHARE))
     return min(usable, size // layout.block_bytes)
+
+
+def fit(model: ModelConfig, config: WorkerConfig, layout: KVLayout, num_blocks: int, block_bytes: int) -> ModelConfig:
+    """Return the configuration with a context length that fits the pool. Block 0 is reserved as padding. `block_bytes`
+    are those of a block of each model that has a share of the memory."""
+    tokens = (num_blocks - 1) * layout.block_size
+    needed = (layout.blocks_for(model.max_model_len) + 1) * block_bytes
+    if tokens < layout.block_size or (config.max_model_len and tokens < config.max_model_len):
+        raise ModelError(
+            f"the KV memory holds {max(0, tokens)} tokens, too few for one sequence: "
+            f"raise --kv-cache-memory to {-(-needed >> 20)} MiB or lower --max-model-len"
+        )
+    return replace(model, max_model_len=min(model.max_model_len, tokens))

@@ -102,6 +102,8 @@ def test_a_view_and_a_tensor_larger_than_the_memory(processes: RankProcesses) ->
         assert equal(answer, torch.cat(parts, dim=1))
     for answer in processes.call([0, 1], rank_calls.choose, parts, owner):
         assert equal(answer, chosen(parts, owner))
+    numbers = [torch.arange(900) + rank for rank in range(2)]
+    assert all(equal(one, numbers[0]) for one in processes.call([0, 1], rank_calls.broadcast, numbers))
 
 
 def test_torch_exchanges_the_same(processes: RankProcesses, tmp_path: Path) -> None:
@@ -116,6 +118,8 @@ def test_torch_exchanges_the_same(processes: RankProcesses, tmp_path: Path) -> N
             assert equal(answer, torch.cat(parts, dim=1))
         for answer in processes.call([0, 1], rank_calls.choose, parts, owner):
             assert equal(answer, chosen(parts, owner))
+    numbers = [torch.arange(9) + rank for rank in range(2)]
+    assert all(equal(one, numbers[0]) for one in processes.call([0, 1], rank_calls.broadcast, numbers))
     empty = [torch.zeros(0, 3)] * 2
     assert [answer.shape for answer in processes.call([0, 1], rank_calls.gather, empty)] == [(0, 6)] * 2
     processes.call([0, 1], rank_calls.leave)

@@ -81,6 +81,12 @@ def choose(state: State, parts: list[Tensor], owner: Tensor) -> Tensor:
     return result
 
 
+def broadcast(state: State, parts: list[Tensor]) -> Tensor:
+    result: Tensor = parts[state["communicator"].rank].clone()
+    state["communicator"].broadcast(result)
+    return result
+
+
 def busy_for(state: State) -> float:
     """Wait for the others; return the processor's seconds that this took."""
     begun = time.process_time()

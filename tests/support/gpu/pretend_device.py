@@ -100,9 +100,19 @@ class PretendDevice(TorchDispatchMode):
         self.pinned: dict[int, Tensor] = {}
         self.room = DeviceRoom(memory)
         self.allocated: dict[int, Tensor] = {}
-        self.patches = ExitStack()
+        # Of opened handles, whose memory each is.
+        self.opened: dict[int, int] = {}
+        self.patches, self.entered = ExitStack(), 0
 
     def __enter__(self) -> "PretendDevice":
+        """Enter it in this thread; several threads may be in it."""
+        if not self.entered:
+            self.stand_in()
+        self.entered += 1
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def stand_in(self) -> None:
         driver, room = self.driver, self.room
         functions: dict[str, Any] = {
             "current_device": lambda: driver.current_device().index, "set_device": driver.set_device,
@@ -115,12 +125,12 @@ class PretendDevice(TorchDispatchMode):
         self.patches.enter_context(patch.object(link, "pinned_words", self.pinned_words))
         self.patches.enter_context(patch.object(launch, "starter", self.start))
         self.patches.enter_context(patch.object(device_memory, "gpu_runtime", lambda: PretendRuntime(self)))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        self.patches.close()
+        self.entered -= 1
+        if not self.entered:
+            self.patches.close()
 
     def pinned_words(self, count: int) -> Tensor:
         made = torch.zeros(count, dtype=torch.int32)
@@ -284,7 +294,8 @@ class DeviceRoom:
 
 
 class PretendRuntime:
-    """The runtime's functions for memory that other processes open, which here are this one."""
+    """The runtime's functions for memory that other processes open, which here are this one. An opened handle is memory
+    at an address of its own, which ends when it is closed; until then its owner must keep the memory."""
 
     def __init__(self, there: PretendDevice) -> None:
         self.there = there
@@ -292,12 +303,19 @@ class PretendRuntime:
     def malloc(self, size: int) -> int:
         self.there.driver.refuse_in_capture("taking memory")
         made = torch.zeros(size, dtype=torch.uint8, device=self.there.driver.current_device())
+        return self.hold(made)
+
+    def hold(self, made: Tensor) -> int:
         pointer = self.there.places(made)
         self.there.allocated[pointer] = made
         self.there.driver.pools.add(pointer)
         return pointer
 
     def free(self, pointer: int) -> None:
+        if pointer not in self.there.allocated or pointer in self.there.opened:
+            raise DriverFault("memory is given back that was not taken here, or was given back before")
+        if pointer in self.there.opened.values():
+            raise DriverFault("memory is given back that another process has open")
         self.there.driver.give_back(pointer)
         del self.there.allocated[pointer]
 
@@ -306,13 +324,20 @@ class PretendRuntime:
         return pointer.to_bytes(HANDLE_BYTES, "little")
 
     def open(self, handle: bytes) -> int:
-        pointer = int.from_bytes(handle, "little")
-        if pointer not in self.there.allocated:
+        owner = int.from_bytes(handle, "little")
+        if owner not in self.there.allocated:
             raise OSError("the memory is gone")
+        with self.there.fake:
+            made = torch.empty_like(self.there.allocated[owner])
+        pointer = self.hold(made)
+        self.there.opened[pointer] = owner
         return pointer
 
     def close(self, pointer: int) -> None:
-        self.there.driver.check_ended(pointer)
+        if pointer not in self.there.opened:
+            raise DriverFault("a handle is closed that is not open")
+        self.there.driver.give_back(pointer)
+        del self.there.allocated[pointer], self.there.opened[pointer]
 
     def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
         return self.there.allocated[pointer][:size]

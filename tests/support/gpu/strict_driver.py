@@ -106,6 +106,8 @@ class StrictGraph:
     calls: list[Any] = field(default_factory=list)
     uses: list[tuple[int, bool]] = field(default_factory=list)
     foreign: list[Any] = field(default_factory=list)
+    # Called at each start: the parts of the work in which other devices take part.
+    replayed: list[Callable[["Moment"], None]] = field(default_factory=list)
     memory: Any = None
 
     def pool(self) -> Any:
@@ -123,6 +125,8 @@ class StrictGraph:
             if memory in driver.freed:
                 raise DriverFault("a recorded step uses memory that was given back")
             driver.use(memory, stream, writes)
+        for take_part in self.replayed:
+            take_part(stream.start())
 
 
 @dataclass
@@ -148,6 +152,8 @@ class StrictDriver:
         self.freed: set[int] = set()
         # Copies to the host, which arrive when somebody waits for them.
         self.arriving: list[tuple[Moment, Callable[[], object]]] = []
+        # Called with what a thread is about to wait for.
+        self.before_wait: Callable[[Reached], None] = lambda clock: None
         self.capturing: StrictGraph | None = None
         self.capture_stream: StrictStream | None = None
         self.replays = self.captures = self.waits = 0
@@ -238,6 +244,7 @@ class StrictDriver:
     def wait(self, clock: Reached) -> None:
         """Have the calling thread wait until all that the clock covers has ended."""
         self.refuse_in_capture("waiting for the device")
+        self.before_wait(clock)
         self.waits += 1
         self.own.waited.join(clock)
         here, self.arriving = (

@@ -187,9 +187,26 @@ def test_memory_is_not_unmapped_under_a_copy(there: PretendDevice) -> None:
         memory.close(opened)
 
 
-def test_what_a_fault_left_on_the_side_has_ended(there: PretendDevice) -> None:
+def test_an_opened_handle_ends_before_the_memory_of_its_owner(there: PretendDevice) -> None:
+    open_device(config("pretend:1"))
     memory = CudaMemory(there.device)
     own = memory.allocate(64)
+    opened = memory.open(memory.export(own), 64)
+    with pytest.raises(DriverFault, match="that another process has open"):
+        memory.free(own)
+    with pytest.raises(DriverFault, match="not taken here"):
+        memory.free(opened)
+    memory.close(opened)
+    with pytest.raises(DriverFault, match="given back"):
+        opened.sum()
+    with pytest.raises(DriverFault, match="not open"):
+        memory.close(opened)
+    memory.free(own)
+
+
+def test_what_a_fault_left_on_the_side_has_ended(there: PretendDevice) -> None:
+    memory = CudaMemory(there.device)
+    own = memory.open(memory.export(memory.allocate(64)), 64)
     target = torch.zeros(64, dtype=torch.uint8, device=there.device)
     with pytest.raises(KeyError), memory.after(memory.mark()):
         target.copy_(own)

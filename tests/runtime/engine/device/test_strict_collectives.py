@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a worker on devices that are not there: what a library of collectives would hang in is told."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import SIZES, VOCAB, hugging_model
+from pretend_device import PretendDevice
+from rank_turns import RankTurns
+from strict_collectives import StrictCollectives
+from strict_driver import DriverFault
+
+from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops.collectives.factory import create_communicator, open_communicator
+from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance
+from pontil.runtime.engine.device.link import CudaLink
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.model import Model
+from pontil.runtime.models.weights import Weights
+
+EVEN = SIZES | {
+    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
+    "moe_intermediate_size": 32, "num_experts": 4,
+}  # fmt: skip
+
+
+@dataclass
+class RankSite:
+    """Two ranks on two devices. `each` is run by every rank in a thread of its own, with its communicator."""
+
+    there: PretendDevice
+    collectives: StrictCollectives
+    turns: RankTurns
+
+    def run(self, each: Callable[[Communicator, torch.device], object]) -> list[object]:
+        self.collectives.groups.clear()
+        first = create_communicator(None, self.device(0), 2, 0, "file:///nowhere")
+        return self.turns.run([partial(self.live, rank, first, each) for rank in range(2)])
+
+    def device(self, rank: int) -> torch.device:
+        return torch.device("pretend", rank)
+
+    def live(self, rank: int, first: Communicator, each: Callable[[Communicator, torch.device], object]) -> object:
+        with self.there:
+            device = self.device(rank)
+            torch.cuda.set_device(device)
+            own = first if rank == 0 else open_communicator(None, device, first.descriptor, rank)
+            own.meet()
+            return each(own, device)
+
+
+@pytest.fixture
+def site() -> Iterator[RankSite]:
+    turns = RankTurns()
+    with PretendDevice() as there:
+        collectives = StrictCollectives(there, 2, turns)
+        with collectives.entered():
+            yield RankSite(there, collectives, turns)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp(request.param)
+    hugging_model(request.param, EVEN).save_pretrained(made)
+    return made
+
+
+def part_of(path: Path, own: Communicator, device: torch.device) -> Model:
+    checkpoint = open_checkpoint(path)
+    weights = Weights(checkpoint.tensors(torch.float32), device, torch.float32, communicator=own)
+    return build_model(checkpoint.config, weights)
+
+
+def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path) -> None:
+    assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS)) == [3 * VOCAB] * 2
+
+
+def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite, path: Path) -> None:
+    """Rank 0 pads to nothing, and the other to a class of row counts: the first exchange would hang."""
+    rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
+    with pytest.raises(
+        DriverFault, match=r"hang in collective 0: rank 1 .*\[(64, 384|128, 128)\].*, rank 0 .*\[(3, 384|6, 128)\]"
+    ):
+        site.run(lambda own, device: computed(path, own, device, rows[own.rank]))
+
+
+def computed(path: Path, own: Communicator, device: torch.device, classes: BatchInvariance) -> int:
+    """Compute the MLP and the logits of three positions of a prompt, recorded too; return how many logits there are."""
+    model = part_of(path, own, device)
+    assert isinstance(model, Decoder)
+    rows = torch.ones(classes.pad_prompt(3), model.config.hidden_size, device=device)
+    with torch.inference_mode():
+        layer = partial(model.blocks[0].feed_forward, rows)
+        replay, _, _ = CudaLink(device).capture(lambda: model.logits(layer()), None)
+        replay()
+        logits = model.logits(layer())
+    CudaLink(device).settle()
+    return len(logits[:3].flatten())
+
+
+def test_a_rank_that_does_not_come_is_told_when_another_waits(site: RankSite) -> None:
+    def each(own: Communicator, device: torch.device) -> None:
+        part = torch.ones(2, 4, device=device)
+        own.gather_columns(part)
+        if own.rank == 0:
+            own.gather_columns(part)
+        CudaLink(device).settle()
+
+    with pytest.raises(DriverFault, match="rank 0 would hang in collective 1, an all_gather of .*: rank 1 has not"):
+        site.run(each)
+
+
+def test_recorded_exchanges_are_made_at_each_start(site: RankSite) -> None:
+    def each(own: Communicator, device: torch.device, starts: int = 3) -> None:
+        part, link = torch.ones(2, 4, device=device), CudaLink(device)
+        replay, _, _ = link.capture(lambda: own.gather_columns(part), None)
+        for _ in range(starts):
+            replay()
+        link.settle()
+
+    site.run(each)
+    assert [len(group.calls) for group in site.collectives.groups] == [4, 4]
+    with pytest.raises(DriverFault, match="would hang in collective 3, .*: rank 0 has not"):
+        site.run(lambda own, device: each(own, device, 2 + own.rank))
+
+
+def test_memory_of_another_device_is_refused(site: RankSite) -> None:
+    def each(own: Communicator, device: torch.device) -> None:
+        own.gather_columns(torch.ones(2, 4, device="pretend:0"))
+
+    with pytest.raises(DriverFault, match="rank 1 of pretend:1 brings memory of pretend:0"):
+        site.run(each)

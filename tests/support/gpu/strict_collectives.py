@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives between devices that are not there, in the place of `torch.distributed`: the ranks of a worker are in one
+process, one device each. A call is started on a stream and returns at once, as a library's for GPUs does. A rank that
+waits for its device lets the others go on.
+
+Where such a library would hang or mix up bytes, DriverFault is raised: ranks whose calls differ, a rank that waits for
+a call which another has not made, and memory of another device than the rank's own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from pretend_device import PretendDevice
+from rank_turns import RankTurns
+from strict_driver import DriverFault, Moment, Reached
+from torch import Tensor
+
+from pontil.gpu_ops.collectives import torch_distributed
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """One rank's side of a collective: all ranks must bring the same."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(eq=False)
+class StrictGroup:
+    """The calls of one rank of a group, in their order."""
+
+    rank: int
+    device: torch.device
+    calls: list[CollectiveCall] = field(default_factory=list)
+    # The calls that the device may still be waiting in, with their numbers.
+    open: list[tuple[Moment, int]] = field(default_factory=list)
+
+
+class StrictCollectives:
+    """The functions of `torch.distributed` that communicators call, for the ranks of one worker."""
+
+    def __init__(self, there: PretendDevice, ranks: int, turns: RankTurns) -> None:
+        self.there, self.driver, self.ranks, self.turns = there, there.driver, ranks, turns
+        self.groups: list[StrictGroup] = []
+        self.joining: StrictGroup | None = None
+        self.captured = 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Stand in for `torch.distributed` while devices are waited for with what their ranks still miss."""
+        with patch.object(torch_distributed, "dist", self), patch.object(self.driver, "before_wait", self.check):
+            yield
+
+    def init_process_group(self, backend: str, store: str, **given: Any) -> None:
+        assert backend == "nccl" and store
+        self.joining = StrictGroup(given["rank"], given["device_id"])
+
+    def new_group(self, timeout: Any) -> StrictGroup:
+        assert self.joining is not None
+        made, self.joining = self.joining, None
+        self.groups.append(made)
+        return made
+
+    def barrier(self, group: StrictGroup | None = None) -> None:
+        assert group is None, "ranks of devices meet in a barrier only when they find each other"
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def all_gather_into_tensor(self, target: Tensor, own: Tensor, group: StrictGroup) -> None:
+        if target.numel() != own.numel() * self.ranks:
+            raise DriverFault(f"{list(own.shape)} of {self.ranks} ranks are gathered into {list(target.shape)}")
+        self.call("all_gather", group, own, [(target, True), (own, False)])
+
+    def all_to_all_single(self, target: Tensor, own: Tensor, group: StrictGroup) -> None:
+        if target.shape != own.shape or len(own) % self.ranks:
+            raise DriverFault(f"{list(own.shape)} are dealt out to {self.ranks} ranks as {list(target.shape)}")
+        self.call("all_to_all", group, own, [(target, True), (own, False)])
+
+    def all_reduce(self, tensor: Tensor, group: StrictGroup) -> None:
+        self.call("all_reduce", group, tensor, [(tensor, True)])
+
+    def broadcast(self, tensor: Tensor, src: int, group: StrictGroup) -> None:
+        assert src == 0
+        self.call("broadcast", group, tensor, [(tensor, True)])
+
+    def call(self, kind: str, group: StrictGroup, own: Tensor, tensors: list[tuple[Tensor, bool]]) -> None:
+        """Start a call on the rank's current stream, or record it."""
+        for tensor, _ in tensors:
+            if tensor.device != group.device:
+                raise DriverFault(f"rank {group.rank} of {group.device} brings memory of {tensor.device}")
+            if not tensor.is_contiguous():
+                raise DriverFault(f"rank {group.rank} brings {list(own.shape)} whose numbers are not side by side")
+        made = CollectiveCall(kind, tuple(own.shape), own.dtype)
+        self.there.tape.call(kind, [one for one, _ in tensors])
+        uses = [(self.there.places(one), writes) for one, writes in tensors]
+        graph = self.driver.capturing
+        moment = self.driver.started_on(group.device, uses)
+        if moment is None:
+            assert graph is not None
+            self.there.note_foreign(graph, [one for one, _ in tensors])
+            graph.replayed.append(lambda moment: self.join(group, made, moment))
+            self.captured += 1
+        else:
+            self.join(group, made, moment)
+
+    def join(self, group: StrictGroup, made: CollectiveCall, moment: Moment) -> None:
+        """Compare a rank's next call with those of the others."""
+        number = len(group.calls)
+        group.calls.append(made)
+        group.open.append((moment, number))
+        for other in self.groups:
+            if number < len(other.calls) and other.calls[number] != made:
+                raise DriverFault(
+                    f"ranks would hang in collective {number}: rank {group.rank} makes an {made}, "
+                    f"rank {other.rank} an {other.calls[number]}"
+                )
+
+    def check(self, clock: Reached) -> None:
+        """Let the other ranks go on until all have made the calls that are waited for."""
+        if not self.turns.wait(lambda: self.missing(clock) is None):
+            raise DriverFault(self.missing(clock))
+        for group in self.groups:
+            group.open = [one for one in group.open if not clock.covers(one[0])]
+
+    def missing(self, clock: Reached) -> str | None:
+        """Return what keeps a rank waiting for what the clock covers."""
+        for group in self.groups:
+            for number in (number for moment, number in group.open if clock.covers(moment)):
+                made = {other.rank for other in self.groups if number < len(other.calls)}
+                if len(made) < self.ranks:
+                    absent = next(rank for rank in range(self.ranks) if rank not in made)
+                    made_by = f"rank {group.rank} would hang in collective {number}, an {group.calls[number]}"
+                    return f"{made_by}: rank {absent} has not made it"
+        return None
