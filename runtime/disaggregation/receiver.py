@@ -45,8 +45,8 @@ class BlockPull(Pull):
 class ReceiveTransfer:
     """One transfer of a prompt of `expected` blocks. The first `announced` blocks have been announced, or are here
     already from an earlier prompt. It waits until `deadline`, for `patience` seconds. With `error` it fails once
-    nothing is pending. Where the peer reused blocks before its Handoff, it ended the request, and its word on that is
-    waited for until `reused_by`: an answer may be complete with its first token. `ready` is the pull that the current
+    nothing is pending, which must be so at `ends_by`. Without an error, a peer that reused blocks before its Handoff
+    has until then to say why: an answer may be complete with its first token. `ready` is the pull that the current
     event is about: one that is to be started, or has ended well. `pulls` has the times of those that ended, with blocks
     and bytes."""
 
@@ -64,10 +64,9 @@ class ReceiveTransfer:
     pending: list[BlockPull] = field(default_factory=list)
     handoff: Handoff | None = None
     error: str | None = None
-    reused_by: float | None = None
     last_progress: float = 0.0
     received: int = 0
-    drained_by: float = 0.0
+    ends_by: float | None = None
     bytes: int = 0
     seconds: float = 0.0
     pulls: PartTimes = field(default_factory=PartTimes)
@@ -144,7 +143,7 @@ class KVReceiver:
         is not about the next blocks, fails the transfer."""
         if transfer.state is ReceiveState.RESERVED:
             transfer.epoch, transfer.slot = message.epoch, message.slot
-        reused = None if transfer.reused_by is None else REUSED
+        reused = None if transfer.ends_by is None else REUSED
         contradiction = transfer.error or reused or self.contradiction(transfer, message, ours)
         if contradiction:
             self.fail(transfer, contradiction, now)
@@ -180,7 +179,7 @@ class KVReceiver:
     def fail(self, transfer: ReceiveTransfer, error: str, now: float) -> None:
         """Fail a transfer. It becomes FAILED when its last pull has ended. Only the first error is kept."""
         if transfer.error is None:
-            transfer.error, transfer.drained_by = error, now + DRAIN_TIMEOUT
+            transfer.error, transfer.ends_by = error, now + DRAIN_TIMEOUT
             self.happened(transfer, ReceiveEvent.FAULT)
 
     def end(self, transfer_id: str, event: ReceiveEvent, now: float) -> ReceiveTransfer | None:
@@ -190,7 +189,7 @@ class KVReceiver:
         if transfer is None or transfer.state is ReceiveState.DRAINING:
             return None
         if transfer.error is None:
-            transfer.error, transfer.drained_by = "cancelled", now + DRAIN_TIMEOUT
+            transfer.error, transfer.ends_by = "cancelled", now + DRAIN_TIMEOUT
         self.happened(transfer, event)
         return transfer
 
@@ -206,11 +205,11 @@ class KVReceiver:
     def watch(self, transfer: ReceiveTransfer, now: float) -> None:
         """Check the deadlines: of the whole transfer, of silence while announced blocks are outstanding, of cancelled
         pulls."""
+        is_late = transfer.ends_by is not None and now >= transfer.ends_by
         if transfer.error is not None:
-            if transfer.pending and now >= transfer.drained_by:
+            if transfer.pending and is_late:
                 self.happened(transfer, ReceiveEvent.STUCK)
-            return
-        if transfer.reused_by is not None and now >= transfer.reused_by:
+        elif is_late:
             self.fail(transfer, REUSED, now)
         elif now >= transfer.deadline:
             self.fail(transfer, f"the handoff was not complete within {transfer.patience:g} s", now)
@@ -247,8 +246,8 @@ class KVReceiver:
         """Handle blocks that the peer reused before they were read: none of the transfer's are of use."""
         if transfer.handoff is not None:
             self.fail(transfer, REUSED, now)
-        elif transfer.reused_by is None:
-            transfer.reused_by = now + self.deadlines.kv_stall_timeout
+        elif transfer.ends_by is None:
+            transfer.ends_by = now + self.deadlines.kv_stall_timeout
 
     def settle(self, transfer: ReceiveTransfer) -> None:
         """End the transfer if no pull is pending and none will come."""

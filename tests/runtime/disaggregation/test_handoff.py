@@ -101,25 +101,6 @@ def test_blocks_that_were_reused_are_refused(both: Pair1P1D) -> None:
     assert take.state is ReceiveState.FAILED and "reused" in str(take.error)
 
 
-@pytest.mark.parametrize("word", [True, False])
-def test_blocks_of_an_answer_that_ended_with_its_first_token_are_no_fault(both: Pair1P1D, word: bool) -> None:
-    """The prefill worker's word on it comes after its blocks were free; a peer that says nothing has failed."""
-    sent = both.kv_sender.begin("t", "D", 0.0)
-    assert sent is not None
-    both.kv_sender.announce(sent, [3, 4], 0.0)
-    both.kv_sender.release("t", SendEvent.FINISHED, 0.0, "finished")
-    (chunk,) = both.letting_go.announced
-    take = both.kv_receiver.begin("t", "P", 3, 0.0)
-    both.kv_receiver.announced(take, chunk, [5, 6], 0.0)
-    both.poll_until(lambda: not take.pending)
-    assert take.state is ReceiveState.PULLING and take.error is None
-    if word:
-        both.kv_receiver.end("t", ReceiveEvent.FINISHED, 1.0)
-    both.kv_receiver.poll(DEADLINES.kv_stall_timeout + 1.0)
-    assert take.state is (ReceiveState.CANCELLED if word else ReceiveState.FAILED)
-    assert ("reused" in str(take.error)) is not word
-
-
 def test_blocks_that_were_changed_are_refused(both: Pair1P1D) -> None:
     chunk, handoff = give(both)
     both.theirs.shared[4, -1] += 1

@@ -356,7 +356,7 @@ def test_every_rank_bumps_its_cell_before_anything_else_of_the_plan(pair: Pair) 
     again = one.kv_receiver.begin("v", "P", 3, 0.0)
     one.theirs.followers[1].obey(plan)
     one.kv_receiver.announced(again, ChunkReady("P", "D", "v", sent.epoch, sent.slot, 0, [3], [1, 1]), [7], 0.0)
-    one.exchange_until(lambda: again.reused_by is not None)
+    one.exchange_until(lambda: again.ends_by is not None)
     one.settle(DEADLINES.kv_stall_timeout)
     assert "reused" in str(again.error)
 
