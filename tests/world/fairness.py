@@ -72,7 +72,7 @@ def waiting_beside_idle(process: ProxyProcess, site: SupervisedSite) -> Iterator
         usable = {one.hello.name for one in known if not one.leaving and one.role != "prefill"}
         for one in workers:
             # Behind a silent link it has done what the proxy has yet to hear of.
-            is_heard = not {(process.name, one.name), (one.name, process.name)} & process.world.network.unreachable
+            is_heard = not process.world.network.is_silent(process.name, one.name)
             if one.stopped_at is None and not one.has_requests and one.name in usable and is_heard:
                 yield request.id, one
 

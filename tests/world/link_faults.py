@@ -77,13 +77,12 @@ class LinkFaults:
         if not links:
             return
         link, way = links[int(fault.draw * len(links))], int(fault.draw * 1000 % 1 < 0.5)
-        names = link.names
-        unreachable = self.world.network.unreachable
+        names, unreachable = frozenset(link.names), self.world.network.unreachable
         link.silence(way)
-        unreachable.add(names)
+        unreachable[names] += 1
 
         def mend() -> None:
-            unreachable.discard(names)
+            unreachable[names] -= 1
             link.mend(way)
 
         self.world.after(fault.seconds, mend)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 import select
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -186,8 +186,12 @@ class WireNetwork:
         self.queues_shorter = 1
         # The randomness of processes, by name, whose connections break with one of their first messages.
         self.flapping: dict[str, random.Random] = {}
-        # Pairs of names of processes that cannot connect to each other at present, one to the other.
-        self.unreachable: set[tuple[str, str]] = set()
+        # Pairs of names of processes that cannot connect to each other at present, each as often as faults have it so.
+        self.unreachable = Counter[frozenset[str]]()
+
+    def is_silent(self, one: str, other: str) -> bool:
+        """Return whether two processes cannot connect to each other at present."""
+        return self.unreachable[frozenset((one, other))] > 0
 
     def open_links(self) -> list[WireLink]:
         self.links = [link for link in self.links if link.open]

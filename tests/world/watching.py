@@ -51,7 +51,7 @@ class SeedWatch:
         stopped = [one for one in self.run.site.processes if one.stopped_at is not None or not one.alive]
         for process in stopped:
             self.stopped_at[process] = now
-        if stopped or network.unreachable or not self.run.site.is_whole or self.run.made.is_busy:
+        if stopped or network.unreachable.total() or not self.run.site.is_whole or self.run.made.is_busy:
             self.disturbed_at = now
             self.disturbances.append(now)
         for watch in WATCHES:

@@ -218,8 +218,7 @@ class DealerSocket(WireSocket):
             server.process.acts(self.world.time + LATENCY, self.link.greet)
 
     def may_reach(self, server: RouterSocket) -> bool:
-        names = self.process.name, server.process.name
-        return not server.process.vanished and not {names, names[::-1]} & self.network.unreachable
+        return not (server.process.vanished or self.network.is_silent(self.process.name, server.process.name))
 
     def fail(self) -> None:
         self.tell(zmq.EVENT_CLOSED)

@@ -175,7 +175,7 @@ class WorldSide(Side):
     def unanswered_address(self, client: SideProcess) -> str:
         server = self.start()
         assert isinstance(client, CalledProcess)
-        self.world.network.unreachable.add((client.name, server.name))
+        self.world.network.unreachable[frozenset((client.name, server.name))] += 1
         address: str = server.do("serve", "r", self.ipc("unanswered"))
         return address
 
