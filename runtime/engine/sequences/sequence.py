@@ -15,7 +15,7 @@ from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequences.streamed import NO_STREAMS, StageStreams
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
-from pontil.runtime.engine.sequences.token_rules import DrawRules, Guide, penalized
+from pontil.runtime.engine.sequences.token_rules import DrawRules, Guide
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -305,7 +305,7 @@ class Sequence:
         """Return how many tokens may be guessed, at most `count`: no more than the budget, minus the token that is
         sampled anyhow, and none if penalties make the logits depend on tokens that are not known yet, or if another
         stage gives the rows or reads their states."""
-        if not self.output or penalized(self.params) or self.streams.exchange_rows:
+        if not self.output or self.params.penalizes or self.streams.exchange_rows:
             return 0
         return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
 
