@@ -39,6 +39,9 @@ class SamplingParams:
     `logprobs` None asks for none, k for those of the token itself and of the k most likely ones, or of
     `logprob_token_ids` instead if there are any; `prompt_logprobs` asks for k ones of every prompt token but the first.
     `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text.
+
+    Three facts follow from the others, and are made once, since they are asked of each row of each step: whether it is
+    `greedy`, whether it `penalizes` tokens that are there already, and whether it `edits_logits` in any way.
     """
 
     max_tokens: int
@@ -71,22 +74,28 @@ class SamplingParams:
     skip_special_tokens: bool = declared(True, "do not show special tokens")
     ignore_eos: bool = declared(False, "go on after the model's own end")
     grammar: str | None = None
+    greedy: bool = field(init=False, repr=False, compare=False)
+    penalizes: bool = field(init=False, repr=False, compare=False)
+    edits_logits: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def greedy(self) -> bool:
-        return self.temperature < GREEDY_BELOW
+    def __post_init__(self) -> None:
+        penalizes = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        edits = self.logit_bias or self.bad_token_ids or self.allowed_token_ids or self.min_tokens
+        object.__setattr__(self, "greedy", self.temperature < GREEDY_BELOW)
+        object.__setattr__(self, "penalizes", penalizes)
+        object.__setattr__(self, "edits_logits", bool(edits) or penalizes)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields as they are: all are plain values, so the deep copy of dataclasses.asdict would be
         wasted."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in STATED}
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> SamplingParams:
         """Build the settings from a message. Raise MalformedFrame for a missing field or a wrong type; ignore unknown
         fields."""
         values: dict[str, Any] = {}
-        for one in fields(cls):
+        for one in STATED.values():
             if one.name in data:
                 values[one.name] = checked(one.name, data[one.name], cast("str", one.type))
             elif one.default is MISSING:
@@ -110,6 +119,7 @@ class SamplingParams:
             raise RequestError(f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}", param="logit_bias")
 
 
+STATED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.init}
 DECLARED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.metadata}
 # Name, lowest value, highest value, and whether the lowest one is not allowed itself.
 RANGES: tuple[tuple[str, float, float, bool], ...] = tuple(

@@ -206,7 +206,7 @@ class Engine:
     def collect(self, step: StepInFlight) -> list[Output]:
         """Wait for a step, and accept its tokens. Those of a sequence that ended meanwhile are dropped: the token that
         ended it was not known when they were drawn."""
-        sampled = [as_given(one) for one in step.launched.collect()]
+        sampled = [one if one.sequence.output else as_given(one) for one in step.launched.collect()]
         ended = self.scheduler.clock()
         if step.asked:
             self.scheduler.drafts.drafter.computed(step.batch, ended - step.began)
@@ -215,8 +215,13 @@ class Engine:
             # Sequences may have waited for these tokens.
             self.scheduler.stalled = False
         alive = [one for one in sampled if one.sequence.state is not SequenceState.FINISHED]
-        owned = [(self.branch(one), one) for one in alive]
-        return [self.accept(sequence, one) for sequence, one in owned]
+        # All forks are made before any token is accepted: a choice that ends at once must not release the blocks of the
+        # others.
+        owners = [
+            one.sequence if one.choice == one.sequence.branch.choice else self.fork(one.sequence, one.choice)
+            for one in alive
+        ]
+        return list(map(self.accept, owners, alive))
 
     def keep_answers(self) -> bool:
         """Compute finished answers for the prefix cache while idle. Return False when there is none to compute."""
@@ -228,42 +233,40 @@ class Engine:
             self.scheduler.answer_recompute.give_way()
         else:
             self.scheduler.advance(batch)
+            self.scheduler.answer_recompute.advanced()
         return True
 
-    def branch(self, sampled: Sampled) -> Sequence:
-        """Return the sequence that a sampled token belongs to. All forks are made before any token is accepted: a
-        choice that ends at once must not release the blocks of the others."""
-        stem = sampled.sequence
-        if sampled.choice == stem.branch.choice:
-            return stem
-        fork = self.scheduler.fork(stem, sampled.choice)
+    def fork(self, stem: Sequence, choice: int) -> Sequence:
+        """Return the sequence of one more choice."""
+        fork = self.scheduler.fork(stem, choice)
         self.sequences[stem.id].append(fork)
         return fork
 
     def accept(self, sequence: Sequence, sampled: Sampled) -> Output:
         """Turn sampled tokens into a result; the only place that does (rules B)."""
         assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
-        record = sequence.record
-        first = record.is_handed
-        # Without memory the prompt was not computed to its end: nothing is stated of it.
-        opens = record.is_new and sampled.failure != MEMORY_RAN_OUT
-        opens = opens and sequence.history.scheduled_at is not None and sequence.branch.leads
-        self.prompt_computed += sequence.history.prompt_computed if opens else 0
-        sequence.ahead.arrive()
-        before = len(sequence.output)
+        record, before = sequence.record, len(sequence.output)
+        is_new = record.generated == 0
+        opens = is_new and opens_request(sequence, sampled)
+        if opens:
+            self.prompt_computed += sequence.history.prompt_computed
         finish = sequence.append_all(sampled.tokens, sampled.logprobs)
         inputs = sequence.streams.inputs
         if inputs is not None:
             for frame in sampled.frames:
                 inputs.take_frame(frame)
-        sequence.roll_back()
+        if sampled.drafted or not sampled.tokens:
+            sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
         count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
-        accepted = max(0, min(count, len(sampled.tokens) - 1))
         record.generated += count
         self.generated += count
-        self.drafts.add(sampled.drafted, accepted)
-        self.scheduler.drafts.drafter.verified(sequence, sampled.drafted, accepted)
+        accepted = 0
+        if sampled.drafted:
+            accepted = max(0, min(count, len(sampled.tokens) - 1))
+            self.drafts.add(sampled.drafted, accepted)
+        if self.scheduler.drafts.most:
+            self.scheduler.drafts.drafter.verified(sequence, sampled.drafted, accepted)
         if sampled.count == 0 and sampled.failure is None:
             record.delivered = len(sequence.output)
         if sampled.failure is not None:
@@ -273,8 +276,9 @@ class Engine:
         if finish is not None:
             self.close(sequence, finish)
         # The first frame after a handoff repeats the tokens that came with it: the sender's own frame may be lost.
+        first = is_new and record.received > 0
         index = record.delivered if first or record.delivered == len(sequence.output) else before
-        ids, logprobs = sequence.output[index:], record.logprobs_from(index)
+        ids, logprobs = sequence.output[index:], record.logprobs and record.logprobs_from(index)
         frames = [] if inputs is None else inputs.frames[index:]
         return Output(
             sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
@@ -291,6 +295,13 @@ class Engine:
     @property
     def unfinished(self) -> Iterable[Sequence]:
         return (sequence for some in self.sequences.values() for sequence in some)
+
+
+def opens_request(sequence: Sequence, sampled: Sampled) -> bool:
+    """Return whether the first tokens sampled of a sequence are the first result of a request whose prompt was computed
+    here. Without memory it was not computed to its end: nothing is stated of it."""
+    computed = sampled.failure != MEMORY_RAN_OUT and sequence.history.scheduled_at is not None
+    return computed and sequence.branch.leads
 
 
 def as_given(sampled: Sampled) -> Sampled:

@@ -2,7 +2,7 @@
 """The scheduler: which sequences compute how many tokens in the next step. Touches no tensor."""
 
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
@@ -92,8 +92,14 @@ class Scheduler:
         `held_up` tells whether a sequence would have been preempted, had its last step been over."""
         self.held_up = False
         self.admit()
-        spans = self.drafts.add(list(self.decode_spans()), self.memory)
-        spans += self.chunks(self.budget.of_step(decodes=bool(spans)), {span.sequence for span in spans})
+        spans = list(self.decode_spans())
+        if self.drafts.most:
+            spans = self.drafts.add(spans, self.memory)
+        if len(spans) < len(self.running):
+            spans += self.chunks(self.budget.of_step(decodes=bool(spans)))
+        else:
+            # No prompt is left that has had a turn.
+            self.turns.levels.clear()
         self.stalled = not spans and self.has_work
         return Batch(tuple(spans), self.memory.take_copies())
 
@@ -108,15 +114,13 @@ class Scheduler:
         promised or handed over."""
         in_turn = self.queues.running_in_turn()
         for sequence in in_turn:
-            ready = sequence.state is SequenceState.RUNNING and decodes(sequence) and sequence.is_ready
-            if ready and self.make_room(sequence, in_turn):
+            ready = sequence.state is SequenceState.RUNNING and sequence.decodes and sequence.is_ready
+            if ready and (self.memory.own_next(sequence) or self.make_room(sequence, in_turn)):
                 yield Span(sequence, sequence.computed, 1)
 
-    def chunks(self, budget: int, decoding: Container[Sequence]) -> Iterator[Span]:
-        """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat. The `decoding`
-        ones have a span."""
-        others = [one for one in self.running if one not in decoding]
-        open_prompts = [one for one in others if not decodes(one) and one.is_ready]
+    def chunks(self, budget: int) -> Iterator[Span]:
+        """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
+        open_prompts = [one for one in self.running if not one.decodes and one.is_ready]
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
@@ -142,8 +146,8 @@ class Scheduler:
         """Mark the batch as computed."""
         for span in batch.spans:
             self.recomputed += span.sequence.advance(span.start + span.count)
-            self.prefix.register(span.sequence, span.start, span.sequence.computed)
-        self.answer_recompute.advanced()
+            if span.start < len(span.sequence.prompt):
+                self.prefix.register(span.sequence, span.start, span.sequence.computed)
 
     def admit(self, in_step: bool = True) -> None:
         """Give seats in turn, until one finds no seat or no room. One whose prefix an older one is computing, or whose
@@ -222,11 +226,12 @@ class Scheduler:
         self.queues.run(sequence)
 
     def make_room(self, sequence: Sequence, in_turn: list[Sequence]) -> bool:
-        """Bind a block for the next position, preempting paused sequences and those behind it if necessary."""
-        while not self.memory.own_next(sequence):
-            if not self.preempt(self.queues.newest_paused() or last_behind(sequence, in_turn)):
-                return False
-        return True
+        """Bind a block for the next position, for which there was none, by preempting paused sequences and those behind
+        it."""
+        while self.preempt(self.queues.newest_paused() or last_behind(sequence, in_turn)):
+            if self.memory.own_next(sequence):
+                return True
+        return False
 
     def preempt(self, sequence: Sequence | None) -> bool:
         """Take all blocks from a running or paused sequence, if there is one that gives them now and not only when the
@@ -316,11 +321,6 @@ class Scheduler:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish is FinishReason.ABORTED:
             self.memory.give_back(sequence)
-
-
-def decodes(sequence: Sequence) -> bool:
-    """Return whether a sequence lacks one position, and draws no more than one token after it."""
-    return sequence.remaining == 1 and len(sequence.choices) == 1
 
 
 def last_behind(sequence: Sequence, in_turn: list[Sequence]) -> Sequence | None:

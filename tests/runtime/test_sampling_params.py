@@ -79,3 +79,16 @@ def test_what_no_sampler_can_obey_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refused:
         replace(PARAMS, **change).check(10)
     assert refused.value.param == next(iter(change))
+
+
+def test_facts_follow_from_the_parameters_and_are_not_on_the_wire() -> None:
+    plain = SamplingParams(max_tokens=1, seed=0)
+    assert not (plain.greedy or plain.penalizes or plain.edits_logits)
+    penalty, bias = replace(plain, presence_penalty=0.5), replace(plain, logit_bias=((1, 2.0),), temperature=0.0)
+    assert penalty.penalizes and penalty.edits_logits and not penalty.greedy
+    assert bias.greedy and bias.edits_logits and not bias.penalizes
+    for one in (plain, penalty, bias):
+        sent = one.to_wire()
+        assert not {"greedy", "penalizes", "edits_logits"} & set(sent)
+        read = SamplingParams.from_wire(sent | {"greedy": not one.greedy})
+        assert (read, read.greedy, read.edits_logits) == (one, one.greedy, one.edits_logits)

@@ -10,6 +10,7 @@ import time
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
@@ -206,7 +207,7 @@ class DraftModel:
         known = len(twin.output)
         follower = self.followers[sequence] = Followed(twin, known, len(sequence.output) - known)
         if sequence.guide is not None and self.takes_masks:
-            twin.rules.own_guide = TwinGuide(sequence, sequence.guide, follower)
+            twin.rules.make_guide = partial(TwinGuide, sequence, sequence.guide, follower)
         return follower
 
     def begin(self, sequence: Sequence, window: int) -> tuple[Sequence, PrefixHit]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.draws.logit_edits import add_bias, allow_bits, allow_only, forbid, penalize
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.token_rules import Narrowing, SamplingState, edits_logits, narrows, penalized
+from pontil.runtime.engine.sequences.token_rules import Narrowing, SamplingState, narrows
 
 LogitRow = tuple[int, Sequence, SamplingState]
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ class MaskRow:
 def needs_unknown_tokens(sequence: Sequence) -> bool:
     """Return whether its next draw needs tokens that have been drawn and are not known yet: a grammar follows them, and
     penalties count them. All other edits follow from their number."""
-    return sequence.ahead.count > 0 and (sequence.rules.make_guide is not None or penalized(sequence.params))
+    return sequence.ahead.count > 0 and (sequence.rules.make_guide is not None or sequence.params.penalizes)
 
 
 def bitmask_of(
@@ -144,7 +144,7 @@ NO_EDITS = LogitEdits()
 
 def edited_rows(sequences: abc.Sequence[Sequence], vocab_size: int) -> list[LogitRow]:
     """Return the rows, one for each of the sequences, whose parameters change logits."""
-    return [(row, one, state_of(one, vocab_size)) for row, one in enumerate(sequences) if edits_logits(one.params)]
+    return [(row, one, state_of(one, vocab_size)) for row, one in enumerate(sequences) if one.params.edits_logits]
 
 
 def counted_edits(rows: list[LogitRow], ahead: abc.Sequence[int]) -> LogitEdits:

@@ -25,6 +25,7 @@ from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.sampling.logit_entries import (
+    NO_EDITS,
     LogitEdits,
     LogitRow,
     bitmask_of,
@@ -42,6 +43,8 @@ MASK_64 = (1 << 64) - 1
 # One choice of a sequence; its rows follow each other.
 Run = tuple[Sequence, int]
 NO_DRAFTS: Mapping[Run, abc.Sequence[Draw]] = MappingProxyType({})
+# The rows from which nothing may be drawn, of a batch without masks.
+NOT_DEAD: Mapping[int, str] = MappingProxyType({})
 # A request's id and the choice.
 Owner = tuple[str, int]
 
@@ -144,8 +147,10 @@ def sample_planned(
     plan: DrawPlan, logits: Tensor, highest: Tensor | None = None, kernels: KernelLibrary | None = None
 ) -> list[Sampled]:
     """Sample as planned: all tokens before those that are drawn are known now."""
-    edits, dead = plan.edits()
-    edited = edits.moved(lambda one: one.to(logits.device)).apply(logits)
+    edited, dead = logits, NOT_DEAD
+    if plan.edits_logits:
+        edits, dead = plan.edits()
+        edited = edits.moved(lambda one: one.to(logits.device)).apply(logits)
     ordered, drawn = draw_tokens(edited, plan.draws, highest if edited is logits else None, kernels)
     # The only copy of ids to the host: streaming and stop checks need them as numbers.
     tokens = dict(zip(ordered, drawn.tolist(), strict=True))
@@ -156,23 +161,21 @@ def sample_planned(
 class DrawPlan:
     """The draws from a batch's rows of logits, in the order of the rows: for each of the sequences one for its newest
     token, then one for each of its drafts. Of the `total` rows some are `edited` before; `counted` are the edits that
-    follow from numbers of tokens."""
+    follow from numbers of tokens. `edits_logits` says whether any row may have edits."""
 
     sequences: abc.Sequence[Sequence]
     drafts: abc.Sequence[tuple[int, ...]]
     draws: list[Draw]
     total: int
-    edited: list[LogitRow]
-    counted: LogitEdits
-
-    @property
-    def edits_logits(self) -> bool:
-        """Return whether any row may have edits."""
-        return bool(self.edited) or any(sequence.rules.make_guide is not None for sequence in self.sequences)
+    edits_logits: bool
+    edited: list[LogitRow] = field(default_factory=list)
+    counted: LogitEdits = NO_EDITS
 
     def edits(self, left_out: Container[Sequence] = ()) -> tuple[LogitEdits, Mapping[int, str]]:
         """Return all edits, in host memory, and of the rows from which no token may be drawn the reason why not. All
         tokens of the sequences are known now. Some may be left out, whose draws nobody wants any more."""
+        if not self.edits_logits:
+            return NO_EDITS, NOT_DEAD
         bitmask = bitmask_of(self.sequences, self.drafts, left_out)
         rows = [one for one in self.edited if one[1] not in left_out] if left_out else self.edited
         return with_tokens(self.counted, rows, self.total, bitmask), bitmask.dead
@@ -222,9 +225,11 @@ def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]],
         for row, (one, ahead, guess) in enumerate(slots)
         for choice in one.choices
     ]
+    if not any(one.params.edits_logits or one.rules.make_guide is not None for one in sequences):
+        return DrawPlan(sequences, drafts, draws, len(slots), False)
     edited = edited_rows([one for one, _, _ in slots], vocab_size)
     counted = counted_edits(edited, [ahead for _, ahead, _ in slots])
-    return DrawPlan(sequences, drafts, draws, len(slots), edited, counted)
+    return DrawPlan(sequences, drafts, draws, len(slots), True, edited, counted)
 
 
 def owner_of(run: Run) -> Owner:

@@ -43,11 +43,6 @@ class OutputRecord:
         """Return whether no token was generated here yet."""
         return self.generated == 0
 
-    @property
-    def is_handed(self) -> bool:
-        """Return whether all tokens so far came from elsewhere, and there are any."""
-        return self.received > 0 and self.generated == 0
-
     def receive(self, known: Known) -> None:
         self.received, self.delivered = len(known.tokens), known.delivered
         self.logprobs += known.logprobs
@@ -64,14 +59,6 @@ class DrawnAhead:
 
     count: int = 0
     place: int | None = None
-
-    def draw(self, place: int | None) -> None:
-        self.count += 1
-        self.place = place
-
-    def arrive(self) -> None:
-        """Take the oldest of them, if there is one, for known."""
-        self.count = max(0, self.count - 1)
 
     def clear(self) -> None:
         self.count, self.place = 0, None

@@ -15,7 +15,7 @@ from pontil.runtime.engine.sequences.prompt_keys import SaltedPrefix
 from pontil.runtime.engine.sequences.remote_prefill import RemotePrefill
 from pontil.runtime.engine.sequences.streamed import NO_STREAMS, StageStreams
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
-from pontil.runtime.engine.sequences.token_rules import DrawRules, Guide, penalized
+from pontil.runtime.engine.sequences.token_rules import DrawRules, Guide
 from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
 from pontil.runtime.sampling_params import SamplingParams
 
@@ -155,6 +155,11 @@ class Sequence:
         return len(self.prompt) + len(self.output) + self.ahead.count - self.computed
 
     @property
+    def decodes(self) -> bool:
+        """Return whether it lacks one position, and draws no more than one token after it."""
+        return self.remaining == 1 and len(self.choices) == 1
+
+    @property
     def max_length(self) -> int:
         """Return the most positions whose KV may be needed: the last token sampled is never fed back."""
         return len(self.prompt) + (0 if self.hands_over else max(0, self.params.max_tokens - 1))
@@ -211,13 +216,13 @@ class Sequence:
     def is_ready(self) -> bool:
         """Return whether its next row may be computed as soon as there is room."""
         ahead = self.ahead
-        return (ahead.count == 0 or ahead.place is not None) and not self.rests
+        known = ahead.count == 0 or ahead.place is not None
+        return known and (self.streams is NO_STREAMS or not self.rests)
 
     def drawn(self, place: int) -> None:
         """Note a token that was drawn, and its place among the results of its step."""
-        self.ahead.draw(place)
-        if not self.may_go_on:
-            self.ahead.place = None
+        self.ahead.count += 1
+        self.ahead.place = place if self.may_go_on else None
 
     @property
     def may_go_on(self) -> bool:
@@ -300,7 +305,7 @@ class Sequence:
         """Return how many tokens may be guessed, at most `count`: no more than the budget, minus the token that is
         sampled anyhow, and none if penalties make the logits depend on tokens that are not known yet, or if another
         stage gives the rows or reads their states."""
-        if not self.output or penalized(self.params) or self.streams.exchange_rows:
+        if not self.output or self.params.penalizes or self.streams.exchange_rows:
             return 0
         return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
 
@@ -322,7 +327,10 @@ class Sequence:
         self.rules.stops.pass_by(known.tokens)
 
     def append_all(self, token_ids: list[int], logprobs: list[TokenLogprobs]) -> FinishReason | None:
-        """Accept tokens up to the one that ends the sequence, if one does."""
+        """Accept tokens up to the one that ends the sequence, if one does. The oldest of those `ahead`, if there is
+        one, is known now."""
+        if self.ahead.count:
+            self.ahead.count -= 1
         for place, token_id in enumerate(token_ids):
             finish = self.append(token_id, logprobs[place] if logprobs else None)
             if finish is not None:
@@ -338,6 +346,7 @@ class Sequence:
         if token_id in self.stop_token_ids:
             is_cut = self.guide is not None and token_id in self.guide.ends and self.guide.is_cut(len(self.output))
             return FinishReason.LENGTH if is_cut else FinishReason.STOP
-        if self.rules.stops.feed(token_id):
+        stops = self.rules.stops
+        if stops.check is not None and stops.feed(token_id):
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.output) >= self.params.max_tokens else None

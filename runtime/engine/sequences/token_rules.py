@@ -97,22 +97,12 @@ class SamplingState:
         self.late = mask_of((bad,), allowed, vocab_size, device)
         self.early = mask_of((bad | stops, bad), allowed, vocab_size, device)
         self.counts: TokenCounts | None = None
-        if penalized(params):
+        if params.penalizes:
             self.counts = TokenCounts(prompt, params.repetition_penalty != 1.0, device)
 
     def mask(self, generated: int) -> Mask | None:
         """The mask for the next token: until min_tokens are generated, no token may end the sequence."""
         return self.early if generated < self.min_tokens else self.late
-
-
-def penalized(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
-
-
-def edits_logits(params: SamplingParams) -> bool:
-    """Return whether a sequence with these parameters needs a state."""
-    masked = params.bad_token_ids or params.allowed_token_ids or params.min_tokens
-    return bool(masked or params.logit_bias) or penalized(params)
 
 
 def mask_of(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pontil.runtime.engine.sampling.sampler import plan_draws, sample_rows
 from pontil.runtime.engine.sequences.sequence import Sequence
-from pontil.runtime.engine.sequences.token_rules import TokenCounts, penalized
+from pontil.runtime.engine.sequences.token_rules import TokenCounts
 from pontil.runtime.sampling_params import SamplingParams
 
 # Kinds of requests, to be mixed in a batch.
@@ -78,7 +78,7 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
 
 @pytest.mark.parametrize("output", [1, 3, 8])
 @pytest.mark.parametrize(
-    "number", [number for number, kind in enumerate(KINDS) if not penalized(sequence("", [1], **kind).params)]
+    "number", [number for number, kind in enumerate(KINDS) if not sequence("", [1], **kind).params.penalizes]
 )
 def test_after_drafts_tokens_are_drawn_as_if_these_were_known(number: int, output: int) -> None:
     """Each position has its own random number and its own mask; a stop would often be the likeliest token, where it may
