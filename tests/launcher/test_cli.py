@@ -94,20 +94,6 @@ def test_a_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert "http://127.0.0.1:8123" in done.stdout and "some/model" in done.stdout
 
 
-def test_stages_are_drawn_in_the_plan_and_as_a_diagram() -> None:
-    planned = app("launch", "--dry-run", "--model", "speech-demo", "--place", "recognizer=none,llm=cpu,speaker=cpu")
-    assert planned.returncode == 0, planned.stderr
-    assert [line.split()[1] for line in planned.stdout.splitlines() if line.startswith("stage ")] == [
-        "recognizer", "llm", "speaker"
-    ]  # fmt: skip
-    refused = app("launch", "--dry-run", "--model", "speech-demo", "--place", "lips=0")
-    assert refused.returncode == 2 and "places a stage 'lips'" in refused.stderr and "Traceback" not in refused.stderr
-    drawn = CliRunner().invoke(cli, ["graph", "--model", "speech-demo"])
-    assert drawn.exit_code == 0 and drawn.output.startswith("flowchart LR\n") and "speaker" in drawn.output
-    unknown = CliRunner().invoke(cli, ["graph", "--model", "gemma3-270m"])
-    assert unknown.exit_code == 2 and "gemma3-270m is no model of several stages" in unknown.output
-
-
 def test_a_plan_ends_as_the_launch_would_for_a_draft_model_that_does_not_fit(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "tiny")
     words = ("launch", "--dry-run", "--role", "mixed", "--model", str(tmp_path / "tiny"), "--speculative-model", "mtp")

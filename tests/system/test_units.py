@@ -111,7 +111,7 @@ def removed(group: Path) -> bool:
 def test_units_of_each_role_start_serve_restart_and_stop(box: Box, tmp_path: Path) -> None:  # G5
     box.systemctl("start", "--no-block", *WORKERS)
     done = box.run("systemctl", "start", "pontil-proxy")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, box.run("journalctl", "--no-pager", "-n", "40", "-u", "pontil-proxy").stdout
     answered(box, tmp_path)
     (before,) = box.state("pontil-proxy", "MainPID")
     box.run("kill", "-KILL", before)

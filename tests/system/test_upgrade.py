@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 pytestmark = pytest.mark.long
 
-# The last commit before workers said what they run.
-PREVIOUS = "78abc6a"
+# The commit with which the wire began at 0.1: older processes are not served.
+PREVIOUS = "14363a1f"
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 NAME = ("--served-model-name", "tiny", "--kv-cache-memory", "8MiB")
 
@@ -74,7 +75,9 @@ def test_the_old_drains_as_the_new_comes(tmp_path: Path, previous: Path) -> None
             while not ends.is_set():
                 during.append(ask(served))
 
-        with ThreadPoolExecutor(5) as pool:
+        with ThreadPoolExecutor(5) as pool, ExitStack() as stack:
+            # Also after a failure, which would be waited for in vain.
+            stack.callback(ends.set)
             asking = [pool.submit(keep_asking) for _ in range(4)]
             with launched(tmp_path / "new-run", *models["new"], "--revision", "b", *joins, ready=False):
                 wait_for(lambda: len(workers(served)) == 2, START_TIMEOUT, "the new worker")

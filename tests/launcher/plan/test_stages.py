@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from command_line import app
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pontil.launcher.cli import cli
 from pontil.launcher.commands.stage_lines import drawing, stage_lines
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
@@ -251,3 +254,17 @@ def test_a_directory_says_what_it_is(tmp_path: Path) -> None:
         config.write_text(text, encoding="latin-1")
         assert (graph_of(str(tmp_path)) is GRAPHS["qwen3-omni"]) is known, text
     assert graph_of("~nobody-has-this-name/x") is None and graph_of("x\0y") is None
+
+
+def test_stages_are_drawn_in_the_plan_and_as_a_diagram() -> None:
+    planned = app("launch", "--dry-run", "--model", "speech-demo", "--place", "recognizer=none,llm=cpu,speaker=cpu")
+    assert planned.returncode == 0, planned.stderr
+    assert [line.split()[1] for line in planned.stdout.splitlines() if line.startswith("stage ")] == [
+        "recognizer", "llm", "speaker"
+    ]  # fmt: skip
+    refused = app("launch", "--dry-run", "--model", "speech-demo", "--place", "lips=0")
+    assert refused.returncode == 2 and "places a stage 'lips'" in refused.stderr and "Traceback" not in refused.stderr
+    drawn = CliRunner().invoke(cli, ["graph", "--model", "speech-demo"])
+    assert drawn.exit_code == 0 and drawn.output.startswith("flowchart LR\n") and "speaker" in drawn.output
+    unknown = CliRunner().invoke(cli, ["graph", "--model", "gemma3-270m"])
+    assert unknown.exit_code == 2 and "gemma3-270m is no model of several stages" in unknown.output
