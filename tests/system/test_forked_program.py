@@ -3,6 +3,8 @@
 
 import os
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -39,7 +41,17 @@ def processes(served: Served) -> dict[str, psutil.Process]:
     return found | {"fork server": fork_server}
 
 
+@pytest.fixture
+def heeds_quit() -> Iterator[None]:
+    """Have a program that exec makes heed SIGQUIT, as one that is forked does: a shell's jobs in the background ignore
+    it."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGQUIT, before)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("heeds_quit")
 def test_processes_are_those_that_exec_makes(tmp_path: Path, model: str) -> None:
     told = []
     for by_exec in (True, False):
