@@ -126,7 +126,9 @@ class SitePlan:
         )
         # Several ranks compute a model of one stage only.
         made = self if not stages else replace(self, requests=min(self.requests, STAGED_REQUESTS))
-        ranks = ranks if not stages else [1, 1]
+        if stages:
+            # Such a model has one proxy, and no ranks.
+            ranks, proxies = [1, 1], 1
         return replace(
             made, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, stages=stages,
             prefill_ranks=ranks[0], decode_ranks=ranks[1],
