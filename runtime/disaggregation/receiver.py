@@ -143,8 +143,7 @@ class KVReceiver:
         is not about the next blocks, fails the transfer."""
         if transfer.state is ReceiveState.RESERVED:
             transfer.epoch, transfer.slot = message.epoch, message.slot
-        reused = None if transfer.ends_by is None else REUSED
-        contradiction = transfer.error or reused or self.contradiction(transfer, message, ours)
+        contradiction = transfer.error or self.contradiction(transfer, message, ours)
         if contradiction:
             self.fail(transfer, contradiction, now)
             return
@@ -170,6 +169,8 @@ class KVReceiver:
         if transfer.handoff is not None:
             return "the peer announced blocks after its handoff"
         if isinstance(message, Handoff):
+            if transfer.ends_by is not None:
+                return REUSED
             if message.kv_fingerprint != self.pools.layout.fingerprint():
                 return "the peer's blocks have another layout"
             if transfer.announced + len(ours) != transfer.expected:

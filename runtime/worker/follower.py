@@ -186,7 +186,7 @@ class FollowerStart:
             )
             told = link.wait_for(RankPool)
             storage = loaded.open_storage(told.num_blocks, told.first_epoch)
-        tiles = self.open_tiles(loaded, storage)
+            tiles = self.open_tiles(loaded, storage)
         records = None if loaded.kept is None else loaded.kept.follower_records(storage)
         transfers = self.open_transfers(storage, records)
         left, described = b"" if records is None else records.told(), transfers.connector.register()

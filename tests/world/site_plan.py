@@ -124,11 +124,10 @@ class SitePlan:
             of if of >= 0 else 0 if max(given) >= 0 else drawn.get(seed % ROUND, 0)
             for of, drawn in ((self.embed, EMBEDS), (self.stages, STAGES))
         )
-        # Several ranks compute a model of one stage only.
         made = self if not stages else replace(self, requests=min(self.requests, STAGED_REQUESTS))
         if stages:
-            # Such a model has one proxy, and no ranks.
-            ranks, proxies = [1, 1], 1
+            # Such a model has one proxy, no ranks, and no model for texts beside it here.
+            ranks, proxies, embed = [1, 1], 1, 0
         return replace(
             made, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, stages=stages,
             prefill_ranks=ranks[0], decode_ranks=ranks[1],

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.admission.in_flight import InFlight
+from pontil.runtime.proxy.admission.in_flight import FAILED, InFlight
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
@@ -307,6 +307,8 @@ class ResumableStreams:
         self.settled |= found.settled
         self.in_flight.admissions.limits.orphans = found.orphans
         for record in found.lost:
+            # Nobody else counts it: its proxy is gone, or left it to a client that did not come back.
+            self.in_flight.metrics.ended[FAILED].inc()
             self.books.lose_request(str(record.head["request"]))
             self.books.when_written(record.end)
         for record in found.unsettled:

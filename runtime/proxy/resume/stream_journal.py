@@ -90,8 +90,10 @@ class StreamJournal:
             self.owner.leave(self)
 
     def await_reader(self) -> bool:
-        """Leave the request of a client that has gone to who claims its record."""
-        return self.detached_at is not None and self.owner.hand_over(self)
+        """Leave the request of a client that has gone, and has a part of its answer, to who claims its record."""
+        whole = self.request.mailbox.whole
+        has_part = whole is not None and whole.begun
+        return self.detached_at is not None and has_part and self.owner.hand_over(self)
 
 
 def nothing() -> None:

@@ -19,10 +19,14 @@ def test_blocks_of_an_answer_that_ended_with_its_first_token_are_no_fault(memory
         sent = both.kv_sender.begin("t", "D", 0.0)
         assert sent is not None
         both.kv_sender.announce(sent, [3, 4], 0.0)
+        both.kv_sender.announce(sent, [3, 4, 9], 0.0)
         both.kv_sender.release("t", SendEvent.FINISHED, 0.0, "finished")
-        (chunk,) = both.letting_go.announced
+        chunk, later = both.letting_go.announced
         take = both.kv_receiver.begin("t", "P", 3, 0.0)
         both.kv_receiver.announced(take, chunk, [5, 6], 0.0)
+        both.poll_until(lambda: not take.pending)
+        # It was on its way when the blocks were free.
+        both.kv_receiver.announced(take, later, [7], 0.0)
         both.poll_until(lambda: not take.pending)
         assert take.state is ReceiveState.PULLING and take.error is None
         if word:

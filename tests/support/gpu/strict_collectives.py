@@ -23,14 +23,17 @@ from pontil.gpu_ops.collectives import torch_distributed
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One rank's side of a collective: all ranks must bring the same."""
+    """One rank's side of a collective: all ranks must bring the same, and all from a recorded step or none."""
 
     kind: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    recorded: bool
 
     def __str__(self) -> str:
-        return f"{self.kind} of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+        return (
+            f"{self.kind} of {list(self.shape)} {str(self.dtype).removeprefix('torch.')}" + " recorded" * self.recorded
+        )
 
 
 @dataclass(eq=False)
@@ -99,11 +102,11 @@ class StrictCollectives:
                 raise DriverFault(f"rank {group.rank} of {group.device} brings memory of {tensor.device}")
             if not tensor.is_contiguous():
                 raise DriverFault(f"rank {group.rank} brings {list(own.shape)} whose numbers are not side by side")
-        made = CollectiveCall(kind, tuple(own.shape), own.dtype)
         self.there.tape.call(kind, [one for one, _ in tensors])
         uses = [(self.there.places(one), writes) for one, writes in tensors]
         graph = self.driver.capturing
         moment = self.driver.started_on(group.device, uses)
+        made = CollectiveCall(kind, tuple(own.shape), own.dtype, moment is None)
         if moment is None:
             assert graph is not None
             self.there.note_foreign(graph, [one for one, _ in tensors])
