@@ -156,6 +156,11 @@ def fail_a_stream(logged: ScriptedSite, begun: bool) -> None:
             worker.say(worker.tokens(submit, index, [token]))
         eventually(lambda: [row.entry.delivered for row in logged.proxy.requests.values()] == [len(said)], "all tokens")
         response = connection.getresponse() if begun else None
+        # As the row stays if the proxy dies now.
+        open_row = {"generated": len(said), "completion_tokens": len(said) if begun else 0}
+        eventually(
+            lambda: [{name: row[name] for name in open_row} for row in rows(logged)] == [open_row], "an open row"
+        )
         worker.fall_silent(logged.proxy.registry)
         answer = HttpAnswer(response or connection.getresponse())
     assert answer.status == (200 if begun else 503) and ("so" in answer.body.decode()) == begun

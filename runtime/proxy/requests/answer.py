@@ -113,6 +113,11 @@ class Mailbox:
         self.end: Finished | PontilError | None = None
         self.listener: Callable[[], None] = no_listener
 
+    @property
+    def is_read(self) -> bool:
+        """True if its reader has a part of what came, or would have one by now."""
+        return self.whole is None or self.whole.begun
+
     def put(self, text: str, ids: Sequence[int], choice: int = 0, logprobs: Logprobs | None = None) -> None:
         self.add(text, ids, choice, logprobs)
         self.notify()

@@ -7,7 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Bookkeeper:
             self.log = UsageLog(file, threads)
         self.started = time.time()
         self.open: dict[str, Request] = {}
-        self.seen: dict[str, int] = {}
+        self.seen: dict[str, tuple[int, bool]] = {}
         # The rows of the workers as they were posted last: nothing is written while nothing happens.
         self.posted: dict[str, WorkerRow] = {}
         if self.log is not None:
@@ -72,7 +72,7 @@ class Bookkeeper:
         """Write the row of a new request, whose entry is in the ledger already."""
         if self.log is not None:
             self.open[request.id] = request
-            self.log.post([self.request_row(request, OPEN, request.usage, None)])
+            self.log.post([self.open_row(request)])
 
     def close(self, request: Request, billed: Usage, finish: str) -> None:
         self.ledger.close(request.id, billed)
@@ -89,15 +89,13 @@ class Bookkeeper:
         if self.log is not None:
             self.open.pop(request.id, None)
             self.seen.pop(request.id, None)
-            self.log.post(
-                [self.request_row(request, OPEN, request.usage, None), *share_rows(request, self.incarnation)]
-            )
+            self.log.post([self.open_row(request), *share_rows(request, self.incarnation)])
 
     def take_over(self, request: Request) -> None:
         """Go on with the row of a request that another proxy had begun."""
         if self.log is not None:
             self.open[request.id] = request
-            row = self.request_row(request, OPEN, request.usage, None)
+            row = self.open_row(request)
             self.log.post([TakenOver(request.id), row, *share_rows(request)])
 
     def lose_request(self, request_id: str) -> None:
@@ -152,10 +150,10 @@ class Bookkeeper:
             self.posted.clear()
         rows: list[UsageRow] = [self.worker_row(worker, book) for worker, book in folded]
         for request in self.open.values():
-            moved = request.entry.delivered + sum(request.entry.discarded.values())
+            moved = request.entry.delivered + sum(request.entry.discarded.values()), request.mailbox.is_read
             if self.seen.get(request.id) != moved:
                 self.seen[request.id] = moved
-                rows += [self.request_row(request, OPEN, request.usage, None), *share_rows(request)]
+                rows += [self.open_row(request), *share_rows(request)]
         books = {worker: self.worker_row(worker, book) for worker, book in self.ledger.books.items()}
         rows += [row for worker, row in books.items() if self.posted.get(worker) != row]
         self.posted = books
@@ -179,6 +177,14 @@ class Bookkeeper:
         discarded = dict(self.ledger.totals.discarded)
         more = {"open": len(self.ledger.entries), "imbalance": self.ledger.imbalance, "discarded_by_reason": discarded}
         return asdict(self.proxy_row(OPEN)) | more
+
+    def open_row(self, request: Request) -> RequestRow:
+        """Return the row of a request that stays as it is if this process dies now: nothing is billed of an answer of
+        which its reader has no part."""
+        row = self.request_row(request, OPEN, request.usage, None)
+        if request.mailbox.is_read:
+            return row
+        return replace(row, completion_tokens=0, delivered=0, discarded=row.discarded + row.delivered)
 
     def request_row(self, request: Request, state: str, billed: Usage, finish: str | None) -> RequestRow:
         entry, times, attempts = request.entry, request.times, request.attempts

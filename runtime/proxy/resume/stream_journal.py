@@ -91,9 +91,7 @@ class StreamJournal:
 
     def await_reader(self) -> bool:
         """Leave the request of a client that has gone, and has a part of its answer, to who claims its record."""
-        whole = self.request.mailbox.whole
-        has_part = whole is not None and whole.begun
-        return self.detached_at is not None and has_part and self.owner.hand_over(self)
+        return self.detached_at is not None and self.request.mailbox.is_read and self.owner.hand_over(self)
 
 
 def nothing() -> None:
