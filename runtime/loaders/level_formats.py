@@ -11,7 +11,7 @@ from pontil.runtime.loaders.facts.layout import tensor_shapes, usual_name
 from pontil.runtime.loaders.facts.safetensors_header import header_shapes
 from pontil.runtime.loaders.facts.weight_forms import WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms
-from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, NumberFormat, gguf_formats
+from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, NumberFormat, gguf_formats, is_float
 from pontil.runtime.loaders.hf.config import read_weight_scheme
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
@@ -25,7 +25,7 @@ def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     if not path.is_dir():
         return gguf_formats(path, config)
     forms = directory_forms(path, config)
-    formats = {name: number_format(form) for name, form in forms.items() if form.has_levels}
+    formats = {name: number_format(form) for name, form in forms.items() if form.has_levels and not is_float(name)}
     if not formats:
         raise ModelError(NO_GGUF)
     return formats

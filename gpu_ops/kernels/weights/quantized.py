@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantized weights of less than 16 bits: integers, with a scale and an offset for each group of inputs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -74,7 +75,7 @@ def per_channel(weight: Tensor) -> QuantizedWeights:
 def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
     """One weight with the outputs of all parts, whose kinds may differ."""
     signed = any(part.numbers.dtype == torch.int8 for part in parts)
-    group = min(part.group for part in parts)
+    group = math.gcd(*(part.group for part in parts))
     steps = [part.steps for part in parts if part.steps is not None and part.group == group]
     same = [part.alike(torch.int8 if signed else torch.uint8, group) for part in parts]
     numbers, scales, offsets = (

@@ -74,7 +74,9 @@ class ScaledForm:
         parts |= {"weight_g_idx": StoredPart((inputs,), WORDS)} if self.own_order else {}
         shared = self.block or (outputs if self.shared == "tensor" else 1, self.group or inputs)
         layout: Layout = "packed" if self.packed else "bytes"
-        return WeightForm(layout, shape, parts, self.bits, shared[1], shared[0], self.own_order)
+        # A file may name any sizes: scales are repeated for no more than there is.
+        group, rows = min(shared[1], inputs), min(shared[0], outputs)
+        return WeightForm(layout, shape, parts, self.bits, group, rows, self.own_order)
 
 
 @dataclass(frozen=True, slots=True)

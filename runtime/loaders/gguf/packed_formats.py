@@ -4,6 +4,7 @@ it before a process loads that."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,13 @@ SCALE_BYTES = 4
 BLOCK = 256
 """Numbers of a k-quant's block."""
 ROUTER = "mlp.gate."
+LATENTS = "self_attn.kv_b_proj"
+"""The weight that becomes two of the model's type, which are multiplied head by head."""
 AUTO = "auto"
-NO_GGUF = "--quantization gguf needs a GGUF file: use int8, or leave it out"
+NO_GGUF = (
+    "--quantization gguf needs a GGUF file, or a directory with whole numbers in groups of a multiple of 16: use int8, "
+    "or leave it out"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +68,21 @@ def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     for name, tensor in read_parts(path).header.tensors.items():
         if tensor.kind in GGUF_FORMATS and len(tensor.shape) > 1:
             formats |= dict.fromkeys(names_of(name, tensor.shape, config), GGUF_FORMATS[tensor.kind])
-    return {name: one for name, one in formats.items() if ROUTER not in name}
+    return {name: one for name, one in formats.items() if not is_float(name)}
+
+
+def is_float(name: str) -> bool:
+    """Return whether a weight becomes floats, however a file has it."""
+    return ROUTER in name or LATENTS in name
 
 
 def stacked(formats: list[NumberFormat]) -> NumberFormat:
     """Return the format of several weights in one product: floats if one of them is, else their own if all have it,
-    else the wider numbers in the smaller groups. So a layer's Q6_K values make its Q4_K queries and keys wider too."""
+    else the wider numbers in groups that divide all of theirs. So a layer's Q6_K values make its Q4_K queries and keys
+    wider too."""
     if len(set(formats)) == 1:
         return formats[0]
     groups = [one.group for one in formats if one.group is not None]
     if len(groups) < len(formats):
         return next(one for one in formats if one.group is None)
-    return NumberFormat(max(one.bits for one in formats), min(groups))
+    return NumberFormat(max(one.bits for one in formats), math.gcd(*groups))

@@ -88,10 +88,13 @@ class WeightParts:
         """The group of each input. Raises ModelError for one that there is not, or that contradicts the form."""
         usual = torch.arange(self.form.shape[1]) // self.form.group
         listed = next((found[end].long() for end in ("g_idx", "weight_g_idx") if end in found), usual)
-        if (listed == NO_ORDER).any():
+        if (listed == NO_ORDER).all():
             return usual
         if listed.min() < 0 or listed.max() >= self.form.groups:
-            raise ModelError(f"the order of the inputs of {self.name} (g_idx) has groups beyond its {self.form.groups}")
+            raise ModelError(
+                f"the order of the inputs of {self.name} (g_idx) has groups beyond its {self.form.groups}: fetch the "
+                "model again"
+            )
         if not self.form.own_order and not torch.equal(listed, usual):
             raise ModelError(
                 f"the inputs of {self.name} have an order of their own (g_idx), which quantization_config.desc_act in "
@@ -105,7 +108,7 @@ Read = tuple[Tensor, Tensor, Tensor]
 
 def read_awq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
     numbers, zeros = (
-        fields(found[end], 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)
+        fields(found[end], 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)[:, : form.shape[0]]
         for end in ("qweight", "qzeros")
     )
     return numbers.T.contiguous(), found["scales"].T, zeros.T
