@@ -10,7 +10,7 @@ from typing import Literal
 from pontil.runtime.errors import ModelError
 
 Shape = tuple[int, ...]
-FLOAT8, WEIGHT = "F8_E4M3", "weight"
+FLOAT8, WEIGHT, BIAS = "F8_E4M3", "weight", "bias"
 NUMBERS, WORDS = ("F32", "F16", "BF16"), ("I32",)
 """Types of safetensors: of scales, and of words that hold whole numbers one behind the other."""
 WORD_BITS = 32

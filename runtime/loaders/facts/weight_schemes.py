@@ -8,13 +8,23 @@ tensors' names and shapes: patterns of names, which some files have besides, are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pontil.runtime.loaders.facts.json_fields import section
 from pontil.runtime.loaders.facts.quantization_fields import SECTION, group_size, only, refused
 from pontil.runtime.loaders.facts.scaled_forms import compressed_scheme, fp8_scheme
-from pontil.runtime.loaders.facts.weight_forms import WEIGHT, Shape, WeightForm, awq_form, gptq_form, part_of
+from pontil.runtime.loaders.facts.weight_forms import (
+    BIAS,
+    NUMBERS,
+    WEIGHT,
+    Shape,
+    StoredPart,
+    WeightForm,
+    awq_form,
+    gptq_form,
+    part_of,
+)
 
 EMBEDDING = "model.embed_tokens.weight"
 GPTQ_BITS = (2, 3, 4, 8)
@@ -117,8 +127,17 @@ def stored_forms(
         if len(shape) == 2 and name.endswith(f".{WEIGHT}") and name != EMBEDDING:
             possible = scheme.possible(name, shape, found)
             if possible:
-                forms[name] = next((form for form in possible if fits(form, name, found)), possible[0])
+                form = next((form for form in possible if fits(form, name, found)), possible[0])
+                bias = part_of(name, BIAS)
+                forms[name] = with_bias(form) if bias in found and bias not in wanted else form
     return forms
+
+
+def with_bias(form: WeightForm) -> WeightForm:
+    """The same form with a bias that the model does not have: AutoGPTQ writes zeros for one."""
+    if form.layout != "gptq":
+        return form
+    return replace(form, parts={**form.parts, BIAS: StoredPart(form.shape[:1], NUMBERS)})
 
 
 def fits(form: WeightForm, name: str, found: Mapping[str, Shape]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.weight_forms import WORD_BITS, WeightForm
+from pontil.runtime.loaders.facts.weight_forms import BIAS, WORD_BITS, WeightForm, part_of
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened
 
 OUTPUTS = 256
@@ -73,6 +73,11 @@ class WeightParts:
     def read(self, file: Any) -> StoredNumbers:
         """Read the weight from the opened file, and from others that have parts of it. Raises ModelError."""
         found = {end: self.read_part(place, file) for end, place in self.parts.items()}
+        if BIAS in found and found[BIAS].any():
+            raise ModelError(
+                f"{part_of(self.name, BIAS)} is not zero, and this architecture has no such bias: fetch another "
+                "version of the model"
+            )
         numbers, scales, zeros = READERS[self.form.layout](self.form, found)
         shared = (one.float().reshape(-1, self.form.groups) for one in (scales, zeros))
         own, zero = (one.repeat_interleave(self.form.outputs, dim=0)[: len(numbers)] for one in shared)

@@ -74,6 +74,8 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "fewer outputs": ("packed", cut("weight_packed", slice(8)), r"up_proj.weight_packed \[8, 16\], not \[256, 16\]"),
     "fewer groups": ("gptq", cut("scales", slice(1)), r"up_proj.scales \[1, 256\], not \[4, 256\]"),
     "another dimension": ("packed", put("weight_scale", torch.ones(4, dtype=torch.float16)), r"weight_scale \[4\]"),
+    "a bias": ("gptq", put("bias", torch.ones(256)), "up_proj.bias is not zero, and this architecture has no such"),
+    "a bias besides": ("awq", put("bias", torch.zeros(256)), "holds 1 that llama does not have"),
     "a tensor besides": ("awq", put("perm", torch.ones(4)), "holds 1 that llama does not have"),
     "floats for words": ("awq", as_type("qweight", torch.float32), "qweight as F32: this version reads I32 there"),
     "words for scales": ("gptq", as_type("scales", torch.int32), "scales as I32: this version reads F32, F16, BF16"),
@@ -159,6 +161,18 @@ def test_groups_that_do_not_divide_the_inputs(
     for reads in (open_checkpoint, lambda path: level_formats(path, config)):
         with pytest.raises(ModelError, match=r"\(group_size\), which do not divide the 128 inputs of model.layers.0"):
             reads(tmp_path)
+
+
+def test_a_bias_of_zeros_is_none(whole: dict[str, Path], tmp_path: Path) -> None:
+    """AutoGPTQ writes one for every product."""
+    shutil.copytree(whole["gptq"], tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / WHOLE)
+    places = {name.replace("qweight", "bias"): len(one[0]) for name, one in tensors.items() if "qweight" in name}
+    tensors = {name: torch.zeros(outputs) for name, outputs in places.items()} | tensors
+    assert len(places) > len(places.keys() & load_file(whole["gptq"] / WHOLE)) > 0
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    with_zeros, without = (dict(open_checkpoint(folder).tensors()) for folder in (tmp_path, whole["gptq"]))
+    assert with_zeros.keys() == without.keys() and all(torch.equal(with_zeros[name], without[name]) for name in without)
 
 
 def test_a_pattern_of_a_file_is_not_run(whole: dict[str, Path], tmp_path: Path) -> None:
