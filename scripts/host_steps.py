@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import app  # noqa: F401
+from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
@@ -76,6 +77,7 @@ class InstantModel:
     def __init__(self, kernels: object | None) -> None:
         self.config = SimpleNamespace(vocab_size=VOCABULARY)
         self.dtype, self.device, self.kernels = torch.float32, CPU, kernels
+        self.communicator = SingleRank()
         self.states, self.scores = torch.zeros(MOST_ROWS, WIDTH), torch.zeros(MOST_ROWS, VOCABULARY)
         self.highest = torch.zeros(MOST_ROWS, dtype=torch.int64)
 

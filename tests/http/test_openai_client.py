@@ -85,6 +85,7 @@ def test_every_status_has_its_type(bare: ScriptedSite, status: int, kind: type[E
 def test_an_error_in_a_stream_is_raised(bare: ScriptedSite) -> None:  # F4
     def breaks(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         yield worker.tokens(submit, 0, [40])
+        bare.wait_for_readers()
         yield from refusing(503)(worker, submit)
 
     bare.worker(script=breaks)

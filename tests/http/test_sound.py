@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -195,14 +196,19 @@ def test_a_model_whose_sound_needs_an_answer_speaks_no_given_text(tmp_path: Path
 
 
 def test_a_sound_that_breaks_is_no_whole_one(broken: ScriptedSite) -> None:
+    streams = threading.Event()
+
     def half(worker: ScriptedWorker, task: NodeTask) -> Iterator[Message]:
         yield output(worker, task, 0, "audio", b"\1\2" * 50, sample_rate=RATE)
+        if streams.is_set():
+            broken.wait_for_readers()
         yield Failed(worker.incarnation, worker.proxy, task.request_id, task.attempt, "out of breath")
 
     demo(broken, half)
     whole = broken.ask("POST", "/v1/audio/speech", {"input": "a"})
     assert whole.status == 503 and whole.headers["content-type"] == "application/json"
     assert spoken(broken).status == 503
+    streams.set()
     events = spoken(broken, stream=True).events
     assert "error" in events[-1] and "[DONE]" not in events
     with (

@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[Break, tuple[str, ...], str]] = {
         as_gguf(drop="blk.1.attn_q.weight"), (), "lacks the tensor model.layers.1.self_attn.q_proj.weight",
     ),
     "a GGUF file of an unknown type": (as_gguf(with_unknown_type), (), "NVFP4, which cannot be read"),
-    "a quantization that the file has not": (whole, ("--quantization", "gguf"), "needs a GGUF file: use int8"),
+    "a quantization that the file has not": (whole, ("--quantization", "gguf"), "needs a GGUF file, or a directory"),
     "a quantization without kernels": (
         whole, ("--quantization", "int8", "--kernels", "torch"), "--quantization int8 needs a CPU's kernels",
     ),

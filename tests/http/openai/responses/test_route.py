@@ -318,6 +318,7 @@ def test_logprobs_are_those_of_the_text(sites: Sites) -> None:
 def test_a_stream_that_breaks(bare: ScriptedSite) -> None:  # F4
     def breaks(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         yield worker.tokens(submit, 0, [40])
+        bare.wait_for_readers()
         yield Failed(worker.incarnation, worker.proxy, submit.request_id, submit.attempt, "no", 503)
 
     bare.worker(script=breaks)
