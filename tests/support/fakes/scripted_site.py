@@ -68,8 +68,8 @@ class ScriptedSite:
         self.thread = threading.Thread(target=lambda: self.loop.run_until_complete(self.serve()), daemon=True)
 
     def wait_for_readers(self) -> None:
-        """Wait until the clients of all requests, which are streamed, have a part of their answers: what fails before is
-        an error with a status."""
+        """Wait until the clients of all requests, which are streamed, have a part of their answers: what fails before
+        is an error with a status."""
         eventually(
             lambda: all(
                 one.mailbox.whole is not None and one.mailbox.whole.begun for one in [*self.proxy.requests.values()]
