@@ -23,9 +23,10 @@ from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.architectures import checked
 from pontil.runtime.loaders.facts.json_fields import read_json, section
-from pontil.runtime.loaders.facts.layout import Shape, layer_shapes
+from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
 from pontil.runtime.loaders.facts.quantization import with_scales
+from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, Shape, tensor_shapes
+from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.loaders.facts.quantization import FP4_GROUP
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
 from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, stacked
 from pontil.runtime.loaders.level_formats import directory_forms, level_formats
@@ -23,7 +24,7 @@ from pontil.runtime.models.config import ModelConfig
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
 WHOLE = ("embed_tokens", "norm", ROUTER, "q_a_proj", "kv_a_proj", ROPE_FACTORS)
 KV_HEADS = ("k_proj", "v_proj")
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 # A product of several weights has the name of the first.
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 # Outputs that are packed at once, and the bytes of temporaries for each number of these.

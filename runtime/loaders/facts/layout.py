@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.name_list import name_list
+from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ExpertConfig, LatentConfig, ModelConfig
 
-Shape = tuple[int, ...]
 ROPE_FACTORS = "model.rope_factors"
 
 

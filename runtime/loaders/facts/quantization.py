@@ -10,14 +10,13 @@ from typing import Any
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import section, short
 from pontil.runtime.loaders.facts.quantization_fields import SECTION, only
+from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.loaders.facts.weight_schemes import keeps_blocks
 
 SCALE = "_scale_inv"
-FLOAT8 = "F8_E4M3"
 FP4_GROUP = 32
 # Two numbers of 4 bits in a byte, and an exponent for each group: tensors in the place of a weight.
 FP4_PARTS = ("_blocks", "_scales")
-Shape = tuple[int, ...]
 
 
 def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.weight_forms import Shape
 
-Shape = tuple[int, ...]
 MOST_BYTES = 100_000_000
 """No header is longer, by the format's own rule."""
 

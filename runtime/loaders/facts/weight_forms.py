@@ -11,6 +11,7 @@ from pontil.runtime.errors import ModelError
 
 Shape = tuple[int, ...]
 FLOAT8, WEIGHT, BIAS = "F8_E4M3", "weight", "bias"
+EMBEDDING = "model.embed_tokens.weight"
 NUMBERS, WORDS = ("F32", "F16", "BF16"), ("I32",)
 """Types of safetensors: of scales, and of words that hold whole numbers one behind the other."""
 WORD_BITS = 32

@@ -16,6 +16,7 @@ from pontil.runtime.loaders.facts.quantization_fields import SECTION, group_size
 from pontil.runtime.loaders.facts.scaled_forms import compressed_scheme, fp8_scheme
 from pontil.runtime.loaders.facts.weight_forms import (
     BIAS,
+    EMBEDDING,
     NUMBERS,
     WEIGHT,
     Shape,
@@ -26,7 +27,6 @@ from pontil.runtime.loaders.facts.weight_forms import (
     part_of,
 )
 
-EMBEDDING = "model.embed_tokens.weight"
 GPTQ_BITS = (2, 3, 4, 8)
 BESIDE = (
     "weight_shape", "input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale",

@@ -14,6 +14,7 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
@@ -28,7 +29,6 @@ CHUNK_ELEMENTS = 1 << 18
 """Numbers held in float32 at a time: a cache-sized part is fastest, a whole embedding could need gigabytes."""
 SMALLEST_ALIGNMENT, F32 = 8, 0
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, Shape
+from pontil.runtime.loaders.facts.layout import ROPE_FACTORS
+from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 

@@ -13,9 +13,9 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.json_fields import read_json
-from pontil.runtime.loaders.facts.layout import Shape, check_shapes, tensor_shapes, usual_name
-from pontil.runtime.loaders.facts.quantization import FLOAT8, FP4_PARTS, SCALE, with_scales
-from pontil.runtime.loaders.facts.weight_forms import WeightForm, part_of
+from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes, usual_name
+from pontil.runtime.loaders.facts.quantization import FP4_PARTS, SCALE, with_scales
+from pontil.runtime.loaders.facts.weight_forms import FLOAT8, Shape, WeightForm, part_of
 from pontil.runtime.loaders.facts.weight_schemes import WeightScheme, in_parts, is_beside, stored_forms
 from pontil.runtime.loaders.hf.config import read_hf_config, read_weight_scheme
 from pontil.runtime.loaders.hf.fused_experts import parts_of

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Shape = tuple[int, ...]
+from pontil.runtime.loaders.facts.weight_forms import Shape
+
 # The places of the gate's and the up projection's outputs: of `rows` [experts, outputs, inputs] or of columns [experts,
 # inputs, outputs] one behind the other, or every other one of columns.
 Form = Literal["rows", "columns", "pairs"]

@@ -14,9 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.loaders.hf.fused_experts import FusedPart
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

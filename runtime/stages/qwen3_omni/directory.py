@@ -14,8 +14,9 @@ import torch
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import HasFingerprint, fingerprint
-from pontil.runtime.loaders.facts.layout import Shape, layer_shapes
+from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
+from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.loaders.hf.directory import HfCheckpoint, check_kinds, shards
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.models.config import ModelConfig

@@ -13,7 +13,8 @@ from tiny import rig, sequence
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
-from pontil.runtime.loaders.gguf.file import EMBEDDING, GgufCheckpoint
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import LATENTS, gguf_formats
 from pontil.runtime.models.model import Model
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from tiny_gguf import write_tiny_gguf
 
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.block_sizes import BLOCKS, stored_embedding
-from pontil.runtime.loaders.gguf.file import EMBEDDING, GgufCheckpoint
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS

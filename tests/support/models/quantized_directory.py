@@ -91,14 +91,18 @@ def awq(group: int) -> Encode:
     return encode
 
 
+def order_of(inputs: int, group: int, shuffled: bool) -> list[int]:
+    """The group of each input."""
+    order = [j // group for j in range(inputs)]
+    return np.random.default_rng(5).permutation(order).tolist() if shuffled else order
+
+
 def gptq(bits: int, group: int, symmetric: bool, lacking: int = 1, shuffled: bool = False) -> Encode:
     """`lacking`: less zeros are stored than there are."""
 
     def encode(weight: Numbers) -> tuple[Tensors, Numbers]:
         inputs, own = weight.shape[1], group if group > 0 else weight.shape[1]
-        order = [j // own for j in range(inputs)]
-        if shuffled:
-            order = np.random.default_rng(5).permutation(order).tolist()
+        order = order_of(inputs, own, shuffled)
         levels = levels_of(weight, bits, own, symmetric, order)
         return {
             "qweight": rows_in_words(levels.numbers, bits).T.contiguous(),
@@ -113,9 +117,7 @@ def gptq(bits: int, group: int, symmetric: bool, lacking: int = 1, shuffled: boo
 def packed(bits: int, group: int, symmetric: bool, shuffled: bool = False) -> Encode:
     def encode(weight: Numbers) -> tuple[Tensors, Numbers]:
         inputs, own = weight.shape[1], group if group > 0 else weight.shape[1]
-        order = [j // own for j in range(inputs)]
-        if shuffled:
-            order = np.random.default_rng(5).permutation(order).tolist()
+        order = order_of(inputs, own, shuffled)
         levels = levels_of(weight, bits, own, symmetric, order)
         tensors = {
             "weight_packed": rows_in_words(levels.numbers, bits),

@@ -12,7 +12,8 @@ import torch
 
 from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
-from pontil.runtime.loaders.gguf.file import EMBEDDING, GgufCheckpoint
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
+from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.synthetic import write_tiny_llama
