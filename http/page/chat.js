@@ -9,7 +9,7 @@ import { fetchTimeline } from "./requests.js";
 import { drawWaterfall } from "./waterfall.js";
 
 const CHAT = new URL("../v1/chat/completions", document.baseURI);
-// The request's record is complete a moment after its last word.
+// The request's record is complete a moment after its last word: workers report their times after their last tokens.
 const LOOKS = [0, 0.15, 0.4, 1];
 
 let model = "";
@@ -138,9 +138,9 @@ async function showTimeline(id) {
   for (const pause of LOOKS) {
     await new Promise((resolve) => setTimeout(resolve, pause * 1000));
     const { timeline } = await fetchTimeline(id);
-    if (timeline && timeline.state !== "open") {
-      drawWaterfall(byId("chat-waterfall"), timeline);
-      return;
-    }
+    if (!timeline || timeline.state === "open") continue;
+    drawWaterfall(byId("chat-waterfall"), timeline);
+    const reported = new Set(timeline.spans.map((span) => span.process));
+    if (timeline.workers.every((worker) => reported.has(worker))) return;
   }
 }

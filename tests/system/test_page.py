@@ -18,7 +18,7 @@ from running_proxy import heard, proxy
 from served import Served, launched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium")
@@ -177,6 +177,8 @@ def test_a_chat_shows_its_answer_its_workers_and_its_time(operator: Operator) ->
     assert route and "12 tokens" in facts and "cached" in facts
     assert operator.page.locator("#chat-reply").inner_text().strip()
     waterfall = operator.page.locator("#chat-waterfall")
+    for process in route[0].split(">"):
+        waterfall.locator(".lane .process", has_text=process).first.wait_for()
     lanes = waterfall.locator(".lane .process").all_inner_texts()
     assert "proxy" in lanes and set(route[0].split(">")) <= {"proxy", *lanes}
     waterfall.locator("summary").click()
@@ -186,6 +188,25 @@ def test_a_chat_shows_its_answer_its_workers_and_its_time(operator: Operator) ->
     operator.page.locator("#request-detail .waterfall").wait_for()
     operator.page.locator("#request-detail button", has_text="Close").click()
     assert operator.page.locator("#request-detail").is_hidden()
+
+
+def test_the_time_of_a_worker_that_reports_late_is_shown_too(operator: Operator) -> None:
+    """Workers report their times after their last tokens: the first look may find those of one of them."""
+    looks: list[str] = []
+
+    def answer(route: "Route") -> None:
+        told = route.fetch().json()
+        looks.append(told["id"])
+        if len(looks) == 1:
+            told["spans"] = [span for span in told["spans"] if span["process"] != "decode:0"]
+        route.fulfill(json=told)
+
+    operator.page.route("**/admin/requests/*", answer)
+    operator.page.fill("#chat-text", "Tell me of the hills. " * 8)
+    operator.page.press("#chat-text", "Enter")
+    operator.page.locator("#chat-waterfall .lane .process", has_text="decode:0").first.wait_for(timeout=SOON)
+    operator.page.unroute("**/admin/requests/*")
+    assert len(looks) > 1
 
 
 def test_a_worker_is_drained_and_comes_back(operator: Operator) -> None:
