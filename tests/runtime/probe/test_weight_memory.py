@@ -13,7 +13,7 @@ import pytest
 import torch
 from forked_program import run_program
 from packing_memory import INPUTS, OUTPUTS, levels
-from sparse_gguf import write_sparse_8b
+from random_gguf import SHAPES, write_random_gguf
 
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import per_channel
@@ -47,7 +47,7 @@ VOCABULARY, HIDDEN = 128256, 4096
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    return write_sparse_8b(tmp_path / "8b-q4_k_m.gguf")
+    return write_random_gguf(tmp_path / "8b-q4_k_m.gguf", SHAPES["8b"], has_data=False)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_an_8b_model_takes_what_was_measured(large: Path) -> None:
     assert one.weights + unpacked == pytest.approx(6.9e9, rel=0.02)
     assert one.process == pytest.approx(0.5 * GIB, rel=0.1)
     assert one.total + unpacked == pytest.approx(6.9e9 + 0.66e9 + 0.36e9 + 0.33e9, rel=0.02)
-    short = write_sparse_8b(large.parent / "short.gguf", layers=4)
+    short = write_random_gguf(large.parent / "short.gguf", SHAPES["8b"], 4, has_data=False)
     unpacked += saved_by_blocks(short) - saved_by_blocks(large)
     assert footprint(short, read_config(short), PAIR).total + unpacked == pytest.approx(3.6 * GIB, rel=0.1)
     assert short.stat().st_blocks * 512 < 1 << 20
@@ -183,7 +183,7 @@ def test_ranks_share_their_part_with_the_same_rank_of_other_workers(large: Path,
 
 
 def test_a_draft_is_shared_by_those_that_guess(large: Path, cached: MemoryDemand) -> None:
-    short = write_sparse_8b(large.parent / "short.gguf", layers=4)
+    short = write_random_gguf(large.parent / "short.gguf", SHAPES["8b"], 4, has_data=False)
     guessing = replace(cached, workers=[["cpu"]] * 3, drafting=[False, True, True])
     plain, *drafting = footprints(large, guessing, short)["cpu"]
     assert drafting[0] == drafting[1] and drafting[0].shared == drafting[0].weights > plain.shared
