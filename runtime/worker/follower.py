@@ -3,6 +3,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -41,7 +42,7 @@ from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, Proxy
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.links.worker_sockets import LINGER, WorkerSockets
 from pontil.runtime.worker.process.idle_work import IdleWork
-from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.process.loop import CONGESTION_PAUSE, WorkerLoop
 from pontil.runtime.worker.process.workload import Outlook, Workload
 from pontil.runtime.worker.start.follower_tiles import open_tiles
 from pontil.runtime.worker.start.loading import ModelPart, load, memory_errors
@@ -73,6 +74,8 @@ class DriverLink:
         assert sockets.config.rank_endpoint is not None
         self.sockets, self.rank, self.driver = sockets, sockets.config.rank, ""
         self.socket = PeerClient(sockets.context, sockets.incarnation, sockets.config.rank_endpoint)
+        # Answers that the socket has not taken yet, in their order.
+        self.unsent: deque[RankDone] = deque()
         sockets.closing.callback(self.socket.close, LINGER)
         sockets.poller.register(self.socket)
 
@@ -102,7 +105,14 @@ class DriverLink:
 
     def answer(self, number: int, news: dict[str, Any]) -> None:
         """Report that this plan and those before it were followed, and what has ended of pulls."""
-        self.socket.send(RankDone(self.sockets.incarnation, self.driver, self.rank, number, **news))
+        self.unsent.append(RankDone(self.sockets.incarnation, self.driver, self.rank, number, **news))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the answers that wait. A driver in a long computation reads none, and its queue may be full: what one
+        says of a pull is said once (B12)."""
+        while self.unsent and self.socket.send(self.unsent[0]):
+            self.unsent.popleft()
 
 
 class Follower(Workload):
@@ -122,6 +132,7 @@ class Follower(Workload):
         raise AssertionError("a follower has no proxy")
 
     def poll(self, now: float) -> None:
+        self.driver.flush()
         self.arrived += self.driver.plans()
         if not self.arrived and (news := self.transfers.report()):
             self.driver.answer(self.done, news)
@@ -148,7 +159,8 @@ class Follower(Workload):
 
     def outlook(self) -> Outlook:
         has_work = bool(self.arrived)
-        return Outlook(has_work, True, 0.0 if has_work else LOOK, self.is_over)
+        pause = CONGESTION_PAUSE if self.driver.unsent else LOOK
+        return Outlook(has_work, True, 0.0 if has_work else pause, self.is_over)
 
     def load(self, link: ProxyLink) -> HeartbeatLoad:
         raise AssertionError("a follower has no proxy")

@@ -51,11 +51,12 @@ class WireLink:
         self.unread: deque[Sequence[bytes]] = deque()
         # By direction: the time of the last arrival; that from which nothing arrives, for the link is broken.
         self.arrivals, self.until = [0.0, 0.0], [math.inf, math.inf]
-        # By direction: messages in the order in which they left, which is that of their arrivals; since when it is
-        # silent, and how many arrivals it holds back.
-        self.on_way: tuple[deque[tuple[Sequence[bytes], WorldProcess]], ...] = (deque(), deque())
+        # By direction: messages with the times at which they left, in the order of these, which is that of their
+        # arrivals; since when it is silent, and how many arrivals it holds back; whether the kernel of an end that is
+        # gone still has those.
+        self.on_way: tuple[deque[tuple[Sequence[bytes], WorldProcess, float]], ...] = (deque(), deque())
         self.silent_since: list[float | None] = [None, None]
-        self.held = [0, 0]
+        self.held, self.kept = [0, 0], [False, False]
 
     def __repr__(self) -> str:
         return f"{self.dealer.process}-{self.router.process}"
@@ -96,7 +97,7 @@ class WireLink:
         sender.acts(self.world.now(), lambda: self.leave(way, parts, sender))
 
     def leave(self, way: int, parts: Sequence[bytes], sender: WorldProcess) -> None:
-        self.on_way[way].append((parts, sender))
+        self.on_way[way].append((parts, sender, self.world.now()))
         if self.silent_since[way] is None:
             self.send_one(way)
         else:
@@ -116,7 +117,10 @@ class WireLink:
         if self.silent_since[way] is not None:
             self.held[way] += 1
             return
-        (parts, sender), target = self.on_way[way].popleft(), self.ends[way]
+        (parts, sender, _), target = self.on_way[way].popleft(), self.ends[way]
+        if target.closed:
+            # The kernel answers for it with a reset, and drops what it still has.
+            self.kept[1 - way] = False
         if target.closed or self.world.time > self.until[way] or (self.is_replaced and way == TO_ROUTER):
             return
         digest = hashlib.blake2b(b"\0".join(parts), digest_size=6).hexdigest()
@@ -133,10 +137,10 @@ class WireLink:
     def mend(self, way: int) -> None:
         held, self.held[way], self.silent_since[way] = self.held[way], 0, None
         for _ in range(held):
-            if self.open:
+            if self.open or self.kept[way]:
                 self.send_one(way)
         if not self.open:
-            self.tell(way, self.world.time + LATENCY)
+            self.tell(way, (self.arrivals[way] if self.kept[way] else self.world.time) + LATENCY)
 
     def replace(self) -> None:
         """Have the ROUTER hear it no more. What that has not read is lost."""
@@ -145,9 +149,20 @@ class WireLink:
             self.router.inbox.remove(self)
             self.unread.clear()
 
-    def cut(self, survives: bool = False) -> None:
+    def keep(self, way: int, since: float, survives: bool) -> None:
+        """Have what an end that is gone sent in a silence come once that is over, if it is before the other end gives
+        up: the kernel has it, but for what libzmq had no time to write, if only the rest `survives`."""
+        on_way, now = self.on_way[way], self.world.time
+        written = now if survives else now - LATENCY * self.network.chance.random()
+        while not survives and on_way and on_way[-1][2] >= max(since, written):
+            on_way.pop()
+            self.held[way] -= 1
+        self.kept[way], self.until[way] = True, since + LINK_TIMEOUT
+
+    def cut(self, survives: bool = False, gone: "WireSocket | None" = None) -> None:
         """Break the connection. What is on its way arrives, if it `survives`; else the later part of it is lost, in
-        each direction: any part, also all or nothing. Both ends notice a little later, after what still comes."""
+        each direction: any part, also all or nothing. Both ends notice a little later, after what still comes. One may
+        be `gone`."""
         if not self.open:
             return
         self.world.note("cut", self)
@@ -160,6 +175,8 @@ class WireLink:
             end = max(now + LATENCY + chance.random() * NOTICED_WITHIN, min(last, self.until[way]))
             if (since := self.silent_since[way]) is not None:
                 end = max(end, since + LINK_TIMEOUT)
+                if self.ends[1 - way] is gone:
+                    self.keep(way, since, survives)
             self.tell(way, end)
 
     def tell(self, way: int, when: float) -> None:

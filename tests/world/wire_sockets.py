@@ -108,7 +108,7 @@ class WireSocket(ABC):
         self.process.sockets.remove(self)
         for link in self.network.open_links():
             if self in link.ends:
-                link.cut(survives)
+                link.cut(survives, self)
 
 
 class RouterSocket(WireSocket):

@@ -123,6 +123,28 @@ def test_a_follower_refuses_a_plan_out_of_order(config: WorkerConfig) -> None:
         sockets.closing.close()
 
 
+def test_answers_that_the_socket_refuses_are_sent_later_and_in_order(
+    config: WorkerConfig, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:  # B12
+    """A driver that computes reads nothing, and the end of a pull is told once."""
+    sockets, taken, has_room = WorkerSockets(replace(config, rank=1)), list[Message](), False
+    monkeypatch.setattr(PeerClient, "send", lambda socket, message: has_room and not taken.append(message))
+    transfers = SimpleNamespace(report=lambda: {})
+    one = Follower(DriverLink(sockets), *cast(Any, (None, transfers, None)))
+    try:
+        one.driver.answer(1, {"pulls": [{"ticket": 1}]})
+        one.driver.answer(2, {})
+        assert not taken and one.outlook().patience < 0.1
+        has_room = True
+        one.poll(0.0)
+        assert [(message.number, message.pulls) for message in cast(list[RankDone], taken)] == [
+            (1, [{"ticket": 1}]), (2, []),
+        ]  # fmt: skip
+        assert one.outlook().patience > 0.1
+    finally:
+        sockets.closing.close()
+
+
 def test_a_signal_ends_a_follower_that_waits_for_its_driver(config: WorkerConfig, driver: Driver) -> None:
     """A follower that loads ends as any worker that loads."""
     process = multiprocessing.get_context("fork").Process(target=wait_for_the_driver, args=(replace(config, rank=1),))

@@ -53,7 +53,9 @@ class Relay:
                 self.threads[-1].start()
 
     def carry(self, near: socket.socket, far: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        """Relay a connection until one end of it ends; then end the other, also after a reset."""
+        with contextlib.suppress(OSError, ValueError), contextlib.ExitStack() as ending:
+            ending.callback(end_all, near, far)
             while True:
                 sources = {source: way for source, way in ((near, THERE), (far, BACK)) if way not in self.held}
                 for source in select.select(list(sources), [], [], LOOK)[0]:
@@ -61,8 +63,6 @@ class Relay:
                         continue
                     data = source.recv(1 << 16)
                     if not data:
-                        near.shutdown(socket.SHUT_RDWR)
-                        far.shutdown(socket.SHUT_RDWR)
                         return
                     if source is near:
                         self.sent += data
@@ -76,10 +76,14 @@ class Relay:
         with contextlib.suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.accepting.join(5)
-        for one in self.open:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        end_all(*self.open)
         for thread in self.threads:
             thread.join(5)
         for one in [self.listener, *self.open]:
             one.close()
+
+
+def end_all(*ends: socket.socket) -> None:
+    for one in ends:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)

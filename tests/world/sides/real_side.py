@@ -15,7 +15,7 @@ from typing import Any
 
 from process_calls import ProcessCalls
 from relay import BACK, THERE, Relay
-from side import BOUND, Side, SideProcess, SilentLink
+from side import BOUND, TO_SERVER, Side, SideProcess, SilentLink
 from side_clients import SocketClient
 
 from pontil.launcher.child.system_process import GroupLeader
@@ -111,8 +111,8 @@ class RelayedLink(SilentLink):
         self.client.do("connect", "d", f"tcp://127.0.0.1:{self.relay.address[1]}", "w", wide=True)
         side.until(lambda: self.server.do("send", "r", "w", "hello") == "done")
 
-    def silence(self, way: str) -> None:
-        self.relay.held = frozenset({THERE if way == "to the server" else BACK})
+    def silence(self, *ways: str) -> None:
+        self.relay.held = frozenset(THERE if way == TO_SERVER else BACK for way in ways)
 
     def mend(self) -> None:
         self.relay.held = frozenset()

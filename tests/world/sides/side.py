@@ -12,6 +12,8 @@ from typing import Any, Protocol
 BOUND = 30.0
 # Seconds between two looks, at first and later.
 FIRST_LOOK, LAST_LOOK = 0.002, 0.05
+# The directions of a link.
+TO_SERVER, TO_CLIENT = "to the server", "to the client"
 
 
 class SideProcess(ABC):
@@ -61,8 +63,8 @@ class SilentLink(ABC):
     client: SideProcess
 
     @abstractmethod
-    def silence(self, way: str) -> None:
-        """Let nothing through to the server or to the client."""
+    def silence(self, *ways: str) -> None:
+        """Let nothing through to the server or to the client, or both."""
 
     @abstractmethod
     def mend(self) -> None: ...

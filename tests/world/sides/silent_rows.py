@@ -3,12 +3,14 @@
 
 from link_rows import came, events_until
 from scenario import Facts, Scenario
-from side import Side
+from side import TO_CLIENT, TO_SERVER, Side
 
 # Seconds of an attempt to connect that nobody answers, less what clocks differ.
 LONG = 0.9
 # Seconds of a silence that nobody notices.
 SILENT = 0.2
+# What is sent in one.
+WORDS = ["0", "1"]
 
 
 def silent_link(side: Side, way: str) -> Facts:
@@ -27,11 +29,36 @@ def order_after_a_silence(side: Side) -> Facts:
     """Messages that were on their way when the silence began come before those that were sent in it."""
     link = side.open_link()
     sent = link.client.do("send_many", "d", 3)
-    link.silence("to the server")
+    link.silence(TO_SERVER)
     sent += [link.client.do("send", "d", word) for word in ("late", "later")].count("done")
     side.rest(SILENT)
     link.mend()
     return {"sent": sent, "comes": [word for _, word in came(side, link.server, "r", sent)]}
+
+
+def end_in_a_silence(side: Side, ends: str) -> Facts:
+    """What an end sent in a silence comes after that, although it is gone by then: its kernel has it."""
+
+    def comes() -> bool:
+        link, found = side.open_link(), list[str]()
+        link.silence(TO_SERVER, TO_CLIENT)
+        assert link.client.do("send_many", "d", len(WORDS)) == len(WORDS)
+        side.rest(SILENT)
+        if ends == "kill":
+            link.client.kill()
+        else:
+            link.client.do("close", "d")
+        link.mend()
+
+        def has_ended() -> bool:
+            said = link.server.do("send", "r", "w", "?")
+            found.extend(word for _, word in link.server.do("receive", "r"))
+            return bool(said == "EHOSTUNREACH")
+
+        assert side.until(has_ended)
+        return found == WORDS
+
+    return {"comes": side.attempts(25, comes)}
 
 
 def unanswered_address(side: Side) -> Facts:
@@ -45,10 +72,13 @@ def unanswered_address(side: Side) -> Facts:
 NOTICED = {
     "sent": ["done", "done"], "noticed by the client": True, "noticed by the server": True, "used again": True,
 }  # fmt: skip
+LAST_WORDS = {"comes": True}
 SCENARIOS = (
-    Scenario("nothing-comes-to-a-server", lambda side: silent_link(side, "to the server"), NOTICED),
-    Scenario("nothing-comes-to-a-client", lambda side: silent_link(side, "to the client"), NOTICED),
+    Scenario("nothing-comes-to-a-server", lambda side: silent_link(side, TO_SERVER), NOTICED),
+    Scenario("nothing-comes-to-a-client", lambda side: silent_link(side, TO_CLIENT), NOTICED),
     Scenario("order-after-a-silence", order_after_a_silence, {"sent": 5, "comes": ["0", "1", "2", "late", "later"]}),
+    Scenario("closed-in-a-silence", lambda side: end_in_a_silence(side, "close"), LAST_WORDS),
+    Scenario("killed-in-a-silence", lambda side: end_in_a_silence(side, "kill"), LAST_WORDS),
     Scenario("unanswered-address", unanswered_address, {
         "events": ["CLOSED", "CONNECT_RETRIED 50"], "takes its time": True,
     }),

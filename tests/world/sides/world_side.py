@@ -15,7 +15,7 @@ from install import enter
 from network import TO_DEALER, TO_ROUTER
 from process_calls import ProcessCalls
 from processes import WorldProcess
-from side import Side, SideProcess, SilentLink
+from side import TO_SERVER, Side, SideProcess, SilentLink
 from thread_events import use_events_for_threads
 from virtual_time import HERE, SeededWorld
 from world_reporter import WorldReporter
@@ -104,14 +104,16 @@ class WorldLink(SilentLink):
         self.client.do("connect", "d", self.server.do("serve", "r", side.ipc(f"silent-{side.now()}")), "w", wide=True)
         side.until(lambda: self.server.do("send", "r", "w", "hello") == "done")
         (self.link,) = (link for link in side.world.network.open_links() if link.dealer.process is client)
-        self.way = TO_ROUTER
+        self.ways = list[int]()
 
-    def silence(self, way: str) -> None:
-        self.way = TO_ROUTER if way == "to the server" else TO_DEALER
-        self.link.silence(self.way)
+    def silence(self, *ways: str) -> None:
+        self.ways = [TO_ROUTER if way == TO_SERVER else TO_DEALER for way in ways]
+        for way in self.ways:
+            self.link.silence(way)
 
     def mend(self) -> None:
-        self.link.mend(self.way)
+        for way in self.ways:
+            self.link.mend(way)
 
 
 class WorldClient:
