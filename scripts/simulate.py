@@ -42,6 +42,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--first", action="store_true", help="end at the first seed with a violation")
     parser.add_argument("--trace", metavar="FILE", help="write every event of the seeds to a file")
     parser.add_argument(
+        "--hashes", metavar="FILE", default=os.devnull, help="write each seed with the hash of its trace to a file"
+    )
+    parser.add_argument(
         "--page", metavar="FILE", help="write the live page with a recording of one seed, to look at with a slider"
     )
     parser.add_argument("--profile", action="store_true", help="show where the time of one seed goes")
@@ -137,6 +140,7 @@ def main() -> int:
                 show(report, *shortest(report, partial(run_again, work, report.seed)))
                 if given.first:
                     break
+        Path(given.hashes).write_text(sums.hashes)
         print(sums)
         return int(sums.violated > 0)
 
@@ -147,7 +151,7 @@ class Sums:
     def __init__(self) -> None:
         self.seeds = self.requests = self.tokens = self.violated = 0
         self.seconds = self.cpu = self.loaded = 0.0
-        self.hash = hashlib.sha256()
+        self.hash, self.hashes = hashlib.sha256(), ""
 
     def add(self, report: "SeedReport") -> None:
         self.seeds, self.requests, self.tokens = (
@@ -157,6 +161,7 @@ class Sums:
         self.loaded += report.loaded
         self.violated += bool(report.violations)
         self.hash.update(report.trace.encode())
+        self.hashes += f"{report.seed} {report.trace}\n"
 
     def __str__(self) -> str:
         speed = self.tokens / self.loaded if self.loaded else 0.0

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds of the default size hold: 100, and with --long 2,000. One process imports the product for each hundred."""
+"""Seeds of the default size hold and do the same again: 100, and with --long 2,000. One process imports the product for
+each hundred."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from effort import examples
@@ -9,12 +14,53 @@ from simulation import ROOT, simulated
 SEEDS, JOBS = 100, 2
 # The last words of the first run, recorded while a change may alter nothing that happens (docs/internals/world.md).
 RECORDED = ROOT / "tests" / "golden" / "trace.txt"
+LAST_LINE = re.compile(
+    r"\d+ seeds, \d+ requests, \d+ tokens, \d+ virtual s, [\d.]+ CPU s, trace [0-9a-f]{16}", re.ASCII
+)
+# The first of three seeds has workers of several ranks, the last a model of several stages; 24 have all sites.
+AGAIN = range(5, examples(8, 29))
 
 
-@pytest.mark.parametrize("first", range(1, examples(1, 20) * SEEDS, SEEDS))
-def test_the_seeds_hold(first: int) -> None:
-    code, said = simulated("--seeds", f"{first}-{first + SEEDS - 1}", "--jobs", str(JOBS), seeds=SEEDS)
-    assert code == 0, "\n".join(said)
-    assert said[-1].startswith(f"{SEEDS} seeds, "), said
-    if first == 1 and RECORDED.exists():
-        assert said[-1].endswith(RECORDED.read_text().strip()), said
+class HundredSeeds(NamedTuple):
+    """The outcome of a run of so many seeds, and a line with each one's hash."""
+
+    code: int
+    said: list[str]
+    hashes: list[str]
+
+
+def run(first: int, file: Path) -> HundredSeeds:
+    given = ("--seeds", f"{first}-{first + SEEDS - 1}", "--jobs", str(JOBS), "--hashes", str(file))
+    return HundredSeeds(*simulated(*given, seeds=SEEDS), file.read_text().splitlines())
+
+
+@pytest.fixture(scope="module")
+def first_seeds(tmp_path_factory: pytest.TempPathFactory) -> HundredSeeds:
+    return run(1, tmp_path_factory.mktemp("seeds") / "hashes")
+
+
+def hold(ran: HundredSeeds) -> None:
+    assert ran.code == 0, "\n".join(ran.said)
+    assert ran.said[-1].startswith(f"{SEEDS} seeds, ") and LAST_LINE.fullmatch(ran.said[-1]), ran.said
+
+
+def test_the_first_seeds_hold(first_seeds: HundredSeeds) -> None:
+    hold(first_seeds)
+    if RECORDED.exists():
+        assert first_seeds.said[-1].endswith(RECORDED.read_text().strip()), first_seeds.said
+
+
+def test_seeds_have_the_same_trace_alone_and_under_another_hash_seed(first_seeds: HundredSeeds, tmp_path: Path) -> None:
+    file = tmp_path / "hashes"
+    seeds = f"{AGAIN.start}-{AGAIN.stop - 1}"
+    code, said = simulated("--seeds", seeds, "--jobs", "1", "--hashes", str(file), hash_seed=7, seeds=len(AGAIN))
+    assert code == 0, said
+    again = file.read_text().splitlines()
+    assert [line.split()[0] for line in again] == [str(seed) for seed in AGAIN]
+    assert again == first_seeds.hashes[AGAIN.start - 1 : AGAIN.stop - 1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(1 + SEEDS, 20 * SEEDS, SEEDS))
+def test_more_seeds_hold(first: int, tmp_path: Path) -> None:
+    hold(run(first, tmp_path / "hashes"))

@@ -39,6 +39,22 @@ class StepSections:
         return lambda: self.sent[here]
 
 
+class TypedWords:
+    """Memory of the device as each type of numbers that a section may have."""
+
+    def __init__(self, words: Tensor) -> None:
+        self.words = words
+        pairs = words[: len(words) // 2 * 2]
+        self.typed = {kind: (words if kind.itemsize == 4 else pairs).view(dtype) for kind, dtype in DTYPES.items()}
+
+    def section(self, one: Array, start: int) -> Tensor:
+        """Return what a section is on the device, from its first word on. A step has dozens of them, and most are flat:
+        one view then."""
+        first = start * 4 // one.itemsize
+        flat = self.typed[one.dtype][first : first + one.size]
+        return flat if one.ndim == 1 else flat.view(one.shape)
+
+
 class StepBuffer:
     """Memory of the device at one address, and host memory for the copies that may be on their way to it.
 
@@ -49,7 +65,7 @@ class StepBuffer:
     def __init__(self, link: DeviceLink, words: int) -> None:
         self.link, self.capacity = link, words
         self.hosts = [link.host_words(words) for _ in range(COPIES_IN_FLIGHT)]
-        self.device = torch.zeros(words, dtype=torch.int32, device=link.device)
+        self.memory = TypedWords(torch.zeros(words, dtype=torch.int32, device=link.device))
         self.copies = 0
 
     def send(self, sections: Sequence[Array]) -> list[Tensor]:
@@ -58,10 +74,10 @@ class StepBuffer:
         places, used = self.places(sections)
         fitting = sum(end <= self.capacity for _, end in places)
         host = self.hosts[self.copies % len(self.hosts)]
-        sent = self.copy(host, self.device, sections[:fitting], places[:fitting])
+        sent = self.copy(host, self.memory, sections[:fitting], places[:fitting])
         if fitting < len(sections):
             rest, (places, used) = sections[fitting:], self.places(sections[fitting:])
-            larger = torch.empty(used, dtype=torch.int32, device=self.link.device)
+            larger = TypedWords(torch.empty(used, dtype=torch.int32, device=self.link.device))
             sent += self.copy(self.link.host_words(used), larger, rest, places)
         self.copies += 1
         return sent
@@ -76,13 +92,10 @@ class StepBuffer:
         return found, at
 
     def copy(
-        self, host: HostWords, device: Tensor, sections: Sequence[Array], places: Sequence[tuple[int, int]]
+        self, host: HostWords, device: TypedWords, sections: Sequence[Array], places: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
         for one, (start, end) in zip(sections, places, strict=True):
             host.words[start:end].view(one.dtype)[:] = one.reshape(-1)
         if places:
-            self.link.send(host, device[: places[-1][1]])
-        return [
-            device[start:end].view(DTYPES[one.dtype]).view(one.shape)
-            for one, (start, end) in zip(sections, places, strict=True)
-        ]
+            self.link.send(host, device.words[: places[-1][1]])
+        return [device.section(one, start) for one, (start, _) in zip(sections, places, strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from pontil.gpu_ops.triton import launch
@@ -33,6 +33,21 @@ NOT_THERE = -7_777_777
 
 class HostTensorUsed(AssertionError):
     """Device code computed with a tensor in the host's memory."""
+
+
+def flattened(given: Any) -> list[Any]:
+    """Return the leaves of arguments, in order. torch's own search takes longer than the operations that it is for."""
+    if isinstance(given, dict):
+        given = tuple(given.values())
+    if not isinstance(given, list | tuple):
+        return [given]
+    found = []
+    for one in given:
+        if isinstance(one, list | tuple | dict):
+            found += flattened(one)
+        else:
+            found.append(one)
+    return found
 
 
 @functools.lru_cache(maxsize=1)
@@ -81,8 +96,7 @@ class DeviceTape:
         return ("made", *shape) if place in self.own else (place, one.storage_offset(), *shape)
 
     def call(self, name: str, arguments: Any) -> None:
-        flat, _ = tree_flatten(arguments)
-        self.calls.append((name, *(self.describe(one) for one in flat)))
+        self.calls.append((name, *(self.describe(one) for one in flattened(arguments))))
 
 
 class PretendDevice(TorchDispatchMode):
@@ -139,7 +153,7 @@ class PretendDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        flat = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, Tensor)]
+        flat = [one for one in flattened((args, kwargs)) if isinstance(one, Tensor)]
         there = str(kwargs.get("device", "")).startswith("pretend")
         if not there and not any(isinstance(one, FakeTensor) for one in flat):
             return func(*args, **kwargs)
@@ -153,13 +167,14 @@ class PretendDevice(TorchDispatchMode):
             self.to_device(theirs)
         elif theirs:
             raise HostTensorUsed(f"{func} was called with a tensor of the host")
-        args, kwargs = tree_map(self.faked, (args, kwargs))
+        if any(not isinstance(one, FakeTensor) for one in flat):
+            args, kwargs = tree_map(self.faked, (args, kwargs))
         self.tape.call(str(func), (args, kwargs))
         before = {self.places(one) for one in flat if isinstance(one, FakeTensor)}
         with self.fake:
             result = func(*args, **kwargs)
         new = [
-            one for one in tree_flatten(result)[0]
+            one for one in flattened(result)
             if isinstance(one, Tensor) and self.places(one) not in before
         ]  # fmt: skip
         if name in COPIES and result.device.type == "cpu":
@@ -176,7 +191,7 @@ class PretendDevice(TorchDispatchMode):
             id(one) for argument, one in zip(func._schema.arguments, args, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
         }  # fmt: skip
-        flat = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, FakeTensor)]
+        flat = [one for one in flattened((args, kwargs)) if isinstance(one, FakeTensor)]
         if self.driver.capturing is not None:
             self.note_foreign(self.driver.capturing, flat)
         uses = [(self.places(one), id(one) in written or one is kwargs.get("out")) for one in flat]

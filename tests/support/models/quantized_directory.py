@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face directories whose weights are whole numbers or floats of 8 bits, made from a model of transformers by
-plain loops over the formats' definitions."""
+the formats' definitions alone."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -47,31 +47,32 @@ class Levels:
 
 
 def levels_of(weight: Numbers, bits: int, group: int, symmetric: bool, group_of: Sequence[int] = ()) -> Levels:
-    outputs, inputs = weight.shape
-    order = np.array(group_of or [j // group for j in range(inputs)])
-    scales, zeros = np.zeros((outputs, inputs // group), np.float16), np.zeros((outputs, inputs // group), np.int64)
-    numbers, most = np.zeros(weight.shape, np.int64), (1 << bits) - 1
-    for i in range(outputs):
-        for one in range(inputs // group):
-            here = weight[i, order == one]
-            low, high = (-abs(here).max(), abs(here).max()) if symmetric else (min(here.min(), 0), max(here.max(), 0))
-            scales[i, one] = (high - low) / most
-            # A zero is from 1 on: the first version of GPTQ stores it less one.
-            zeros[i, one] = 1 << (bits - 1) if symmetric else min(max(round(-low / float(scales[i, one])), 1), most)
-            rounded = np.round(here / float(scales[i, one])) + zeros[i, one]
-            numbers[i, order == one] = np.clip(rounded, 0, most)
+    order = np.array(group_of or [j // group for j in range(weight.shape[1])])
+    # The inputs of each group beside each other.
+    behind = np.argsort(order, kind="stable")
+    here, most = weight[:, behind].reshape(len(weight), -1, group), (1 << bits) - 1
+    if symmetric:
+        high = abs(here).max(2)
+        low = -high
+    else:
+        low, high = np.minimum(here.min(2), 0), np.maximum(here.max(2), 0)
+    scales = ((high - low) / most).astype(np.float16)
+    steps = scales.astype(np.float64)
+    # A zero is from 1 on: the first version of GPTQ stores it less one.
+    zeros = (
+        np.full(scales.shape, 1 << (bits - 1)) if symmetric else np.clip(np.round(-low / steps), 1, most).astype(int)
+    )
+    rounded = np.clip(np.round(here / steps[..., None]) + zeros[..., None], 0, most)
+    numbers = np.zeros(weight.shape, np.int64)
+    numbers[:, behind] = rounded.reshape(weight.shape)
     return Levels(numbers, zeros, scales, order.tolist())
 
 
-def in_words(numbers: Sequence[int], bits: int) -> list[int]:
-    """The numbers one behind the other, as one long number, in words of 32 bits with a sign."""
-    long = sum(int(number) << (place * bits) for place, number in enumerate(numbers))
-    words = [(long >> (32 * place)) & 0xFFFFFFFF for place in range(-(-len(numbers) * bits // 32))]
-    return [word - (1 << 32) if word >> 31 else word for word in words]
-
-
 def rows_in_words(rows: Numbers, bits: int) -> Tensor:
-    return torch.tensor([in_words(row.tolist(), bits) for row in rows], dtype=torch.int32)
+    """The numbers of each row one behind the other, the lowest bit of each first, in words of 32 bits."""
+    long = (rows[..., None] >> np.arange(bits) & 1).reshape(len(rows), -1).astype(np.uint8)
+    missing = -long.shape[1] % 32
+    return floats(np.packbits(np.pad(long, ((0, 0), (0, missing))), axis=1, bitorder="little").view(np.int32))
 
 
 def floats(numbers: Numbers) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from failing_memory import FailingMemory
 from host_device import HostLink, device_engine
 from pretend_device import PretendDevice
@@ -228,7 +229,7 @@ def fourth_step(model: Model, failing: set[int]) -> tuple[dict[tuple[str, int], 
 def test_memory_that_runs_out_for_layers_or_for_draws_that_waited_ends_one_request(model: Model) -> None:
     expected, calm, _ = fourth_step(model, set())
     attempts = set()
-    for at in range(0, calm.allocations, 5):
+    for at in range(0, calm.allocations, examples(9, 2)):
         found, memory, drawn_again = fourth_step(model, {at})
         attempts.add(drawn_again)
         failed = [key for key, (_, _, failure) in found.items() if failure is not None]
