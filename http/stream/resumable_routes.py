@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 from sanic import HTTPResponse, Request
@@ -54,15 +54,18 @@ def context_of(request: Request) -> ResumeContext | None:
     return found
 
 
-def cut(request: Request) -> None:
-    """End the connection at once: the client asks for the rest of its stream."""
-    protocol: Any = request.protocol
-    protocol.transport.abort()
+@dataclass(frozen=True, slots=True)
+class ReplyConnection:
+    """The connection of the client that reads the reply to a request."""
 
+    request: Request
 
-def has_begun(request: Request) -> bool:
-    """Return whether the head of the answer, with the stream's id, is on its way."""
-    return request.stream is None or request.stream.stage is not Stage.HANDLER
+    def has_begun(self) -> bool:
+        return self.request.stream is None or self.request.stream.stage is not Stage.HANDLER
+
+    def cut(self) -> None:
+        protocol: Any = self.request.protocol
+        protocol.transport.abort()
 
 
 def check_not_asked(request: Request) -> None:
@@ -149,12 +152,12 @@ class ResumableRoutes:
             made = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            return streams.take_up(claimed, partial(cut, request), request.ctx.ticket, context.retold), made
+            return streams.take_up(claimed, ReplyConnection(request), request.ctx.ticket, context.retold), made
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
         about = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
-        name, stream = streams.begin(submit(), about, partial(cut, request), partial(has_begun, request))
+        name, stream = streams.begin(submit(), about, ReplyConnection(request))
         request.ctx.stream_id = name
         return stream, ResumableFormat(form, ResumePoint(name), params)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams that are continued after their connection or their proxy is gone: exactly, once, and billed once."""
 
-import asyncio
-import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterator
@@ -13,7 +11,7 @@ from typing import Any
 
 import pytest
 from scripted_site import ScriptedSite
-from scripted_worker import DEADLINE, eventually
+from scripted_worker import eventually
 from stream_front import ASK, PATHS, TEXT, Front, Reader, ends, told, usages
 
 from pontil.runtime.errors import Unavailable
@@ -201,46 +199,6 @@ def test_an_id_that_no_event_has_is_refused_and_harms_nobody(path: str, front: F
             assert b"Last-Event-ID is no event of this stream" in refused.response.read()
         eventually(lambda: not one.proxy.streams.journals, "the end")
     assert told(first, Reader(one, path, {}, first.last).all()) == TEXT
-
-
-def fail_all(site: ScriptedSite) -> None:
-    """End the only request of a proxy, as where no worker can serve it."""
-
-    async def fail() -> None:
-        (request,) = site.proxy.requests.values()
-        site.proxy.in_flight.fail(request, Unavailable("no worker is left: try again later"))
-
-    asyncio.run_coroutine_threadsafe(fail(), site.loop).result(DEADLINE)
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_stream_that_cannot_be_served_while_nobody_reads_it_waits_for_its_reader(place: int, front: Front) -> None:
-    sites = front.start(0, pace=0.03), front.start(1)
-    one, first = sites[0], Reader(sites[0], "/v1/completions", ASK).read(9)
-    first.leave()
-    eventually(
-        lambda: [journal.detached_at for journal in one.proxy.streams.journals.values()] != [None], "a reader gone"
-    )
-    fail_all(one)
-    assert not one.proxy.requests
-    second = Reader(sites[place], "/v1/completions", {}, first.last)
-    assert second.status == 200 and told(first, second.all()) == TEXT
-    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
-    assert all(at.proxy.ledger.imbalance == 0 for at in sites)
-
-
-def test_a_stream_of_which_nobody_has_a_part_waits_for_nobody(front: Front) -> None:
-    """Its client has left before the first bytes: it does not know the stream's id."""
-    one = front.start(0, pace=0.02)
-    with closing(one.connect()) as connection:
-        body = json.dumps(ASK | {"stop": [TEXT[:60] + "!"]}).encode()
-        connection.request("POST", "/v1/completions", body, {"pontil-resume": "1"})
-        eventually(lambda: [row.entry.delivered for row in one.proxy.requests.values()] > [3], "tokens")
-    journals = one.proxy.streams.journals
-    eventually(lambda: [journal.detached_at for journal in journals.values()] != [None], "a reader gone")
-    fail_all(one)
-    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
-    assert front.rows()[0]["completion_tokens"] == 0 and not journals
 
 
 @pytest.mark.parametrize("context", [512, 64])

@@ -14,7 +14,9 @@ from scripted_worker import DEADLINE, eventually, silent
 from submitting import submit
 
 from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.admission.in_flight import LEFT
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.proxy.resume.stream_journal import NoReader
 from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -52,7 +54,7 @@ def test_one_reader_at_a_time(keeping: ScriptedSite) -> None:
     streams = keeping.proxy.streams
 
     async def tell() -> None:
-        stream = streams.take_up(await streams.claim(name, Ticket()), lambda: None, Ticket())
+        stream = streams.take_up(await streams.claim(name, Ticket()), NoReader(), Ticket())
         assert records.claim(name) is None, "it has a reader"
         assert stream.drain() and stream.is_over
         stream.cancel()
@@ -96,7 +98,7 @@ def test_a_record_that_cannot_be_read_is_left_to_nobody(keeping: ScriptedSite) -
         assert isinstance(claimed, StreamRecord)
         claimed.lines[0]["params"] = {"n": "many"}
         with pytest.raises(RequestError, match="cannot be read"):
-            streams.take_up(claimed, lambda: None, Ticket())
+            streams.take_up(claimed, NoReader(), Ticket())
         assert name not in records.names(), "nobody else is told that it still has a reader"
 
     within(keeping, tell())
@@ -109,11 +111,11 @@ def test_a_stream_that_goes_on_has_the_weight_of_its_key(tmp_path: Path, tokeniz
 
         async def go_on() -> None:
             begun = submit(made.proxy, [5], SamplingParams(max_tokens=60, seed=1), allowance=Allowance(weight=3.0))
-            name, _ = streams.begin(begun, {"body": b""}, lambda: None, lambda: True)
+            name, _ = streams.begin(begun, {"body": b""}, NoReader())
             before = begun.request.share
-            streams.hand_over(streams.journals[name])
+            streams.hand_over(streams.journals[name], LEFT)
             heavy = Ticket(allowance=Allowance(weight=3.0))
-            request = streams.take_up(await streams.claim(name, heavy), lambda: None, heavy).request
+            request = streams.take_up(await streams.claim(name, heavy), NoReader(), heavy).request
             assert request is not begun.request and request.share == before and before.weight == 3.0
             made.proxy.in_flight.cancel(request)
 

@@ -24,11 +24,11 @@ from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.tracing.open_tracer import open_tracer
 
-FAILED = "error"
+FAILED, LEFT = "error", "cancelled"
 # The route of a request that did not come by HTTP.
 NO_PATH = "-"
 # The states of requests that ended otherwise than by their answer's end, by the label of that.
-STATES = {FAILED: timeline.FAILED, "cancelled": timeline.CANCELLED, "handed_over": timeline.CANCELLED}
+STATES = {FAILED: timeline.FAILED, LEFT: timeline.CANCELLED, "handed_over": timeline.CANCELLED}
 
 
 class InFlight:
@@ -113,13 +113,15 @@ class InFlight:
 
     def cancel(self, request: Request) -> None:
         """End a request whose client has disconnected."""
-        self.end(request, Unavailable("the request was cancelled"), "cancelled")
+        self.end(request, Unavailable("the request was cancelled"), LEFT)
 
     def fail(self, request: Request, error: PontilError) -> None:
-        """End a request that cannot be served. Where it could be later and nobody reads it now, it is left to who comes
-        back for it."""
+        """End a request that cannot be served. Where it could be later and nobody has heard of it now, it is left to
+        who comes back for it; who is there already is told so."""
         journal = request.journal if request.id in self.requests and isinstance(error, Unavailable) else None
-        if journal is None or not journal.await_reader():
+        if journal is not None and journal.await_reader(FAILED):
+            request.mailbox.close(error)
+        else:
             self.end(request, error, FAILED)
 
     def end(self, request: Request, error: PontilError, label: str) -> None:

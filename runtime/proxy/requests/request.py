@@ -50,8 +50,9 @@ class Journal(Protocol):
     def let_go(self) -> None:
         """Take note that its end is in the usage log, or on its way there."""
 
-    def await_reader(self) -> bool:
-        """Leave the request to a reader who may come back; return whether that is so. It is in flight no more then."""
+    def await_reader(self, finish: str) -> bool:
+        """Leave the request to a reader who may come back; return whether that is so. It is in flight no more then, and
+        ends with this label if none does."""
 
 
 class WorkPart(Enum):

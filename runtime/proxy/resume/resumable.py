@@ -10,19 +10,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from pontil.runtime.errors import RequestError, Unavailable
-from pontil.runtime.proxy.admission.in_flight import FAILED, InFlight
+from pontil.runtime.proxy.admission.in_flight import FAILED, LEFT, InFlight
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
-from pontil.runtime.proxy.resume.state import end_of, head_of, owned_by, restored, rewind
-from pontil.runtime.proxy.resume.stream_journal import StreamJournal
+from pontil.runtime.proxy.resume.state import end_of, head_of, label_of, owned_by, restored, rewind
+from pontil.runtime.proxy.resume.stream_journal import StreamJournal, StreamReader
+from pontil.runtime.proxy.resume.sweep import Sweep
 from pontil.runtime.proxy.siblings.proxies import Fleet
 from pontil.runtime.proxy.siblings.stream_record import NAME, StreamRecord, StreamRecords
 
@@ -56,12 +56,9 @@ class ResumableStreams:
         # owner meanwhile.
         self.orphans: dict[str, int] = {}
 
-    def begin(
-        self, stream: Stream, about: Mapping[str, Any], cut: Callable[[], None], has_id: Callable[[], bool]
-    ) -> tuple[str, Stream]:
+    def begin(self, stream: Stream, about: Mapping[str, Any], reader: StreamReader) -> tuple[str, Stream]:
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
-        the caller needs to render it again, `cut` ends the connection of the reader, who `has_id` once told. Raises
-        Unavailable if that cannot be.
+        the caller needs to render it again. Raises Unavailable if that cannot be.
         The request is cancelled then, whatever fails: nobody is offered its answer."""
         request = stream.request
         with ExitStack() as undo:
@@ -69,15 +66,12 @@ class ResumableStreams:
             if self.records is None:
                 raise Unavailable("streams cannot be continued here: ask for it without pontil-resume")
             record = self.records.begin(head_of(request) | dict(about))
-            journal = self.adopt(record, request, cut)
-            journal.has_id = has_id
-            journal.note()
+            self.adopt(record, request, reader).note()
             undo.pop_all()
         return record.name, Stream([request], self.detach, self.in_flight.turn)
 
-    def adopt(self, record: StreamRecord, request: Request, cut: Callable[[], None]) -> StreamJournal:
-        journal = StreamJournal(record, request, self.incarnation, self)
-        journal.cut = cut
+    def adopt(self, record: StreamRecord, request: Request, reader: StreamReader) -> StreamJournal:
+        journal = StreamJournal(record, request, self.incarnation, self, reader)
         request.journal = self.journals[record.name] = journal
         return journal
 
@@ -115,7 +109,7 @@ class ResumableStreams:
             while True:
                 journal = self.journals.get(name)
                 if journal is not None and journal.detached_at is not None:
-                    journal.detached_at = None
+                    journal.claimed()
                     return journal
                 record = None if journal is not None else await taken(records, name)
                 if record is not None:
@@ -162,14 +156,13 @@ class ResumableStreams:
     def take_up(
         self,
         claimed: StreamRecord | StreamJournal,
-        cut: Callable[[], None],
+        reader: StreamReader,
         ticket: Ticket,
         retold: Sequence[RetoldText] = (),
     ) -> Stream:
-        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket, whose
-        connection `cut` ends."""
+        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket."""
         if isinstance(claimed, StreamJournal):
-            claimed.cut = cut
+            claimed.reader = reader
             rewind(claimed.request, self.tokenizer, retold)
             return self.continued(claimed.request)
         ended = end_of(claimed.last) is not None
@@ -183,8 +176,10 @@ class ResumableStreams:
             # It is told to one reader at a time.
             release = self.close_row(claimed, request) if claimed.is_unsettled else claimed.release
             return Stream([request], once(release), self.in_flight.turn)
-        journal = self.adopt(claimed, request, cut)
-        journal.written = [len(answer.ids) for answer in request.answers]
+        journal = self.adopt(claimed, request, reader)
+        journal.is_claimed, journal.written = True, [len(answer.ids) for answer in request.answers]
+        # From here on it is not left to others, whatever the record said last.
+        journal.note()
         LOG.info("goes on with a stream of another process", extra=about(request))
         self.in_flight.take_over(request)
         return self.continued(request)
@@ -218,29 +213,29 @@ class ResumableStreams:
             if journal.detached_at is None:
                 continue
             if journal.record.is_wanted:
-                self.hand_over(journal)
+                self.hand_over(journal, LEFT)
             elif now - journal.detached_at > self.window:
                 self.in_flight.cancel(journal.request)
 
-    def hand_over(self, journal: StreamJournal) -> bool:
+    def hand_over(self, journal: StreamJournal, finish: str) -> bool:
         """Leave a stream to who claims its record, here or at another proxy, with all that was delivered. It stays
-        while the record has no room for that, which would be in no books but these: False."""
-        if not journal.note():
+        while the record has no room for that, which would be in no books but these: False. If nobody does it ends with
+        this label."""
+        if not journal.note(left=finish):
             return False
         request = journal.request
         request.journal = None
         self.forget(journal)
         self.in_flight.hand_over(request)
         journal.record.release()
-        journal.cut()
         return True
 
     def hand_over_all(self) -> None:
         """Leave all streams to other proxies, since this one ends, but for those that their readers could not ask for.
         One that cannot be recorded is left by the end of this process, after its row: it is for nobody to continue."""
         for journal in list(self.journals.values()):
-            if journal.end is None and journal.has_id():
-                self.hand_over(journal)
+            if journal.end is None and journal.has_id and self.hand_over(journal, LEFT):
+                journal.reader.cut()
 
     async def watch(self) -> None:
         """Look after the streams that nobody owns for as long as this proxy serves."""
@@ -248,17 +243,18 @@ class ResumableStreams:
             self.settle(await asyncio.to_thread(self.sweep, self.records))
             await asyncio.sleep(SWEEP)
 
-    def sweep(self, records: StreamRecords) -> "Sweep":
+    def sweep(self, records: StreamRecords) -> Sweep:
         """Return what is to be done about the streams that nobody owns. Reads files: call it in a thread."""
         found, unowned = Sweep(), records.unowned(self.settled, self.window, self.orphans)
         ended = [record for record in unowned if end_of(record.last) is not None]
+        left = [record for record in unowned if label_of(record.last) is not None]
         # In this order: a row that is open after its proxy's death stays open.
         owed = {record.name for record in ended if self.has_live_owner(record)}
         try:
-            unwritten = self.unwritten(ended)
+            unwritten = self.unwritten([*ended, *left])
         except Unavailable:
             # They are looked at again.
-            unwritten = owed = {record.name for record in ended}
+            unwritten = owed = {record.name for record in [*ended, *left]}
         for record in unowned:
             self.sort(record, found, records.age(record) > self.window, owed, unwritten)
         for name in self.orphans:
@@ -266,15 +262,17 @@ class ResumableStreams:
                 found.add_orphan(records.about(name))
         return found
 
-    def sort(self, record: StreamRecord, found: "Sweep", over: bool, owed: set[str], unwritten: set[str]) -> None:
-        """Add a stream that nobody owns to what was found: `unwritten` streams ended, and the last word on them is not
-        on the disk; that of `owed` ones is their proxies' to write, which live."""
+    def sort(self, record: StreamRecord, found: Sweep, over: bool, owed: set[str], unwritten: set[str]) -> None:
+        """Add a stream that nobody owns to what was found. Of `unwritten` streams, which ended or were left, the last
+        word is not on the disk; that of `owed` ones is their proxies' to write, which live."""
         name, ended = record.name, end_of(record.last) is not None
         if name in unwritten and name in owed:
             # The disk may be full.
             record.release()
-        elif name in unwritten and name not in self.settled:
+        elif ended and name in unwritten and name not in self.settled:
             found.unsettled.append(record)
+        elif over and name in unwritten and not ended:
+            found.left.append(record)
         elif over and not ended:
             found.lost.append(record)
         elif over:
@@ -302,14 +300,15 @@ class ResumableStreams:
         names = {str(record.head["request"]): record.name for record in ended if self.books.log is not None}
         return {names[request] for request in self.books.open_among(names)}
 
-    def settle(self, found: "Sweep") -> None:
+    def settle(self, found: Sweep) -> None:
         """Close the rows of streams whose proxies cannot, and let the records go once that is on the disk."""
         self.settled |= found.settled
         self.in_flight.admissions.limits.orphans = found.orphans
-        for record in found.lost:
+        for record in [*found.lost, *found.left]:
             # Nobody else counts it: its proxy is gone, or left it to a client that did not come back.
-            self.in_flight.metrics.ended[FAILED].inc()
-            self.books.lose_request(str(record.head["request"]))
+            self.in_flight.metrics.ended[label_of(record.last) or FAILED].inc()
+            if record not in found.left or not self.close_left(record):
+                self.books.lose_request(str(record.head["request"]))
             self.books.when_written(record.end)
         for record in found.unsettled:
             try:
@@ -319,6 +318,17 @@ class ResumableStreams:
                 self.settled.add(record.name)
             else:
                 self.close_row(record, request)()
+
+    def close_left(self, record: StreamRecord) -> bool:
+        """Close the row of a stream that its proxy let go of, with all that was delivered, and that nobody went on
+        with. Return whether its record can be read."""
+        try:
+            request = restored(record.lines, None, self.books.ledger, self.clock())
+        except RequestError:
+            return False
+        self.books.take_over(request)
+        self.books.close(request, request.usage, label_of(record.last) or FAILED)
+        return True
 
     def close_row(self, record: StreamRecord, request: Request) -> Callable[[], None]:
         """Close the row of a stream that ended whose proxy is gone. Return what releases the record: when this proxy's
@@ -334,24 +344,6 @@ class ResumableStreams:
             release = partial(after, request, record.release)
         self.books.close(request, end.usage, end.finish)
         return release
-
-
-@dataclass(slots=True)
-class Sweep:
-    """The findings among the streams that nobody owns. `orphans` are the requests and tokens of each caller that may
-    still be continued; `settled` the names of streams that ended and have their rows. The caller holds the records:
-    `lost` ones, whose time is over, and those that ended and have no closed row."""
-
-    orphans: dict[str, tuple[int, int]] = field(default_factory=dict)
-    settled: set[str] = field(default_factory=set)
-    lost: list[StreamRecord] = field(default_factory=list)
-    unsettled: list[StreamRecord] = field(default_factory=list)
-
-    def add_orphan(self, about: Mapping[str, Any]) -> None:
-        """Count a stream, of which this is the first line of its record."""
-        requests, tokens = self.orphans.get(about["caller"], (0, 0))
-        most = about["prompt"] + about["params"]["n"] * about["params"]["max_tokens"]
-        self.orphans[about["caller"]] = requests + 1, tokens + most
 
 
 async def taken(records: StreamRecords, name: str) -> StreamRecord | None:

@@ -88,6 +88,18 @@ def with_end(line: dict[str, Any], usage: Usage, finish: str, owner: str) -> dic
     return line | {"end": {"usage": shown, "finish": finish, "owner": owner}}
 
 
+def with_label(line: dict[str, Any], label: str) -> dict[str, Any]:
+    """Return a line whose request its proxy has let go of, with all that was delivered: so it ends if nobody goes
+    on."""
+    return line | {"left": label}
+
+
+def label_of(line: Mapping[str, Any]) -> str | None:
+    """Return how the request ends that a proxy let go of last; None if one that took it up has died since."""
+    label = line.get("left")
+    return label if isinstance(label, str) else None
+
+
 def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Return the same end, as that of a proxy that took it over, to follow it in the record."""
     return {**line, "new": [[] for _ in line["new"]], "end": {**line["end"], "owner": owner}}

@@ -218,7 +218,8 @@ class StreamRecords:
             with suppress(KeyError, OSError):
                 file = self.path_of(name).stat()
                 room.hold(str((self.abouts.get(name) or self.about(name))["caller"]), file.st_size)
-                waits = self.clock() - file.st_mtime <= window
+                # A time that is yet to come is the other clock's, as `claim` says.
+                waits = 0.0 <= self.clock() - file.st_mtime <= window
                 if waits and (name in known or (orphans.get(name) == file.st_size and self.is_free(name))):
                     continue
                 orphans.pop(name, None)

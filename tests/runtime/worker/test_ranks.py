@@ -127,8 +127,13 @@ def test_answers_that_the_socket_refuses_are_sent_later_and_in_order(
     config: WorkerConfig, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # B12
     """A driver that computes reads nothing, and the end of a pull is told once."""
-    sockets, taken, has_room = WorkerSockets(replace(config, rank=1)), list[Message](), False
-    monkeypatch.setattr(PeerClient, "send", lambda socket, message: has_room and not taken.append(message))
+    sockets, taken, has_room = WorkerSockets(replace(config, rank=1)), list[RankDone](), False
+
+    def send(socket: PeerClient, message: RankDone) -> bool:
+        taken.extend([message] if has_room else [])
+        return has_room
+
+    monkeypatch.setattr(PeerClient, "send", send)
     transfers = SimpleNamespace(report=lambda: {})
     one = Follower(DriverLink(sockets), *cast(Any, (None, transfers, None)))
     try:
@@ -137,9 +142,7 @@ def test_answers_that_the_socket_refuses_are_sent_later_and_in_order(
         assert not taken and one.outlook().patience < 0.1
         has_room = True
         one.poll(0.0)
-        assert [(message.number, message.pulls) for message in cast(list[RankDone], taken)] == [
-            (1, [{"ticket": 1}]), (2, []),
-        ]  # fmt: skip
+        assert [(message.number, message.pulls) for message in taken] == [(1, [{"ticket": 1}]), (2, [])]
         assert one.outlook().patience > 0.1
     finally:
         sockets.closing.close()

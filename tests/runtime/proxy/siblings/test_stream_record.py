@@ -227,6 +227,13 @@ def test_a_record_whose_time_was_never_set_ends(tmp_path: Path) -> None:
     made.release()
     (found,) = records.unowned(set(), 60.0)
     assert 0.0 <= records.age(found) < 60.0
+    # Nor one that is known, whose last line was cut short by a full disk.
+    os.utime(found.lease.descriptor)
+    found.release()
+    (found,) = records.unowned({made.name}, 60.0)
+    assert 0.0 <= records.age(found) < 60.0
+    found.release()
+    assert records.unowned({made.name}, 60.0) == []
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
