@@ -270,6 +270,20 @@ def test_time_and_chance_are_looked_up() -> None:
     each(CODE, time_and_chance_are_looked_up)
 
 
+def marks_are_of_tests(path: Path) -> None:
+    """What pytest selects by is at tests: at a helper before one it selects nothing, and says nothing."""
+    if "pytest.mark." not in text_of(path):
+        return
+    for node in tree_of(path).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("test"):
+            marks = [one for one in node.decorator_list if ast.unparse(one).startswith(("pytest.mark.", "LONG"))]
+            assert not marks, f"line {node.lineno}: {node.name} is no test"
+
+
+def test_marks_are_of_tests() -> None:
+    each(sorted((ROOT / "tests").rglob("test_*.py")), marks_are_of_tests)
+
+
 JOBS = "JobThread(self.work, 'n')"
 THREAD = "GuardedThread(self.run, 'n')"
 UNGUARDED = "threading.Thread(target=self.run, name='n', daemon=True)"
@@ -317,6 +331,7 @@ UNGUARDED = "threading.Thread(target=self.run, name='n', daemon=True)"
         (no_time_is_absurd, "class Limits:\n    silence: float = 1e9"),
         (no_socket_drops, "context.socket(zmq.PUSH)"),
         (no_socket_drops, "context.socket(zmq.ROUTER)"),
+        (marks_are_of_tests, "@pytest.mark.long\ndef helper(): ..."),
     ],
 )
 def test_the_lints_see_what_they_are_for(lint: Callable[[Path], None], source: str, tmp_path: Path) -> None:
