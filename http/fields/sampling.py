@@ -108,7 +108,7 @@ def read_stop(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def stop_schema(vocab_size: int) -> Schema:
+def stop_schema() -> Schema:
     text = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
     return {
         "title": f"a text of 1 to {MAX_STOP_CHARACTERS} characters, or at most {MAX_STOPS} of them",
@@ -140,7 +140,7 @@ SAMPLING = (
         "seed", IntegerType(-(1 << 63), (1 << 63) - 1), "the same seed draws the same tokens; absent: one is minted"
     ),
     Parameter("best_of", IntegerType(1), "must be equal to n"),
-    Parameter("stop", ShapedType(read_stop, stop_schema), "texts that end the answer where they appear in it", ()),
+    Parameter("stop", ShapedType(read_stop, stop_schema()), "texts that end the answer where they appear in it", ()),
     *TOKENS,
     *STRUCTURE,
     Parameter("length_penalty", NeutralType((1,)), "of beam search"),

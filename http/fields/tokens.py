@@ -27,8 +27,7 @@ def token_fields(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_bias(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:
     """Read OpenAI's form: an object from token ids, written as strings, to the values added to their logits."""
-    biases = fields.object(name)
-    assert biases is not None, "a null counts as absent"
+    biases = fields.required_object(name)
     if len(biases.data) > MAX_BIASES:
         raise fields.wrong(name, f"may hold at most {MAX_BIASES} items")
     pairs = [(read_id(fields, name, key), read_value(biases, key)) for key in biases.data]
@@ -51,14 +50,13 @@ def read_value(biases: Fields, key: str) -> float:
     return biases.number(key, 0.0, -MAX_BIAS, MAX_BIAS)
 
 
-def bias_schema(vocab_size: int) -> Schema:
-    return {
-        "title": f"an object from token ids to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, at most {MAX_BIASES}",
-        "type": "object",
-        "maxProperties": MAX_BIASES,
-        "propertyNames": {"pattern": "^[0-9]{1,19}$"},
-        "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-    }
+BIAS_SCHEMA: Schema = {
+    "title": f"an object from token ids to numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, at most {MAX_BIASES}",
+    "type": "object",
+    "maxProperties": MAX_BIASES,
+    "propertyNames": {"pattern": "^[0-9]{1,19}$"},
+    "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+}
 
 
 TOKENS = (
@@ -68,5 +66,5 @@ TOKENS = (
     Parameter(
         "logprob_token_ids", IdsType(MAX_NAMED_IDS), "the tokens whose logprobs are shown, not the likeliest", ()
     ),
-    Parameter("logit_bias", ShapedType(read_bias, bias_schema), "what is added to the logits of these tokens", ()),
+    Parameter("logit_bias", ShapedType(read_bias, BIAS_SCHEMA), "what is added to the logits of these tokens", ()),
 )

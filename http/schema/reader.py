@@ -124,6 +124,12 @@ class Fields:
             raise self.typed(name, value, "an object")
         return Fields(value, f"{self.path}{name}.", self.vocab_size, self.ignored)
 
+    def required_object(self, name: str, says: str = "is missing") -> "Fields":
+        inner = self.object(name)
+        if inner is None:
+            raise self.wrong(name, says)
+        return inner
+
     def objects(self, name: str, most: int) -> "list[Fields]":
         """Return a list of at most `most` objects."""
         value = self.take(name)

@@ -10,7 +10,7 @@ from pontil.http.fields.prompt import MAX_PROMPTS
 from pontil.http.openai.chat.prompt import Message, chat_prompt, messages_of
 from pontil.http.openai.chat.request import CHAT, ChatRequest, chat_of
 from pontil.http.schema.ignored import IgnoredFields
-from pontil.http.schema.message_schema import MAX_MESSAGES, messages_schema
+from pontil.http.schema.message_schema import MAX_MESSAGES, MESSAGES_SCHEMA
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import NeutralType, ShapedType
 from pontil.http.schema.reader import Fields
@@ -82,20 +82,19 @@ def read_conversations(fields: Fields, name: str) -> tuple[tuple[Message, ...], 
     return tuple(messages_of(fields, place_of(index), one) for index, one in enumerate(value))
 
 
-def conversations_schema(vocab_size: int) -> Schema:
-    return {
-        "title": f"conversations, at most {MAX_CONVERSATIONS}, each of at most {MAX_MESSAGES} messages",
-        "type": "array",
-        "items": messages_schema(vocab_size),
-        "minItems": 1,
-        "maxItems": MAX_CONVERSATIONS,
-    }
+CONVERSATIONS_SCHEMA: Schema = {
+    "title": f"conversations, at most {MAX_CONVERSATIONS}, each of at most {MAX_MESSAGES} messages",
+    "type": "array",
+    "items": MESSAGES_SCHEMA,
+    "minItems": 1,
+    "maxItems": MAX_CONVERSATIONS,
+}
 
 
 def of_batch(one: Parameter) -> Parameter:
     """Return the form in which a batch has this parameter of a chat."""
     if one.name == MESSAGES:
-        return replace(one, kind=ShapedType(read_conversations, conversations_schema), says="lists of messages")
+        return replace(one, kind=ShapedType(read_conversations, CONVERSATIONS_SCHEMA), says="lists of messages")
     if one.name == "n":
         return replace(one, kind=NeutralType((1,), "must be 1: each conversation gets one answer"))
     if one.name in OF_ONE_CHAT:

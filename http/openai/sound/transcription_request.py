@@ -47,12 +47,11 @@ def read_file(fields: Fields, name: str) -> bytes:
     return value
 
 
-def file_schema(vocab_size: int) -> Schema:
-    return {"title": "a WAV file", "type": "string", "contentMediaType": "audio/wav"}
+FILE_SCHEMA: Schema = {"title": "a WAV file", "type": "string", "contentMediaType": "audio/wav"}
 
 
 TRANSCRIPTION = (
-    Parameter("file", ShapedType(read_file, file_schema), "the recording", required=True),
+    Parameter("file", ShapedType(read_file, FILE_SCHEMA), "the recording", required=True),
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
     Parameter("response_format", WordType(FORMATS), "an object with the text, or the text alone", JSON),
     Parameter("language", InertType(TextType(), ("",)), "the language that is spoken"),
