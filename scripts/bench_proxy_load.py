@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import app  # noqa: E402, F401
-from pontil.launcher.child.fork.quick_import import quick_import  # noqa: E402
+from pontil.launcher.child.fork.forked import quick_import  # noqa: E402
 from pontil.launcher.host.ports import bound_socket  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 

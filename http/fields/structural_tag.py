@@ -165,7 +165,6 @@ def read_any_text(fields: Fields) -> FreeText:
 
 
 def schemas_of(wanted: TagFormat) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON schemas in a format."""
     match wanted:
         case JsonValue(schema):
             yield schema

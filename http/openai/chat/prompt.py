@@ -9,7 +9,6 @@ from typing import Any
 from pontil.http.fields.recording import INPUT_AUDIO, Recording, SpokenContent, read_recording
 from pontil.http.fields.tools import TOOLS, ToolFields, read_function, tool_fields
 from pontil.http.openai.chat.function_messages import FUNCTION_CALL, ROLE, as_tools
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import parse
 from pontil.http.schema.message_schema import (
     DOCUMENTS_SCHEMA,
@@ -22,7 +21,7 @@ from pontil.http.schema.message_schema import (
 )
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import FlagType, NeutralType, ShapedType, TextType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 # Members of messages that would change the prompt, with the values of them that ask for nothing.
 NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}

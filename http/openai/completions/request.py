@@ -10,10 +10,9 @@ from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.prompt import MAX_PROMPTS, PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, ShapedType, TextType, ids_schema
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 DEFAULT_TOKENS = 16
 # Parameters that only chats have, with the values of them that ask for nothing.

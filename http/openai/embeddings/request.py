@@ -8,10 +8,9 @@ from typing import Any
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
 from pontil.http.openai.completions.request import Prompt, PromptsType
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import IntegerType, TextType, WordType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 # As many as OpenAI takes.
 MAX_INPUTS = 2048

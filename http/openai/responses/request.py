@@ -15,7 +15,6 @@ from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.responses.input_items import Item, characters_of, input_schema, read_input
 from pontil.http.openai.responses.messages import messages_of
 from pontil.http.openai.responses.tools import FUNCTIONS
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import kind_of
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import (
@@ -27,7 +26,7 @@ from pontil.http.schema.parameter_types import (
     ShapedType,
     TextType,
 )
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 from pontil.runtime.errors import RequestError
 
 CHATS = "leave it out, or use /v1/chat/completions"

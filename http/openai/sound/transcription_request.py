@@ -7,10 +7,9 @@ from typing import Any
 
 from pontil.http.fields.recording import Recording, check_wav
 from pontil.http.intake.multipart import FormPart
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import InertType, NeutralType, ShapedType, TextType, WordType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 JSON, TEXT = FORMATS = ("json", "text")
 

@@ -20,8 +20,7 @@ from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import packed_share
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
-from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
-from pontil.runtime.worker.embed.worker import EmbeddingWorker
+from pontil.runtime.worker.embed.worker import EmbeddingQueue, EmbeddingWorker, Waiting
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.start import packed_weights
