@@ -7,6 +7,7 @@ from typing import Any
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.foundation.columns import aligned
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.topology import Topology
@@ -62,9 +63,9 @@ PAIRS = ("pair", "KV moved", "GB/s")
 
 def overview(children: Sequence[Child], results: Sequence[dict[str, Any]]) -> list[str]:
     """Return the lines of two tables: the processes, and the worker pairs that the self-test used."""
-    lines = table(PROCESSES, [process_row(child) for child in children])
     pairs = [pair_row(result) for result in results if result.get("bytes")]
-    return lines + (table(PAIRS, pairs) if pairs else [])
+    tables = [[PROCESSES, *map(process_row, children)], *([[PAIRS, *pairs]] if pairs else [])]
+    return [f"  {line}" for table in tables for line in aligned(table, numbers(table[1:]))]
 
 
 def process_row(child: Child) -> tuple[str, ...]:
@@ -83,20 +84,9 @@ def pair_row(result: dict[str, Any]) -> tuple[str, ...]:
     return result["route"], f"{moved / 1e6:.1f} MB", rate
 
 
-def table(heading: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Format columns as wide as their widest cell; number columns are right-aligned."""
-    cells = [heading, *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]
-    numbers = [all(is_number(row[column]) for row in rows) for column in range(len(heading))]
-    return ["  " + "  ".join(map(aligned, row, widths, numbers)).rstrip() for row in cells]
-
-
-def is_number(cell: str) -> bool:
-    return cell == NOTHING or cell[:1].isdigit()
-
-
-def aligned(cell: str, width: int, number: bool) -> str:
-    return cell.rjust(width) if number else cell.ljust(width)
+def numbers(rows: Sequence[tuple[str, ...]]) -> list[bool]:
+    """Return which columns have numbers only."""
+    return [all(cell == NOTHING or cell[:1].isdigit() for cell in column) for column in zip(*rows, strict=True)]
 
 
 def example(url: str, model: str, asks_for_keys: bool = False) -> str:
