@@ -12,11 +12,11 @@ import pytest
 import torch
 from kernels import CACHE
 from tiny_bert import write_tiny_bert
+from tiny_llama import write_tiny_llama
 from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import packed_share
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
