@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from pontil.launcher.child.exit_cause import EXIT_GPU_FAULT, EXIT_RANK_LOST, gpu_fault
-from pontil.launcher.child.fork.quick_import import quick_import
+from pontil.launcher.child.fork.forked import quick_import
 from pontil.launcher.child.parent_death import die_with_parent, parent_death_signal
 from pontil.launcher.child.reporter import PipeReporter
 from pontil.launcher.foundation.errors import LaunchError, OptionError, RefusedError

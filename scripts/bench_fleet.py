@@ -26,12 +26,12 @@ sys.path.insert(0, str(ROOT))
 import app  # noqa: E402, F401
 
 # After `app`, which binds this checkout as the package.
-sys.path.insert(1, str(ROOT / "tests" / "support" / "fakes"))
+sys.path[1:1] = [str(ROOT / "tests" / "support" / room) for room in ("fakes", "models")]
 
 from fleet_proxy import fleet_proxy, submit  # noqa: E402
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json  # noqa: E402
 
 from pontil.runtime.foundation.fair_share import FairShare  # noqa: E402
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json  # noqa: E402
 from pontil.runtime.proxy.requests.ticket import NO_KEY  # noqa: E402
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import app  # noqa: E402, F401
-from pontil.launcher.child.fork.quick_import import quick_import  # noqa: E402
+from pontil.launcher.child.fork.forked import quick_import  # noqa: E402
 from pontil.launcher.host.ports import bound_socket  # noqa: E402
 from pontil.runtime.loaders.builtin import resolve_model  # noqa: E402
 
@@ -337,7 +337,8 @@ class ProxyLoadBench:
 
 def write_model(folder: Path) -> None:
     """Write a model with the vocabulary of the proxy's, whose KV takes little memory."""
-    from pontil.runtime.loaders.synthetic import write_tiny_llama
+    sys.path.append(str(ROOT / "tests" / "support" / "models"))
+    from tiny_llama import write_tiny_llama
 
     write_tiny_llama(
         folder, vocab_size=49152, max_model_len=CONTEXT, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8,

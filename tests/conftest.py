@@ -116,8 +116,7 @@ def both_models(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     """One worker of a model that generates, and two of one that embeds. Files share it."""
     from served import launched
     from tiny_bert import write_tiny_bert
-
-    from pontil.runtime.loaders.synthetic import write_tiny_llama
+    from tiny_llama import write_tiny_llama
 
     folder = tmp_path_factory.mktemp("both")
     write_tiny_llama(folder / "small")

@@ -24,7 +24,6 @@ def positive(descriptor: dict[str, Any], name: str) -> float:
 
 
 def text(descriptor: dict[str, Any], name: str) -> str:
-    """Return a field that is a text."""
     value = descriptor.get(name)
     if not isinstance(value, str) or not value or len(value) > 4096:
         raise unusable(name)

@@ -1,25 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authentication and authorisation (F5), decided once per request before its body is read.
+"""Authentication and authorisation (F5), decided once per request before its body is read, and the names by which a
+server may be called.
 
 Pages of other origins may not act as the operator whose browser shows them (cross-site request forgery). On the
 server's own machine the routes of /admin/ need no key, so that any page could ask for them there. Browsers say with
 each request where it comes from (Fetch standard, Fetch Metadata); programs say nothing of it.
 """
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from sanic import Request
 
-from pontil.http.access.allowed_hosts import AllowedHosts, is_local, named
 from pontil.http.access.endpoint import RouteAccess
-from pontil.http.access.failed_keys import FailedKeys
-from pontil.http.access.keyring import ADMIN, Caller, Keyring
+from pontil.http.access.keyring import ADMIN, Caller, FailedKeys, Keyring
 from pontil.runtime.errors import RequestError
-from pontil.runtime.foundation.loopback import is_loopback
+from pontil.runtime.foundation.loopback import LOCALHOST, is_loopback
 from pontil.runtime.proxy.requests.ticket import NO_KEY, UNLIMITED
+
+ANY = "*"
+EXPOSED = (
+    "x-request-id, x-pontil-route, x-pontil-ignored, x-pontil-schema, x-pontil-sample-rate, x-pontil-stream, "
+    "retry-after, traceparent"
+)
+# Names of headers that a page wants to send, in a list.
+NAMES = re.compile(r"[A-Za-z0-9_, -]{1,1024}")
+MAX_AGE_SECONDS = 600
+
+
+class CrossOrigin:
+    """The origins whose pages may read; "*" for all. Without any, no answer has a header of this kind."""
+
+    def __init__(self, origins: Iterable[str] = ()) -> None:
+        self.origins = frozenset(origins)
+
+    def headers(self, asked: Mapping[str, str], preflight: str | None = None) -> dict[str, str]:
+        """Return the headers of an answer to a request with the headers `asked`. `preflight` are the methods of the
+        path, where the browser is asking before it sends a request."""
+        origin = asked.get("origin", "")
+        if not self.origins or not origin:
+            return {}
+        # A cache must not give one origin the answer to another.
+        given = {} if ANY in self.origins else {"vary": "origin"}
+        if not self.origins & {ANY, origin.lower()}:
+            return given
+        given["access-control-allow-origin"] = ANY if ANY in self.origins else origin
+        if preflight is None:
+            return given | {"access-control-expose-headers": EXPOSED}
+        given |= {"access-control-allow-methods": preflight, "access-control-max-age": str(MAX_AGE_SECONDS)}
+        names = asked.get("access-control-request-headers", "")
+        return given | ({"access-control-allow-headers": names} if NAMES.fullmatch(names) else {})
+
+
+class AllowedHosts:
+    """Names that this machine has for itself, the bound host, and the `given` names. Any name is allowed if "*" is
+    given, or if the server is bound to a network and no name is given."""
+
+    def __init__(self, bound: str, given: Iterable[str] = ()) -> None:
+        names = {plain(name) for name in given}
+        self.any = ANY in names or (not names and not is_local(plain(bound)))
+        self.names = names | {plain(bound)}
+
+    def admit(self, stated: Iterable[str]) -> bool:
+        """Return whether the Host headers are allowed. Browsers always send one, so a request without Host is no
+        page."""
+        return self.any or all(is_local(name) or name in self.names for name in map(named, stated))
+
+
+def named(host: str) -> str:
+    """Return the name or address in a Host header, without its port."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return plain(name)
+
+
+def plain(name: str) -> str:
+    return name.strip("[]").lower().removesuffix(".")
+
+
+def is_local(name: str) -> bool:
+    """Return whether a name or an address means, on every machine, that machine itself."""
+    return name == LOCALHOST or name.endswith(f".{LOCALHOST}") or is_loopback(name)
+
 
 # The caller of requests that need no key.
 NOBODY = Caller(NO_KEY, allowance=UNLIMITED)

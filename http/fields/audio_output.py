@@ -37,14 +37,13 @@ def read_kinds(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def kinds_schema(vocab_size: int) -> Schema:
-    return {
-        "title": "`text`, or `text` and `audio`",
-        "type": "array",
-        "items": {"enum": list(KINDS)},
-        "minItems": 1,
-        "maxItems": len(KINDS),
-    }
+KINDS_SCHEMA: Schema = {
+    "title": "`text`, or `text` and `audio`",
+    "type": "array",
+    "items": {"enum": list(KINDS)},
+    "minItems": 1,
+    "maxItems": len(KINDS),
+}
 
 
 AUDIO_OPTIONS = (
@@ -52,7 +51,7 @@ AUDIO_OPTIONS = (
     Parameter("format", WordType(FORMATS), "a WAV file, or bare samples of 16 bits; absent: wav, of a stream pcm16"),
 )
 AUDIO_OUTPUT = (
-    Parameter("modalities", ShapedType(read_kinds, kinds_schema), "whether the answer comes in sound too"),
+    Parameter("modalities", ShapedType(read_kinds, KINDS_SCHEMA), "whether the answer comes in sound too"),
     Parameter("audio", OptionsType(AUDIO_OPTIONS), "of the sound"),
 )
 

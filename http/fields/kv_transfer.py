@@ -23,8 +23,7 @@ class KVTransferFields:
 
 
 def read_kv_transfer(fields: Fields, name: str) -> KVTransferFields | None:
-    inner = fields.object(name)
-    assert inner is not None, "a null counts as absent"
+    inner = fields.required_object(name)
     keeps, claims = inner.boolean("do_remote_decode", False), inner.boolean("do_remote_prefill", False)
     if keeps and claims:
         raise fields.wrong(name, "asks for both do_remote_decode and do_remote_prefill: a worker does one of them")
@@ -34,13 +33,13 @@ def read_kv_transfer(fields: Fields, name: str) -> KVTransferFields | None:
     return KVTransferFields(keeps, claims, inner.data)
 
 
-def kv_transfer_schema(vocab_size: int) -> Schema:
+def kv_transfer_schema() -> Schema:
     flags = {name: {"type": ["boolean", "null"]} for name in ("do_remote_decode", "do_remote_prefill")}
     return {"title": "an object", "type": "object", "properties": flags}
 
 
 KV_TRANSFER = Parameter(
     NAME,
-    ShapedType(read_kv_transfer, kv_transfer_schema),
+    ShapedType(read_kv_transfer, kv_transfer_schema()),
     "sent by a router that drives workers: keep the prompt's KV, or take what another worker kept",
 )

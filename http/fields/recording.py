@@ -47,9 +47,7 @@ class SpokenContent:
 
 def read_recording(fields: Fields) -> Recording:
     """Read a content part of the type input_audio."""
-    given = fields.object(INPUT_AUDIO)
-    if given is None:
-        raise fields.wrong(INPUT_AUDIO, 'is missing: give {"data": base64, "format": "wav"}')
+    given = fields.required_object(INPUT_AUDIO, 'is missing: give {"data": base64, "format": "wav"}')
     form = given.text("format")
     if form != "wav":
         says = '"wav", the only format that is read: convert other recordings first'

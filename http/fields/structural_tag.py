@@ -123,9 +123,7 @@ class FormatReader:
 
     def tag(self, fields: Fields, triggers: tuple[str, ...] = ()) -> Tagged:
         begin, end = read_begin(fields, triggers), read_tag_text(fields, "end")
-        content = fields.object("content")
-        if content is None:
-            raise fields.wrong("content", "is missing: give a format")
+        content = fields.required_object("content", "is missing: give a format")
         return Tagged(begin, self.read(content), end)
 
     def triggered_tag(self, fields: Fields, triggers: tuple[str, ...]) -> Tagged:
@@ -167,7 +165,6 @@ def read_any_text(fields: Fields) -> FreeText:
 
 
 def schemas_of(wanted: TagFormat) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON schemas in a format."""
     match wanted:
         case JsonValue(schema):
             yield schema

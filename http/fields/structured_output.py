@@ -72,8 +72,7 @@ def structure_of(fields: Fields, values: Mapping[str, Any]) -> OutputStructure |
 
 
 def read_format(fields: Fields, name: str) -> OutputStructure | None:
-    wanted = fields.object(name)
-    assert wanted is not None, "a null counts as absent"
+    wanted = fields.required_object(name)
     kind = wanted.text("type")
     if kind not in FORMATS:
         raise wanted.unfit("type", kind, f"one of {', '.join(FORMATS)}")
@@ -91,9 +90,7 @@ def read_format(fields: Fields, name: str) -> OutputStructure | None:
 
 def read_json_schema(wanted: Fields) -> OutputStructure:
     """Read a schema, all of which a grammar has to hold if `strict` is set."""
-    described = wanted.object("json_schema")
-    if described is None:
-        raise wanted.wrong("json_schema", "is missing: give an object with a name and a schema")
+    described = wanted.required_object("json_schema", "is missing: give an object with a name and a schema")
     return read_described(described)
 
 
@@ -120,8 +117,7 @@ def schema_structure(fields: Fields, name: str, schema: Any, strict: bool = Fals
 
 
 def read_kinds(fields: Fields, name: str) -> OutputStructure:
-    wanted = fields.object(name)
-    assert wanted is not None, "a null counts as absent"
+    wanted = fields.required_object(name)
     given = [kind for kind in KINDS if wanted.take(kind) is not None]
     wanted.neutral(NEUTRAL_KINDS)
     wanted.finish()
@@ -239,7 +235,7 @@ def is_deep(value: Any) -> bool:
     return True
 
 
-def format_schema(vocab_size: int) -> Schema:
+def format_schema() -> Schema:
     text, flag = or_null({"type": "string"}), or_null({"type": "boolean"})
     described = closed(["name", "schema"], name=TEXT, schema=SCHEMA, description=text, strict=flag)
     return {
@@ -264,7 +260,7 @@ def format_schema(vocab_size: int) -> Schema:
     }
 
 
-def kinds_schema(vocab_size: int) -> Schema:
+def kinds_schema() -> Schema:
     types: dict[str, Schema] = {
         "json": {"anyOf": [SCHEMA, TEXT]},
         "regex": TEXT,
@@ -280,14 +276,6 @@ def kinds_schema(vocab_size: int) -> Schema:
     }
 
 
-def bare_text_schema(vocab_size: int) -> Schema:
-    return {"type": "string"}
-
-
-def bare_json_schema(vocab_size: int) -> Schema:
-    return {"title": "a JSON schema, or its text", "anyOf": [SCHEMA, {"type": "string"}]}
-
-
 def closed(required: list[str], /, **properties: Schema) -> Schema:
     """Return the schema of an object with these properties and no others."""
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -295,15 +283,17 @@ def closed(required: list[str], /, **properties: Schema) -> Schema:
 
 TEXT: Schema = {"type": "string", "minLength": 1}
 SCHEMA: Schema = {"anyOf": [{"type": "object"}, {"const": True}]}
+BARE_TEXT: Schema = {"type": "string"}
+BARE_JSON: Schema = {"title": "a JSON schema, or its text", "anyOf": [SCHEMA, BARE_TEXT]}
 STRUCTURE = (
     Parameter(
-        "response_format", ShapedType(read_format, format_schema), "free text, JSON, or JSON that follows a schema"
+        "response_format", ShapedType(read_format, format_schema()), "free text, JSON, or JSON that follows a schema"
     ),
-    Parameter("structured_outputs", ShapedType(read_kinds, kinds_schema), "what the answer follows to the letter"),
-    Parameter("regex", ShapedType(read_bare, bare_text_schema), "the same as structured_outputs.regex"),
-    Parameter("ebnf", ShapedType(read_bare, bare_text_schema), "the same as structured_outputs.grammar"),
-    Parameter("grammar", ShapedType(read_bare, bare_text_schema), "the same as structured_outputs.grammar"),
-    Parameter("json_schema", ShapedType(read_bare, bare_json_schema), "the same as structured_outputs.json"),
+    Parameter("structured_outputs", ShapedType(read_kinds, kinds_schema()), "what the answer follows to the letter"),
+    Parameter("regex", ShapedType(read_bare, BARE_TEXT), "the same as structured_outputs.regex"),
+    Parameter("ebnf", ShapedType(read_bare, BARE_TEXT), "the same as structured_outputs.grammar"),
+    Parameter("grammar", ShapedType(read_bare, BARE_TEXT), "the same as structured_outputs.grammar"),
+    Parameter("json_schema", ShapedType(read_bare, BARE_JSON), "the same as structured_outputs.json"),
     *(
         Parameter(name, NeutralType(others=f"is an older name: use {instead}"), f"the older name of {instead}")
         for name, instead in OLD_NAMES.items()

@@ -2,7 +2,7 @@
 """The tools of a request and the choice among them. Pure."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -130,35 +130,40 @@ def read_parameters(function: Fields) -> None:
 def read_function(fields: Fields) -> Fields:
     if (kind := fields.text("type")) not in (None, "function"):
         raise fields.unfit("type", kind, '"function", the only type that is supported', UNSUPPORTED)
-    function = fields.object("function")
-    if function is None:
-        raise fields.wrong("function", "is missing")
+    function = fields.required_object("function")
     return function
 
 
 def read_choice(fields: Fields, name: str) -> ToolChoice:
+    return choice_of(fields, name, read_named)
+
+
+def choice_of(
+    fields: Fields,
+    name: str,
+    read: Callable[[Fields], ToolChoice],
+    modes: Sequence[str] = MODES,
+    others: str = "name a function",
+) -> ToolChoice:
+    """Return the choice of a mode, or what `read` makes of an object."""
     value = fields.take(name)
     if isinstance(value, dict):
-        chosen = fields.object(name)
-        assert chosen is not None
-        if chosen.data.get("type") == ALLOWED:
-            return read_allowed(chosen)
-        function = read_function(chosen)
-        choice = ToolChoice("required", function.required_text("name"))
-        function.ignore_rest()
-        chosen.ignore_rest()
-        return choice
-    if not isinstance(value, str) or value not in MODES:
-        raise fields.unfit(name, value, f"one of {', '.join(MODES)}, or name a function", UNSUPPORTED)
+        return read(fields.required_object(name))
+    if not isinstance(value, str) or value not in modes:
+        raise fields.unfit(name, value, f"one of {', '.join(modes)}, or {others}", UNSUPPORTED)
     return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
+
+
+def read_named(chosen: Fields) -> ToolChoice:
+    if chosen.data.get("type") == ALLOWED:
+        return read_allowed(chosen)
+    return ToolChoice("required", function_name(chosen))
 
 
 def read_allowed(chosen: Fields) -> ToolChoice:
     """Read a choice among some of the tools; the others are not shown to the model."""
     chosen.take("type")
-    allowed = chosen.object(ALLOWED)
-    if allowed is None:
-        raise chosen.wrong(ALLOWED, "is missing: give an object with a mode and a list of tools")
+    allowed = chosen.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
     choice = read_allowed_tools(allowed, function_name)
     chosen.ignore_rest()
     return choice
@@ -184,23 +189,19 @@ def function_name(tool: Fields) -> str:
     return name
 
 
-def tools_schema(vocab_size: int) -> Schema:
-    parameters = {
-        "type": ["object", "null"],
-        "properties": {"type": {"const": "object"}},
-    }
-    function = opened(
-        ["name"],
-        name={"type": "string", "pattern": f"^{NAME.pattern}$"},
-        description=TEXT,
-        parameters=parameters,
-        strict={"type": ["boolean", "null"]},
-    )
-    tool = opened(["function"], type={"enum": ["function", None]}, function=function)
-    return {"title": f"tools, at most {MAX_TOOLS}", "type": "array", "items": tool, "maxItems": MAX_TOOLS}
+FUNCTION: dict[str, Schema] = {
+    "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+    "description": TEXT,
+    "parameters": {"type": ["object", "null"], "properties": {"type": {"const": "object"}}},
+    "strict": {"type": ["boolean", "null"]},
+}
 
 
-def choice_schema(vocab_size: int) -> Schema:
+def tools_schema(name: str, tool: Schema) -> Schema:
+    return {"title": f"{name}, at most {MAX_TOOLS}", "type": "array", "items": tool, "maxItems": MAX_TOOLS}
+
+
+def choice_schema() -> Schema:
     function = opened(["name"], name={"type": "string"})
     named = opened(["function"], type={"enum": ["function", None]}, function=function)
     some = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS}
@@ -211,8 +212,9 @@ def choice_schema(vocab_size: int) -> Schema:
     return {"title": shown, "anyOf": [{"enum": list(MODES)}, named, among]}
 
 
+TOOL = opened(["function"], type={"enum": ["function", None]}, function=opened(["name"], **FUNCTION))
 TOOLS = (
-    Parameter("tools", ShapedType(read_tools, tools_schema), "functions that the model may call", ()),
-    Parameter("tool_choice", ShapedType(read_choice, choice_schema), "whether a function is called, and which"),
+    Parameter("tools", ShapedType(read_tools, tools_schema("tools", TOOL)), "functions that the model may call", ()),
+    Parameter("tool_choice", ShapedType(read_choice, choice_schema()), "whether a function is called, and which"),
     Parameter("parallel_tool_calls", FlagType(), "whether an answer may hold several calls", True),
 )

@@ -15,8 +15,8 @@ from pontil.http.fields.prompt import MAX_PROMPTS
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.multipart import FormPart, boundary_of, read_form
 from pontil.http.intake.ordered_executor import OrderedExecutor
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import LARGE_BODY, parse_body
+from pontil.http.schema.reader import IgnoredFields
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.timeline.received import timed

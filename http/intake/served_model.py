@@ -66,6 +66,5 @@ class ServedModel:
 
 
 def no_model(name: str, served: Sequence[str]) -> RequestError:
-    """Return the error for a name that no served model has."""
     says = f"there is no model {name!r:.200}: this server has {' and '.join(map(repr, served))}"
     return RequestError(says, status=404, param="model", code="model_not_found")

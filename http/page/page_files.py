@@ -55,7 +55,6 @@ class PageFile:
 
 
 def read_files(folder: Path = FOLDER) -> Mapping[str, PageFile]:
-    """Return the files of the page by name."""
     found = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in TYPES:

@@ -14,24 +14,21 @@ from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION
 from pontil.http.openai.completions.route import GenerationRoutes, Preparation
-from pontil.http.openai.embeddings.body import EMBEDDINGS
 from pontil.http.openai.embeddings.request import EMBEDDING
-from pontil.http.openai.embeddings.route import EmbeddingRoutes
+from pontil.http.openai.embeddings.route import EMBEDDINGS, EmbeddingRoutes
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.openai.responses import schema as shown
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.request import RESPONSES
 from pontil.http.openai.responses.route import ResponsesRoutes
 from pontil.http.routes import request_times as traced
-from pontil.http.routes.model_list import ModelList
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.page import RoutedRoom
 from pontil.http.routes.request_times import RequestTimes
-from pontil.http.routes.status import METRICS_TYPE, StatusRoutes
+from pontil.http.routes.status import METRICS_TYPE, ModelList, StatusRoutes
 from pontil.http.stream import reply_schema as reply
 from pontil.http.stream.answer_checker import AnswerChecker
-from pontil.http.vllm.chat_batch import ChatBatchRoutes
-from pontil.http.vllm.chat_batch_request import CHAT_BATCH
+from pontil.http.vllm.chat_batch import CHAT_BATCH, ChatBatchRoutes
 from pontil.http.vllm.compatibility import CompatibilityRoutes
 from pontil.http.vllm.generate_request import GENERATE
 from pontil.http.vllm.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
@@ -111,7 +108,6 @@ def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
-    """The timelines of requests."""
     return (
         Endpoint("GET", "/admin/requests", times.list_requests, "The latest requests.", traced.REQUESTS,
                  door=RouteAccess.ADMIN),
@@ -121,7 +117,6 @@ def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:
 
 
 def response_endpoints(responses: ResponsesRoutes) -> tuple[Endpoint, ...]:
-    """The Responses API."""
     return (
         Endpoint("POST", "/v1/responses", responses.create_response, "Make a response.", shown.RESPONSE,
                  RESPONSES, shown.EVENT, GENERATION_ERRORS),
@@ -139,7 +134,6 @@ def response_endpoints(responses: ResponsesRoutes) -> tuple[Endpoint, ...]:
 
 
 def compatibility_endpoints(others: CompatibilityRoutes, batches: ChatBatchRoutes) -> tuple[Endpoint, ...]:
-    """Routes of other servers."""
     return (
         Endpoint("POST", "/v1/chat/completions/batch", batches.chat_batch, "Answer several conversations.",
                  reply.CHAT_BATCH, CHAT_BATCH, errors=GENERATION_ERRORS),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routes for health, metrics and topology."""
+"""Routes for health, metrics, topology and the served models."""
 
 import re
 from typing import Any
@@ -9,8 +9,27 @@ from sanic.response import json as json_response
 from sanic.response import raw
 
 from pontil.http.access.access import sees_all
+from pontil.http.intake.served_model import ServedModel, no_model
+from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.proxy import Proxy
+
+
+class ModelList:
+    """Handlers over the models: the one that generates, and one that embeds texts if there is one."""
+
+    def __init__(self, model: ServedModel, embedding: ServedEmbedding | None) -> None:
+        self.served: tuple[ServedModel | ServedEmbedding, ...] = (model,) if embedding is None else (model, embedding)
+
+    async def models(self, request: Request) -> HTTPResponse:
+        return json_response({"object": "list", "data": [one.described for one in self.served]})
+
+    async def one_model(self, request: Request, name: str) -> HTTPResponse:
+        for one in self.served:
+            if one.name == name:
+                return json_response(one.described)
+        raise no_model(name, [one.name for one in self.served])
+
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"

@@ -59,24 +59,21 @@ MESSAGE: Schema = {
 }
 
 
-def messages_schema(vocab_size: int) -> Schema:
-    return {
-        "title": f"messages, at most {MAX_MESSAGES}",
-        "type": "array",
-        "items": MESSAGE,
-        "minItems": 1,
-        "maxItems": MAX_MESSAGES,
-    }
+MESSAGES_SCHEMA: Schema = {
+    "title": f"messages, at most {MAX_MESSAGES}",
+    "type": "array",
+    "items": MESSAGE,
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}
 
 
-def documents_schema(vocab_size: int) -> Schema:
-    return {
-        "title": f"objects, at most {MAX_TOOLS}",
-        "type": "array",
-        "items": {"type": "object"},
-        "maxItems": MAX_TOOLS,
-    }
+DOCUMENTS_SCHEMA: Schema = {
+    "title": f"objects, at most {MAX_TOOLS}",
+    "type": "array",
+    "items": {"type": "object"},
+    "maxItems": MAX_TOOLS,
+}
 
 
-def variables_schema(vocab_size: int) -> Schema:
-    return {"title": "an object", "type": "object"}
+VARIABLES_SCHEMA: Schema = {"title": "an object", "type": "object"}

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from pontil.http.schema.reader import Fields
-from pontil.http.schema.spelling import Spelling
+from pontil.http.schema.reader import Fields, Spelling
 
 # JSON Schema 2020-12, as used by OpenAPI.
 Schema = dict[str, Any]

@@ -87,8 +87,7 @@ class ObjectType:
     """Any object."""
 
     def read(self, fields: Fields, name: str) -> Any:
-        inner = fields.object(name)
-        assert inner is not None, "a null counts as absent"
+        inner = fields.required_object(name)
         return inner.data
 
     def schema(self, vocab_size: int) -> Schema:
@@ -161,8 +160,7 @@ class OptionsType:
     parameters: tuple[Parameter, ...]
 
     def read(self, fields: Fields, name: str) -> dict[str, Any]:
-        inner = fields.object(name)
-        assert inner is not None, "a null counts as absent"
+        inner = fields.required_object(name)
         return read_all(inner, self.parameters)
 
     def schema(self, vocab_size: int) -> Schema:
@@ -174,10 +172,10 @@ class ShapedType:
     """Any other type, with its own reader and schema; the schema's `title` describes it in words."""
 
     reader: Callable[[Fields, str], Any]
-    shape: Callable[[int], Schema]
+    shape: Schema
 
     def read(self, fields: Fields, name: str) -> Any:
         return self.reader(fields, name)
 
     def schema(self, vocab_size: int) -> Schema:
-        return self.shape(vocab_size)
+        return self.shape

@@ -4,13 +4,74 @@ effect (F3)."""
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import kind_of
-from pontil.http.schema.spelling import Spelling
 from pontil.runtime.errors import RequestError
+
+HEADER = "x-pontil-ignored"
+MOST_NAMES = 24
+MOST_CHARACTERS = 64
+"""Of one name: names may come from clients, and may be as long as a body."""
+INDEX = re.compile(r"\[\d+\]")
+UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+
+class IgnoredFields:
+    """The names of one request, in the order in which they were noted. A `strict` server accepts no such field unless
+    its value asks for nothing; the readers of fields see to that."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.names: dict[str, None] = {}
+        self.more = False
+
+    def note(self, path: str) -> None:
+        """Note a field by its path. Items of a list count as one field; beyond MOST_NAMES only that there are more is
+        kept."""
+        if self.more:
+            return
+        name = UNSAFE.sub("?", INDEX.sub("[]", path[: 4 * MOST_CHARACTERS]))
+        self.names.setdefault(name if len(name) <= MOST_CHARACTERS else f"{name[:MOST_CHARACTERS]}...")
+        if len(self.names) > MOST_NAMES:
+            self.names.popitem()
+            self.more = True
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header that names the fields; none where there are none."""
+        if not self.names:
+            return {}
+        return {HEADER: ", ".join([*self.names, "..."] if self.more else self.names)}
+
+
+SHORTEST = 4
+LONGEST = 40
+"""Shorter and longer names are not compared."""
+
+
+class Spelling:
+    """The `known` names, by what they may be misspelt as."""
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self.meant = {variant: name for name in known for variant in variants(name)}
+
+    def meant_by(self, name: str) -> str | None:
+        """Return a known name that this one is like; None if there is none."""
+        return next((self.meant[variant] for variant in variants(name) if variant in self.meant), None)
+
+
+def variants(name: str) -> Iterator[str]:
+    """Yield the plain name, and it without each one of its letters."""
+    if len(name) > LONGEST:
+        return
+    plain = name.lower().replace("_", "").replace("-", "")
+    if len(plain) >= SHORTEST:
+        yield plain
+        yield from (plain[:at] + plain[at + 1 :] for at in range(len(plain)))
+
 
 # Characters of a client's field name that are shown, since it may be very long.
 MAX_SHOWN = 200
@@ -124,8 +185,13 @@ class Fields:
             raise self.typed(name, value, "an object")
         return Fields(value, f"{self.path}{name}.", self.vocab_size, self.ignored)
 
+    def required_object(self, name: str, says: str = "is missing") -> "Fields":
+        inner = self.object(name)
+        if inner is None:
+            raise self.wrong(name, says)
+        return inner
+
     def objects(self, name: str, most: int) -> "list[Fields]":
-        """Return a list of at most `most` objects."""
         value = self.take(name)
         if value is None:
             return []

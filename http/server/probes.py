@@ -7,7 +7,7 @@ from typing import Any
 from sanic import HTTPResponse, Request, Sanic
 from sanic.response import empty
 
-from pontil.http.access.cross_origin import CrossOrigin
+from pontil.http.access.access import CrossOrigin
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 
 METHODS = ("HEAD", "OPTIONS")

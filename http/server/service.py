@@ -14,9 +14,7 @@ from sanic import Request, Sanic
 from sanic.config import Config
 from sanic.response import BaseHTTPResponse
 
-from pontil.http.access.access import Access
-from pontil.http.access.allowed_hosts import AllowedHosts
-from pontil.http.access.cross_origin import CrossOrigin
+from pontil.http.access.access import Access, AllowedHosts, CrossOrigin
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.keyring import Keyring
 from pontil.http.intake.body import MOST_BODY
@@ -27,12 +25,12 @@ from pontil.http.routes.endpoint_table import endpoints
 from pontil.http.routes.page import live_page
 from pontil.http.server.connection_limit import (
     ConnectionLimit,
+    LogInterval,
     connections_within,
     descriptor_limit,
     raise_descriptor_limit,
 )
 from pontil.http.server.error_handler import OpenAIErrors
-from pontil.http.server.log_interval import LogInterval
 from pontil.http.server.probes import METHODS, add_probes
 from pontil.http.server.raw_head import MAX_HEAD_BYTES
 from pontil.http.server.request_id import CURRENT, HEADER, WithRequestId, request_id

@@ -15,7 +15,7 @@ from sanic.http import Http, Stage
 from sanic.http.http1 import HTTP_CONTINUE
 from sanic.server.protocols.http_protocol import HttpProtocol
 
-from pontil.http.access.failed_keys import place_of
+from pontil.http.access.keyring import place_of
 from pontil.http.server.connection_limit import REFUSAL, ConnectionLimit
 from pontil.http.server.error_handler import CODES
 from pontil.http.server.raw_head import MAX_HEAD_BYTES, chunk_fault, foreign_byte, head_fault

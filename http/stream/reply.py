@@ -18,8 +18,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Ended
-from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
-from pontil.runtime.proxy.requests.wakeup import Wakeup
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, Wakeup
 from pontil.runtime.timeline.received import noted
 from pontil.runtime.timeline.timeline import WRITE
 

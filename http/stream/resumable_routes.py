@@ -87,7 +87,6 @@ def check_not_continued(request: Request) -> None:
 
 
 def release_of(claimed: StreamRecord | StreamJournal) -> WorkerRelease | None:
-    """Return the release that began a stream."""
     return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
 
 

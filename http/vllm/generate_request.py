@@ -6,10 +6,9 @@ from typing import Any
 
 from pontil.http.fields.sampling import SAMPLING
 from pontil.http.openai.completions.request import CompletionRequest, read_completion
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, read_all
 from pontil.http.schema.parameter_types import FlagType, IdsType, NeutralType, ObjectType, TextType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 from pontil.runtime.errors import RequestError
 
 DEFAULT_NEW_TOKENS = 128

@@ -11,11 +11,10 @@ from typing import Any
 from pontil.launcher.child.child_state import ChildState, DrainState, moved
 from pontil.launcher.child.exit_cause import ExitCause
 from pontil.launcher.child.health import HealthLimits
-from pontil.launcher.child.kept_memory import KeptMemory
+from pontil.launcher.child.kept_memory import KeptMemory, SharedWeights
 from pontil.launcher.child.process import ChildProcess
 from pontil.launcher.child.rank_group import GroupStep, RankGroup, next_step
 from pontil.launcher.child.reports import OrderReport, Report
-from pontil.launcher.child.shared_weights import SharedWeights
 from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.host.service_port import NOTHING

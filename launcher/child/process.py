@@ -15,7 +15,6 @@ from typing import Any
 from pontil.launcher.child.activity import LOOK_EVERY, CpuActivity, is_busy
 from pontil.launcher.child.exit_cause import KEPT_LINES, ExitCause, last_words
 from pontil.launcher.child.health import HealthSigns
-from pontil.launcher.child.memory_file import memory_file
 from pontil.launcher.child.reports import (
     FailureReport,
     HeartbeatReport,
@@ -31,6 +30,19 @@ from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.logs.log_line import LogLine, read_line
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.foundation.line_pipe import LinePipe
+
+OWNER_ONLY = 0o600
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """Return the descriptor of a file with this content, to be read from its beginning, which only this user can open.
+    It has no name in any folder, and is gone with the last process that has it open. Raises OSError."""
+    with os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC), "wb") as file:
+        os.fchmod(file.fileno(), OWNER_ONLY)
+        file.write(content)
+        file.seek(0)
+        return os.dup(file.fileno())
+
 
 STDERR = 2
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import TextIO
 
 from pontil.launcher.child.child import child_command
-from pontil.launcher.child.memory_file import memory_file
 from pontil.launcher.child.parent_death import parent_death_signal
+from pontil.launcher.child.process import memory_file
 from pontil.launcher.options.environment import PREFIX, SECRETS
 
 # Variables with our prefix that are about a host and not about one launch.

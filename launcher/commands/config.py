@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pontil.launcher.commands.launch import LaunchCommand, config_flag, launch_flags
+from pontil.launcher.foundation.columns import aligned
 from pontil.launcher.options.options import OPTIONS, read_environment, read_settings
 from pontil.launcher.options.sources import Setting
 
@@ -40,12 +41,10 @@ def row(setting: Setting) -> dict[str, Any]:
 def table(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield the options under the headings they were declared with."""
     sections = {option.name: option.metadata["section"] for option in OPTIONS}
-    widths = [max(len(text) for text in column) for column in zip(*map(cells, settings), strict=True)]
-    for section, group in groupby(settings, lambda each: sections[each.field]):
+    lines = zip(settings, aligned([*map(cells, settings)], (False, False, False)), strict=True)
+    for section, group in groupby(lines, lambda each: sections[each[0].field]):
         yield f"{section}:"
-        for each in group:
-            padded = (cell.ljust(width) for cell, width in zip(cells(each), widths, strict=True))
-            yield f"  {'  '.join(padded)}".rstrip()
+        yield from (f"  {line}" for _, line in group)
 
 
 def cells(setting: Setting) -> tuple[str, str, str]:

@@ -3,13 +3,14 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
+from pontil.launcher.foundation.columns import aligned
 from pontil.launcher.options.options import read_environment
 
 AUDIT_ATTEMPTS, AUDIT_PAUSE = 5, 0.3
@@ -30,17 +31,12 @@ def usage(file: Path, as_json: bool) -> None:
         click.echo(line)
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield rows under their headings: text left-aligned, numbers right-aligned."""
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return rows under their headings: text left-aligned, numbers right-aligned."""
     if not rows:
-        yield "no requests"
-        return
+        return ["no requests"]
     cells = [[name.replace("_", " ") for name in rows[0]], *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    left = [isinstance(value, str) for value in rows[0].values()]
-    for row in cells:
-        padded = zip(row, widths, left, strict=True)
-        yield "  ".join(cell.ljust(width) if text else cell.rjust(width) for cell, width, text in padded).rstrip()
+    return aligned(cells, [not isinstance(value, str) for value in rows[0].values()])
 
 
 @click.command(short_help="Prove that workers, ledger and usage log have equal counts.")

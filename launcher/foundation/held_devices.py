@@ -34,7 +34,6 @@ class HeldDevices:
         return " and ".join(cores + [f"GPU {name}" for name in sorted(self.gpus)])
 
     def shared_with(self, other: "HeldDevices") -> "HeldDevices":
-        """Return the devices that both have."""
         return HeldDevices(self.cores & other.cores, self.gpus & other.gpus)
 
     def without_cores(self) -> "HeldDevices":

@@ -11,15 +11,64 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.foundation.errors import OptionError
-from pontil.launcher.keys.key_settings import Settings, read_key_settings
 from pontil.launcher.keys.private_file import PrivateFile
 from pontil.launcher.options.environment import ADMIN_VARIABLE, CLIENT_VARIABLE
 from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.sources import closest
 from pontil.launcher.plan.addresses import is_own
+from pontil.runtime.config.readers import Reader, number, whole
+
+# Names with values, in the order of the table below. The proxy makes an Allowance of them.
+Settings = tuple[tuple[str, Any], ...]
+MOST_TOKENS = 2**31 - 1
+
+
+def yes_or_no(value: str) -> bool:
+    if value not in ("yes", "no"):
+        raise ValueError("must be yes or no")
+    return value == "yes"
+
+
+SETTINGS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "weight": number(0.01, 1000),
+        "requests": whole(1),
+        "tokens": whole(1),
+        "rate": number(0.01, 1e6),
+        "token_rate": number(1, MOST_TOKENS),
+        "priority": yes_or_no,
+    }
+)
+
+
+def read_key_settings(words: Iterable[str]) -> Settings:
+    """Parse settings. Raises ValueError in words that follow the name of the line and never quote it: it may contain a
+    key."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, is_setting, value = word.partition("=")
+        if not is_setting:
+            raise ValueError("is no key, or has something behind it that is no setting like weight=2.")
+        if name not in SETTINGS:
+            near = closest(name, SETTINGS)
+            raise ValueError(
+                f"has an unknown setting: did you mean {near!r}?"
+                if near
+                else f"has an unknown setting: there are {', '.join(SETTINGS)}."
+            )
+        if name in found:
+            raise ValueError(f"sets {name} twice: leave one out.")
+        try:
+            found[name] = SETTINGS[name](value)
+        except ValueError as error:
+            raise ValueError(f"sets {name}, which {error}.") from None
+    return tuple((name, found[name]) for name in SETTINGS if name in found)
+
 
 # A name that a log can show, and a bearer token (RFC 6750) that cannot be guessed.
 LINE = re.compile(r"(?:([A-Za-z0-9][A-Za-z0-9._-]{0,63})=)?([A-Za-z0-9._~+/-]{16,512}=*)", re.ASCII)
@@ -84,7 +133,6 @@ def read_client_keys(options: LaunchOptions, variables: Mapping[str, str]) -> Cl
 
 
 def of_environment(name: str, variables: Mapping[str, str]) -> list[KeyLine]:
-    """Return each key in this variable."""
     return list(of_text(f"Key {{}} of {name}", re.split(r"[,\s]+", variables.get(name, ""))))
 
 
@@ -101,10 +149,10 @@ def of_file(path: Path) -> list[KeyLine]:
 
 def of_text(place: str, lines: Iterable[str]) -> Iterator[KeyLine]:
     """Yield each line that is no comment. Errors name a line by its `place` and never show it."""
-    for number, line in enumerate(lines, 1):
+    for index, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        here = place.replace("{}", str(number))
+        here = place.replace("{}", str(index))
         first, *words = line.split()
         found = LINE.fullmatch(first)
         if found is None or found[1] == ADMIN:
@@ -124,9 +172,9 @@ def called(lines: Iterable[KeyLine]) -> list[KeyLine]:
 def callers_of(lines: Iterable[KeyLine]) -> tuple[tuple[str, str], ...]:
     """Return names with digests. Raises OptionError for one key of two clients, and for too many."""
     callers: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for index, line in enumerate(lines, 1):
         if callers.setdefault(digest(line.key), str(line.name)) != line.name:
-            raise OptionError(f"API key {number} is there twice: give each client its own.")
+            raise OptionError(f"API key {index} is there twice: give each client its own.")
     if len(callers) > MOST_KEYS:
         raise OptionError(f"There are {len(callers)} API keys, and {MOST_KEYS} is the most.")
     return tuple((name, digested) for digested, name in callers.items())
@@ -136,9 +184,9 @@ def allowances_of(lines: Iterable[KeyLine]) -> tuple[tuple[str, Settings], ...]:
     """Return names with their settings. A client has one set of limits, however many keys it has: raises OptionError if
     its lines differ."""
     settings: dict[str, Settings] = {}
-    for number, line in enumerate(lines, 1):
+    for index, line in enumerate(lines, 1):
         if settings.setdefault(str(line.name), line.settings) != line.settings:
-            says = f"API key {number} is one of several of {line.name!r}, and their settings differ"
+            says = f"API key {index} is one of several of {line.name!r}, and their settings differ"
             raise OptionError(f"{says}: give each of them the same, in a file.")
     return tuple((name, each) for name, each in settings.items() if each)
 

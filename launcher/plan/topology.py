@@ -26,8 +26,7 @@ from pontil.launcher.plan.checks import (
 )
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
-from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
-from pontil.launcher.plan.workers import plan_demands, plan_workers
+from pontil.launcher.plan.workers import embedding_model, plan_demands, plan_workers, served_embedding_name, served_name
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.proxy_config import ProxyOptions
 from pontil.runtime.foundation.staged_model import StagedModel

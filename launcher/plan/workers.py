@@ -2,6 +2,7 @@
 """The plan of a launch's workers: how many, on which devices, and with which configuration. Nothing here has side
 effects."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +21,35 @@ from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFIL
 from pontil.launcher.plan.addresses import is_own, url_host
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.plan.graph_choice import first_stage, stage_model
-from pontil.launcher.plan.served_models import embedding_model, served_embedding_name, served_name
 from pontil.launcher.plan.stages import stage_lists
 from pontil.launcher.plan.worker_lists import WorkerList, awaited_phase, role_lists, roles_of
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
 from pontil.runtime.foundation.staged_model import StagedModel
+
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+
+
+def served_name(options: LaunchOptions) -> str:
+    """Return the model name that clients use."""
+    return options.served_model_name or own_name(options.model)
+
+
+def own_name(model: str) -> str:
+    """Return the name of a model: for a path its last part, without a file extension, or the number of a file."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(model).name) or model
+
+
+def embedding_model(options: LaunchOptions) -> str | None:
+    """Return the embedding model of this launch; None for one without."""
+    embeds = options.role == EMBED or bool(options.embed)
+    return options.embedding_model or (EMBEDDING_MODEL if embeds else None)
+
+
+def served_embedding_name(options: LaunchOptions) -> str | None:
+    """Return the name by which clients ask for vectors, if they can."""
+    model = embedding_model(options)
+    return None if model is None else options.served_embedding_model_name or own_name(model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.health import HealthLimits
-from pontil.launcher.child.shared_weights import SharedWeights
+from pontil.launcher.child.kept_memory import SharedWeights
 from pontil.launcher.child.starter import ProcessStarter
 from pontil.launcher.control.control_socket import NAME, ControlSocket
 from pontil.launcher.control.run_directory import RunDirectory
@@ -23,7 +23,7 @@ from pontil.launcher.host.service_port import NOTHING, ServicePort
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
-from pontil.launcher.supervisor.announcement import Announcement
+from pontil.launcher.supervisor.announcement import Announcement, SelfTestMonitor
 from pontil.launcher.supervisor.chaos_runner import WARNING, ChaosRunner, ChaosTerms
 from pontil.launcher.supervisor.child_streams import ChildStreams
 from pontil.launcher.supervisor.page_changes import take_change
@@ -33,7 +33,6 @@ from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.rollouts.rollout import RolloutLimits
 from pontil.launcher.supervisor.rollouts.runner import RolloutContext, RolloutRunner, drain_proxy
-from pontil.launcher.supervisor.self_test import SelfTestMonitor
 from pontil.launcher.supervisor.signals import SignalPipe, has_terminal
 
 # Longest time in seconds until a stopped child is noticed when nothing else happens.

@@ -128,7 +128,6 @@ class ToolCallParser(StepParser):
         return text
 
     def read(self, text: str, parts: list[AnswerPart]) -> str:
-        """Read a possible call."""
         position = 0
         while (position := self.call.take_plain(text, position)) < len(text):
             before, state = self.call.state, self.call.take(text[position])

@@ -162,7 +162,6 @@ class JointConnector:
         return ended
 
     def end(self, whole: JointPull, part: Part, result: PullResult) -> None:
-        """Record the end of a part."""
         if whole.end(part, result):
             self.ordered.pop(whole.ticket, None)
             self.ended.append(whole.pull)

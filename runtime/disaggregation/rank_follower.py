@@ -138,7 +138,6 @@ class FollowerTransfers:
         return {name: told for name, told in news.items() if told}
 
     def ended(self, pull: OrderedPull) -> dict[str, Any]:
-        """Return the report of a pull."""
         del self.pulls[pull.ticket]
         return {"ticket": pull.ticket, **asdict(pull.end)}
 

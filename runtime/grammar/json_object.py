@@ -17,7 +17,6 @@ FLAT = "value"
 
 
 def bounded_object() -> dict[str, Any]:
-    """Return the schema."""
     flat = {"type": ["string", "number", "boolean", "null"]}
     objects = {name(level): object_at(level) for level in range(len(MOST_MEMBERS))}
     return {"$ref": reference(name(0)), "$defs": {FLAT: flat} | objects}

@@ -12,8 +12,40 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pontil.runtime.grammar.python_expression import PythonExpression
 from pontil.runtime.grammar.schema_place import Place, followed, named, nodes, target, with_inner
+
+# Pieces that the notations write differently, or that begin or end a character class.
+PIECES = re.compile(r"\\.|\[\^?\]?|\]|\(\?<(?=[A-Za-z_])|\$|[^\\\[\]($]+|.", re.DOTALL)
+REPLACED = {"(?<": "(?P<", "$": r"\Z", r"\/": "/"}
+GROUP = re.compile(r"\\k<(\w+)>")
+EMPTY_CLASS, ANY_CLASS = "[]", "[^]"
+
+
+class PythonExpression:
+    """One expression. Raises re.error for one that Python does not read."""
+
+    def __init__(self, pattern: str) -> None:
+        self.compiled = re.compile(translated(pattern), re.ASCII)
+
+    def found(self, text: str) -> bool:
+        """Return whether it matches somewhere in the text."""
+        return self.compiled.search(text) is not None
+
+
+def translated(pattern: str) -> str:
+    """Return the expression in Python's notation."""
+    pieces, in_class = [], False
+    for piece in PIECES.findall(GROUP.sub(r"(?P=\1)", pattern)):
+        if in_class:
+            in_class = not piece.endswith("]") or piece.startswith("\\")
+            pieces.append(f"\\{piece}" if piece.startswith("[") else piece)
+        elif piece in (EMPTY_CLASS, ANY_CLASS):
+            pieces.append("(?!)" if piece == EMPTY_CLASS else r"[\s\S]")
+        else:
+            in_class = piece.startswith("[")
+            pieces.append(REPLACED.get(piece, piece))
+    return "".join(pieces)
+
 
 # Keywords that say something about a value and that no grammar holds.
 UNHELD = (
@@ -185,7 +217,6 @@ def bounded_by_enum(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def choices_in(schema: Any) -> list[Place]:
-    """Return the places of all `oneOf`."""
     return [place for place, node in nodes(schema) if "oneOf" in node]
 
 

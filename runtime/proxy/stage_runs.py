@@ -60,7 +60,6 @@ def ignore(message: Message) -> None:
 
 
 def graph_of(name: str | None) -> StagedModel | None:
-    """Return the graph that the configuration names, if it names one."""
     found: StagedModel | None = None if name is None else entry_point("graph-named")(name)
     if name is not None and found is None:
         raise GraphError(f"there is no model of several stages named {name}: see runtime/stages/graph/catalog.py")

@@ -158,7 +158,6 @@ class RequestRecorder:
         return all(len(attempt.reports) == len(attempt.workers) for attempt in self.attempts)
 
     def line(self, now: float) -> TimelineRow:
-        """Return the request's line."""
         assert self.row is not None, "a request is admitted before it is shown"
         row = self.row(now)
         return row if self.ended is not None else replace(row, seconds=max(0.0, now - self.since))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timelines of a proxy's requests: of all that are open, and of the last ones that ended."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,27 @@ from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.recorder import RequestRecorder
 from pontil.runtime.timeline.timeline import Timeline, TimelineRow
 from pontil.runtime.wire.messages import AttemptTimes
+
+LOG = logging.getLogger("pontil.requests")
+
+
+def log_slow(timeline: Timeline) -> None:
+    row = timeline.row
+    trace = {} if row.trace_id is None else {"trace_id": row.trace_id}
+    LOG.warning("%s", slow_line(timeline), extra={"request": row.id} | trace)
+
+
+def slow_line(timeline: Timeline) -> str:
+    """Return one line about a slow request, with the part that took most of its time."""
+    row, largest, first = timeline.row, timeline.largest, timeline.row.first_token_seconds
+    return (
+        f"slow request {row.id} key={row.caller} state={row.state} total={row.seconds:.3f} "
+        f"first_token={'-' if first is None else f'{first:.3f}'} "
+        f"largest={'-' if largest is None else f'{largest.name} {largest.seconds:.3f} s'} "
+        f"workers={','.join(row.workers) or '-'} attempts={row.attempts} "
+        f"prompt={row.prompt_tokens} cached={row.cached_tokens} completion={row.completion_tokens}"
+    )
+
 
 # The most requests that ended whose timelines are kept, and the bytes that these may take, about.
 MOST_ENDED, MOST_BYTES = 512, 16 << 20

@@ -66,7 +66,6 @@ def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
 
 
 def ids_of(backend: tokenizers.Tokenizer, tokens: Iterable[str | None]) -> tuple[int, ...]:
-    """The ids of those tokens that exist."""
     found = (backend.token_to_id(token) for token in tokens if token is not None)
     return tuple(dict.fromkeys(number for number in found if number is not None))
 

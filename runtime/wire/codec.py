@@ -122,7 +122,6 @@ TAG_OF = {kind: tag for tag, kind in TAGS.items()}
 
 
 def encode(message: Message) -> bytes:
-    """Return the bytes of one message."""
     tag = TAG_OF[type(message)]
     shape = SHAPES[tag]
     there: dict[str, Any] = {"t": tag}
@@ -200,7 +199,6 @@ def rows_of(step: Step) -> Iterator[tuple[str, list[int]]]:
 
 
 def frame_of(step: Step, request: str, row: list[int]) -> Tokens:
-    """Return the Tokens that a row stands for."""
     return Tokens(
         step.sender, step.receiver, request, row[0], row[2], row[HEAD:], row[1], prompt_tokens=row[3],
         cached_tokens=row[4],

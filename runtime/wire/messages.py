@@ -9,7 +9,6 @@ The wire is that of version 0.1. From there on fields are only ever added, and o
 frame then decodes to that default.
 """
 
-from pontil.runtime.wire.embedding_messages import Embed, Embedding
 from pontil.runtime.wire.graph_messages import (
     Inputs,
     NodeOutput,
@@ -50,6 +49,8 @@ from pontil.runtime.wire.registration_messages import (
 from pontil.runtime.wire.request_messages import (
     AttemptTimes,
     Cancel,
+    Embed,
+    Embedding,
     Failed,
     Logprobs,
     Progress,

@@ -8,8 +8,7 @@ from client_table import WRITE, Outcomes, write_page
 from effort import is_long
 from oracle import at_rest
 from served import Served, launched
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from help_texts import WIDTH
 from prometheus_client import Metric
 from scripted_site import site
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json, write_tiny_llama
 
 from pontil.launcher.cli import cli
 from pontil.launcher.commands import launch
@@ -29,7 +30,6 @@ from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import read_options
 from pontil.launcher.plan.topology import plan
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json, write_tiny_llama
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 
 RECORDS = Path(__file__).resolve().parent / "records"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from scripted_site import ScriptedSite, site
 from scripted_speech import demo
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 

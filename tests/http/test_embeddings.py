@@ -16,7 +16,7 @@ from jsonschema import validate
 from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE, EMBEDDING_SIZE, ScriptedWorker, eventually, vector_of
 
-from pontil.http.openai.embeddings.body import EMBEDDINGS
+from pontil.http.openai.embeddings.route import EMBEDDINGS
 from pontil.http.stream.reply_schema import MODELS
 from pontil.runtime.accounting.audit import audit
 from pontil.runtime.accounting.usage_file import open_to_read

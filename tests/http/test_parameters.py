@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pontil.http.openai.chat.request import CHAT, read_chat
 from pontil.http.openai.completions.request import COMPLETION, read_completion
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable, ParameterType, object_schema, read_all
 from pontil.http.schema.parameter_types import (
     FlagType,
@@ -27,8 +26,8 @@ from pontil.http.schema.parameter_types import (
     OptionsType,
     TextType,
 )
-from pontil.http.schema.reader import NOTHING, Fields
-from pontil.http.vllm.chat_batch_request import CHAT_BATCH, read_chat_batch
+from pontil.http.schema.reader import NOTHING, Fields, IgnoredFields
+from pontil.http.vllm.chat_batch import CHAT_BATCH, read_chat_batch
 from pontil.runtime.errors import RequestError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from command_line import CORE, ROOT, app
+from tiny_llama import write_tiny_llama
 from usage_rows import BALANCED, SHARE
 
 from pontil.launcher.cli import cli
 from pontil.launcher.foundation.version import VERSION
 from pontil.launcher.options.options import OPTIONS, flag_name
 from pontil.runtime.accounting.usage_file import UsageFile
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
 def test_help_shows_every_flag_and_hides_what_is_not_for_people() -> None:

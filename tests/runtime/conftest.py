@@ -4,11 +4,11 @@
 from pathlib import Path
 
 import pytest
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch
 from pontil.runtime.loaders.builtin_models import BUILTINS
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 CACHE = Path("~/.cache/pontil")

@@ -32,7 +32,7 @@ from pontil.runtime.transfer.connector import ConnectorOptions
 from pontil.runtime.transfer.shm.connector import ShmConnector
 from pontil.runtime.transfer.tcp.connector import PeerStream, TcpConnector
 from pontil.runtime.transfer.tcp.server import TcpServer
-from pontil.runtime.wire.links.zap_authenticator import ADDRESS, VERSION, ZapAuthenticator
+from pontil.runtime.wire.links.context import ADDRESS, VERSION, ZapAuthenticator
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import bench_drafts
 import pytest
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 
 def test_guesses_behind_a_wrong_one_are_not_counted() -> None:

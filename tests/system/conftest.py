@@ -11,8 +11,7 @@ from cut_load import OpenStream, StreamedAnswer
 from link_table import WRITE
 from network_hosts import NAMES, TWO_PROXIES, Hosts
 from served import Served, launched
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

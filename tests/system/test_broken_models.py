@@ -14,12 +14,12 @@ from command_line import APP
 from forked_program import run_program
 from safetensors.torch import load_file, save_file
 from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
 from workers import open_worker
 
 from pontil.launcher.options.options import read_options
 from pontil.runtime.errors import PontilError
 from pontil.runtime.loaders.gguf.header import read_header
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 Break = Callable[[Path], Path]
 WEIGHTS, NORM = "model.safetensors", "model.norm.weight"

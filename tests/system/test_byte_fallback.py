@@ -17,9 +17,9 @@ import pytest
 from sentencepiece_file import add_sentencepiece, pieces
 from served import Served, cores, launched
 from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.loaders.builtin import resolve_model
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 CACHE = Path.home() / ".cache" / "pontil"

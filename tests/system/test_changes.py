@@ -17,8 +17,7 @@ from forked_program import fork_program
 from oracle import at_rest
 from served import START_TIMEOUT, Served, launched, wait_for
 from streams import Streams
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 # tests/world restarts workers, drains them and changes their roles under load, at any point.
 LONG = pytest.mark.long

@@ -16,8 +16,7 @@ from effort import is_long
 from openai.types.chat import ChatCompletionMessageParam
 from oracle import at_rest
 from served import Served, launched
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 MODEL = "tiny"
 HALF_WAY = 4

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from forked_program import run_program
 from served import APP, START_TIMEOUT, Served, launched, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 SMALL = ("--kv-cache-memory", "8MiB")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from served import ROOT, Served, launched, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 STEP = re.compile(
     r"^(?:Create `(?P<new>[^`]+)`|In `(?P<path>[^`]+)`, (?P<side>below|above) `(?P<line>[^`]+)`):\n\n"

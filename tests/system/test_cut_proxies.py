@@ -11,8 +11,7 @@ from cut_load import LONG_CONTEXT, StreamedAnswer, Ways, cut_once, handoffs, nam
 from link_table import WRITE, write_page
 from network_hosts import CONTROL, OTHER_CONTROL, TWO_PROXIES, Hosts
 from served import START_TIMEOUT, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 # Bounds for a machine that does much else; the other proxy's clients notice nothing else.
 OTHERS_ANSWERED_WITHIN, BACK_WITHIN = 10.0, 6.0

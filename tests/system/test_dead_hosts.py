@@ -10,8 +10,7 @@ from books import requests_that_differ
 from cut_load import LONG_CONTEXT, OpenStream, SteadyLoad, handoffs, one_more_handoff
 from network_hosts import CONTROL, FAR, NAMES, Hosts
 from served import START_TIMEOUT, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 # The second host of a seed of tests/world dies and comes back as another machine; test_links.py has real links.
 pytestmark = pytest.mark.long

@@ -11,10 +11,10 @@ import openai
 import pytest
 from forked_program import run_program
 from served import ROOT, Served, launched, wait_for
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.loaders.builtin import fetch
 from pontil.runtime.loaders.builtin_models import BUILTINS
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 TEXTS = [
     f"the keeper lit lamp number {number}, and the sea was {'calm' if number % 2 else 'loud'}" for number in range(400)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 from oracle import at_rest
 from served import Served, launched
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 # A template that knows tools, and markers of all that is parsed in outputs.
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{{ tools and 'tools' }}"

@@ -15,10 +15,10 @@ from network_hosts import CONTROL, FAR, MARK, NAMES, NET, Hosts
 from nixl_process import NixlProcess
 from pools import need
 from served import START_TIMEOUT, wait_for
+from tiny_llama import write_tiny_llama
 
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
 from pontil.runtime.disaggregation.receiver import DRAIN_TIMEOUT
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 # Not in Python's socket module; exceeds the limit for unprivileged processes, so that no packet is lost between reads.
 SO_RCVBUFFORCE = 33

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.cache.block_records import HEADER_BYTES, RECORD_BYTES, BlockRecords
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 PROMPT = [3 + 7 * place % 200 for place in range(89)]
 LONG = pytest.mark.long

@@ -9,8 +9,7 @@ from cut_load import LONG_CONTEXT, StreamedAnswer, Ways, cut_once, handoffs, nam
 from link_table import WRITE, write_page
 from network_hosts import CONTROL, FAR, NAMES, Hosts
 from served import START_TIMEOUT, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 # Bounds for a machine that does much else: about 4 s until another route answers, and 1 s until a link is used.
 ANSWERED_WITHIN, BACK_WITHIN = 15.0, 12.0

@@ -11,8 +11,7 @@ import pytest
 from disturbed import MODEL, OPTIONS, DisturbedSite
 from pools import need
 from served import launched, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.long
 WORDS = ("--prefill", "cpu:0", "--decode", "cpu:1", "--disagg", "always", "--kv-connector", "nixl")

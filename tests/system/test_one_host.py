@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from forked_program import fork_program
 from served import APP, START_TIMEOUT, Served, free_port, wait_for
+from tiny_llama import write_tiny_llama
 
 from pontil.launcher.host.devices import find_machine
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 CORES = find_machine("").affordable
 # Each launch of one phase has its part of them, as if one launch had both.

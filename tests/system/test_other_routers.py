@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from served import START_TIMEOUT, Served, free_port, wait_for
 from sidecar import KEEP, Sidecar, both_ready, driven
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 STORY = "Once upon a time there was a prompt that was computed by one worker and continued by another one. "

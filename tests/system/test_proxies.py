@@ -18,8 +18,7 @@ import pytest
 from books import differing
 from command_line import app
 from served import ROOT, Reply, Served, launched, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 TOKENS = 300
 NAME = "smollm2-135m-instruct"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from quantized_directory import FORMS, quantize
 from served import launched, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.long
 TEXT = "The old lighthouse keeper climbed the stairs every night"

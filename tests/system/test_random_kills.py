@@ -14,9 +14,9 @@ import psutil
 import pytest
 from leftovers import Leftovers
 from served import START_TIMEOUT, Served, launched, wait_for
+from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.compile.build import COMPILERS
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 # The first kills three times while a pair starts, the second lets one worker serve. Even ones start by exec, as a
 # user's launch does, where a process may die between its fork and its program; odd ones are forked.

@@ -14,9 +14,9 @@ from effort import is_long
 from oracle import at_rest
 from served import Served, free_port, launched, wait_for
 from streams import Streams
+from tiny_llama import write_tiny_llama
 
 from pontil.launcher.keys.key_file import make_key_file
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 # Prompt lengths around the boundaries of blocks of 16, then what must not depend on who computed it.
 ASKED: list[dict[str, Any]] = [

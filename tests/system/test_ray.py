@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from served import APP, START_TIMEOUT, Served, free_port, wait_for
+from tiny_llama import write_tiny_llama
 
 from pontil.launcher.keys.key_file import make_key_file, read_key_file
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 pytestmark = [
     pytest.mark.long,

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from served import ROOT, START_TIMEOUT, Served, free_port, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 BOX = ROOT / "tests" / "support" / "systemd_box.sh"
 WORKER = ("--model", "/opt/model", "--kv-cache-memory", "16MiB", "--kv-connector", "shm")

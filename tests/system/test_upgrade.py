@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from served import ROOT, START_TIMEOUT, Served, launched, wait_for
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 pytestmark = pytest.mark.long
 

@@ -18,9 +18,9 @@ import stream_memory
 import thread_events
 import torch
 from engine_process import TinyModel
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.grammar.grammar import GrammarCompiler
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 
 

@@ -73,7 +73,7 @@ def test_ranks_that_begin_again_while_a_network_flaps_meet() -> None:
 @pytest.mark.parametrize(
     ("file", "line", "other"),
     [
-        ("runtime/wire/links/zap_authenticator.py", '[b"200", b"OK"] if ours else', '[b"200", b"OK"] if True else'),
+        ("runtime/wire/links/context.py", '[b"200", b"OK"] if ours else', '[b"200", b"OK"] if True else'),
         ("runtime/transfer/grants.py", "hmac.compare_digest(granted.stamp(request), stamp) and proper", "proper"),
     ],
     ids=["an authenticator", "grants"],

@@ -18,7 +18,6 @@ X86 = ("x86_64", "AMD64")
 
 
 def sets_of(machine: str) -> list[InstructionSet]:
-    """Return the instruction sets of an architecture."""
     return [instruction_set for instruction_set in INSTRUCTION_SETS if machine in X86 or not instruction_set.needs]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pontil.http.fields.tools import NAME, UNSUPPORTED, ToolChoice, ToolFields, read_definition
-from pontil.http.schema.message_schema import MAX_TOOLS, TEXT
+from pontil.http.fields.tools import FUNCTION, ToolChoice, ToolFields, choice_of, read_definition, tools_schema
+from pontil.http.schema.message_schema import MAX_TOOLS
 from pontil.http.schema.parameter import Parameter, Schema, opened
 from pontil.http.schema.parameter_types import ShapedType
 from pontil.http.schema.reader import Fields
@@ -54,16 +54,13 @@ def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def read_choice(fields: Fields, name: str) -> ToolChoice:
-    value = fields.take(name)
-    if isinstance(value, dict):
-        chosen = fields.object(name)
-        assert chosen is not None
-        choice = ToolChoice("required", chosen.required_text("name"))
-        chosen.ignore_rest()
-        return choice
-    if not isinstance(value, str) or value not in MODES:
-        raise fields.unfit(name, value, f"one of {', '.join(MODES)}, or an object with a name", UNSUPPORTED)
-    return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
+    return choice_of(fields, name, read_named, MODES, "an object with a name")
+
+
+def read_named(chosen: Fields) -> ToolChoice:
+    choice = ToolChoice("required", chosen.required_text("name"))
+    chosen.ignore_rest()
+    return choice
 
 
 def as_tools(messages: Sequence[Message]) -> Iterator[Message]:
@@ -83,20 +80,13 @@ def as_tools(messages: Sequence[Message]) -> Iterator[Message]:
             yield message
 
 
-def functions_schema(vocab_size: int) -> Schema:
-    parameters = {"type": ["object", "null"], "properties": {"type": {"const": "object"}}}
-    name = {"type": "string", "pattern": f"^{NAME.pattern}$"}
-    flag = {"type": ["boolean", "null"]}
-    function = opened(["name"], name=name, description=TEXT, parameters=parameters, strict=flag)
-    return {"title": f"functions, at most {MAX_TOOLS}", "type": "array", "items": function, "maxItems": MAX_TOOLS}
-
-
-def choice_schema(vocab_size: int) -> Schema:
+def choice_schema() -> Schema:
     named = opened(["name"], name={"type": "string"})
     return {"title": '`"auto"`, `"none"` or `{"name": …}`', "anyOf": [{"enum": list(MODES)}, named]}
 
 
+DESCRIBED = tools_schema("functions", opened(["name"], **FUNCTION))
 OLDER_TOOLS = (
-    Parameter(FUNCTIONS, ShapedType(read_functions, functions_schema), "the older name of tools", ()),
-    Parameter(FUNCTION_CALL, ShapedType(read_choice, choice_schema), "the older name of tool_choice"),
+    Parameter(FUNCTIONS, ShapedType(read_functions, DESCRIBED), "the older name of tools", ()),
+    Parameter(FUNCTION_CALL, ShapedType(read_choice, choice_schema()), "the older name of tool_choice"),
 )

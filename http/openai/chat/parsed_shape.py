@@ -146,3 +146,23 @@ def message_of(parts: list[AnswerPart]) -> dict[str, Any]:
 
 def call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+class FunctionCallShape(ParsedChatShape):
+    """The JSON of such a reply. It has one call at most."""
+
+    def reason(self, index: int, reason: str) -> str:
+        told = super().reason(index, reason)
+        return "function_call" if told == "tool_calls" else told
+
+    def delta_of(self, part: Reasoning | Call | Arguments) -> dict[str, Any]:
+        if isinstance(part, Reasoning):
+            return reasoning_fields(part.text)
+        if isinstance(part, Call):
+            return {"function_call": {"name": part.name, "arguments": ""}}
+        return {"function_call": {"arguments": part.text}}
+
+    def message_of(self, parts: list[AnswerPart]) -> dict[str, Any]:
+        message = message_of(parts)
+        calls = message.pop("tool_calls", None)
+        return message if calls is None else message | {"function_call": calls[0]["function"]}

@@ -9,20 +9,19 @@ from typing import Any
 from pontil.http.fields.recording import INPUT_AUDIO, Recording, SpokenContent, read_recording
 from pontil.http.fields.tools import TOOLS, ToolFields, read_function, tool_fields
 from pontil.http.openai.chat.function_messages import FUNCTION_CALL, ROLE, as_tools
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import parse
 from pontil.http.schema.message_schema import (
+    DOCUMENTS_SCHEMA,
     MAX_MESSAGES,
     MAX_TOOLS,
+    MESSAGES_SCHEMA,
     ROLE_NAME,
     ROLES,
-    documents_schema,
-    messages_schema,
-    variables_schema,
+    VARIABLES_SCHEMA,
 )
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import FlagType, NeutralType, ShapedType, TextType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 # Members of messages that would change the prompt, with the values of them that ask for nothing.
 NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}
@@ -267,8 +266,7 @@ def read_documents(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def read_variables(fields: Fields, name: str) -> Mapping[str, Any]:
-    given = fields.object(name)
-    assert given is not None, "a null counts as absent"
+    given = fields.required_object(name)
     for variable in given.data:
         if variable in RESERVED:
             raise given.wrong(variable, "is not for the request to set here: leave it out")
@@ -280,11 +278,11 @@ TEMPLATE_OPTIONS = (
     Parameter("verbosity", TextType(0, MAX_OPTION), "a variable of the template, where it reads it"),
 )
 CHAT_PROMPT = (
-    Parameter("messages", ShapedType(read_messages, messages_schema), "at least one message", required=True),
+    Parameter("messages", ShapedType(read_messages, MESSAGES_SCHEMA), "at least one message", required=True),
     *TOOLS,
-    Parameter("documents", ShapedType(read_documents, documents_schema), "for templates that know documents", ()),
+    Parameter("documents", ShapedType(read_documents, DOCUMENTS_SCHEMA), "for templates that know documents", ()),
     Parameter(
-        "chat_template_kwargs", ShapedType(read_variables, variables_schema), "more variables of the template", {}
+        "chat_template_kwargs", ShapedType(read_variables, VARIABLES_SCHEMA), "more variables of the template", {}
     ),
     *TEMPLATE_OPTIONS,
     Parameter("chat_template", NeutralType(), "a template of the request's own"),

@@ -13,10 +13,9 @@ from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, speci
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
 from pontil.http.openai.chat.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, TextType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.prompt import MAX_PROMPTS, PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import FlagType, IntegerType, NeutralType, ShapedType, TextType, ids_schema
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 DEFAULT_TOKENS = 16
 # Parameters that only chats have, with the values of them that ask for nothing.
@@ -78,36 +77,40 @@ def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
     return LogprobFields(count, prompt)
 
 
-def read_prompts(fields: Fields, name: str, most: int = MAX_PROMPTS) -> tuple[Prompt, ...]:
-    """Return the prompts from a string, strings, token ids, or lists of token ids (F2)."""
-    value = fields.take(name)
-    if not isinstance(value, str | list):
-        raise fields.typed(name, value, "a string, a list of strings, token ids or lists of token ids")
-    many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
-    values = value if many else [value]
-    if len(values) > most:
-        raise fields.wrong(name, f"may hold at most {most} {name}s")
-    if len({type(prompt) for prompt in values}) > 1:
-        raise fields.wrong(name, "must hold either strings or lists of token ids, not both")
-    prompts = tuple(
-        prompt if isinstance(prompt, str) else fields.token_ids(name, prompt, fields.vocab_size) for prompt in values
-    )
-    if () in prompts or "" in prompts:
-        raise fields.wrong(name, "is empty: give at least one token")
-    return prompts
+@dataclass(frozen=True, slots=True)
+class PromptsType:
+    """A string, strings, token ids, or lists of token ids (F2); at most so many."""
+
+    most: int
+
+    def read(self, fields: Fields, name: str) -> tuple[Prompt, ...]:
+        value = fields.take(name)
+        if not isinstance(value, str | list):
+            raise fields.typed(name, value, "a string, a list of strings, token ids or lists of token ids")
+        many = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+        values = value if many else [value]
+        if len(values) > self.most:
+            raise fields.wrong(name, f"may hold at most {self.most} {name}s")
+        if len({type(prompt) for prompt in values}) > 1:
+            raise fields.wrong(name, "must hold either strings or lists of token ids, not both")
+        prompts = tuple(
+            prompt if isinstance(prompt, str) else fields.token_ids(name, prompt, fields.vocab_size)
+            for prompt in values
+        )
+        if () in prompts or "" in prompts:
+            raise fields.wrong(name, "is empty: give at least one token")
+        return prompts
+
+    def schema(self, vocab_size: int) -> Schema:
+        text, ids = {"type": "string", "minLength": 1}, ids_schema(vocab_size) | {"minItems": 1}
+        many = {"type": "array", "minItems": 1, "maxItems": self.most}
+        return {
+            "title": f"a text, token ids, or at most {self.most} of either",
+            "anyOf": [text, ids, many | {"items": text}, many | {"items": ids}],
+        }
 
 
-def prompts_schema(vocab_size: int, most: int = MAX_PROMPTS) -> Schema:
-    text, ids = {"type": "string", "minLength": 1}, ids_schema(vocab_size) | {"minItems": 1}
-    many = {"type": "array", "minItems": 1, "maxItems": most}
-    return {
-        "title": f"a text, token ids, or at most {most} of either",
-        "anyOf": [text, ids, many | {"items": text}, many | {"items": ids}],
-    }
-
-
-def limit_schema(vocab_size: int) -> Schema:
-    return {"title": "the value of max_tokens", "type": "integer", "minimum": 0}
+LIMIT_SCHEMA: Schema = {"title": "the value of max_tokens", "type": "integer", "minimum": 0}
 
 
 def read_limit_of_chats(fields: Fields, name: str) -> None:
@@ -119,7 +122,7 @@ def read_limit_of_chats(fields: Fields, name: str) -> None:
 
 COMPLETION = (
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
-    Parameter("prompt", ShapedType(read_prompts, prompts_schema), "text or token ids", required=True),
+    Parameter("prompt", PromptsType(MAX_PROMPTS), "text or token ids", required=True),
     Parameter("max_tokens", IntegerType(0), f"the most tokens of each answer; absent: {DEFAULT_TOKENS}"),
     Parameter("echo", FlagType(), "show the prompt before the answer", False),
     parameter("logprobs"),
@@ -133,7 +136,7 @@ COMPLETION = (
         for name, allowed in OF_CHATS.items()
         if name != "max_completion_tokens"
     ),
-    Parameter("max_completion_tokens", ShapedType(read_limit_of_chats, limit_schema), "of chats"),
+    Parameter("max_completion_tokens", ShapedType(read_limit_of_chats, LIMIT_SCHEMA), "of chats"),
     KV_TRANSFER,
     *INERT,
     *UNSUPPORTED,

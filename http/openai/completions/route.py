@@ -20,8 +20,7 @@ from pontil.http.intake.body import BodyReader, understood
 from pontil.http.intake.encoder import TextLimit, token_budget
 from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.served_model import ServedModel
-from pontil.http.openai.chat.function_call_shape import FunctionCallShape
-from pontil.http.openai.chat.parsed_shape import ParsedChatShape
+from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import ChatRequest, read_chat
 from pontil.http.openai.chat.tool_calling import structure_of

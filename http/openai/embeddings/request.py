@@ -3,16 +3,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
-from pontil.http.openai.completions.request import Prompt, prompts_schema, read_prompts
-from pontil.http.schema.ignored import IgnoredFields
+from pontil.http.openai.completions.request import Prompt, PromptsType
 from pontil.http.schema.parameter import Parameter, ParameterTable
-from pontil.http.schema.parameter_types import IntegerType, ShapedType, TextType, WordType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.parameter_types import IntegerType, TextType, WordType
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 # As many as OpenAI takes.
 MAX_INPUTS = 2048
@@ -46,10 +44,7 @@ def read_embedding(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
 
 EMBEDDING = (
     Parameter("model", TextType(), "the name of the embedding model; absent: the one that is served"),
-    Parameter(
-        "input", ShapedType(partial(read_prompts, most=MAX_INPUTS), partial(prompts_schema, most=MAX_INPUTS)),
-        "text or token ids", required=True,
-    ),
+    Parameter("input", PromptsType(MAX_INPUTS), "text or token ids", required=True),
     Parameter("encoding_format", WordType(FORMATS), "how vectors are written; base64: of float32, the lowest byte "
               "first", "float"),
     Parameter("dimensions", IntegerType(1), "the length of the vectors, cut and scaled to length 1 again; absent: the "

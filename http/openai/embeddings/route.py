@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The endpoint that embeds texts."""
 
+import base64
+import json
+import sys
+from array import array
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,16 +16,51 @@ from pontil.http.intake.encoder import SHORT_TEXT, TextLimit, maximum
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import ServedModel, no_model
 from pontil.http.openai.completions.request import Prompt
-from pontil.http.openai.embeddings.body import embedding_body
 from pontil.http.openai.embeddings.request import EmbeddingRequest, read_embedding
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.stream.reply import route_of
+from pontil.http.stream.reply_schema import COUNT, TEXT, closed, constant, many
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.admission.control import check_together
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
+
+VECTOR = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]}
+EMBEDDINGS = closed(
+    {
+        "object": constant("list"),
+        "data": many(closed({"object": constant("embedding"), "index": COUNT, "embedding": VECTOR})),
+        "model": TEXT,
+        "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+    }
+)
+
+
+def embedding_body(vectors: Sequence[bytes], model: str, prompt_tokens: int, *, in_base64: bool) -> bytes:
+    """Serialize vectors of float32 numbers in little-endian order. One call of the C code that writes JSON writes one
+    vector, so that other threads run in between."""
+    write = encoded if in_base64 else numbers
+    items = (
+        b'{"object": "embedding", "index": %d, "embedding": %b}' % (index, write(vector))
+        for index, vector in enumerate(vectors)
+    )
+    usage = json.dumps({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}).encode()
+    name = json.dumps(model).encode()
+    return b'{"object": "list", "data": [%b], "model": %b, "usage": %b}' % (b", ".join(items), name, usage)
+
+
+def encoded(vector: bytes) -> bytes:
+    return b'"%b"' % base64.b64encode(vector)
+
+
+def numbers(vector: bytes) -> bytes:
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return json.dumps(values.tolist()).encode()
+
 
 # Numbers of an answer that are written without a thread.
 FEW_NUMBERS = 4096

@@ -152,7 +152,7 @@ ITEM_READERS: Mapping[str, Callable[[Fields], Item]] = {
 }
 
 
-def input_schema(vocab_size: int) -> Schema:
+def input_schema() -> Schema:
     text: Schema = {"type": "string"}
     parts = {"type": "array", "items": part_schema(TEXT_PARTS), "maxItems": MAX_PARTS}
     thoughts = {"type": ["array", "null"], "items": part_schema(THOUGHT_PARTS), "maxItems": MAX_PARTS}

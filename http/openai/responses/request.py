@@ -15,7 +15,6 @@ from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.responses.input_items import Item, characters_of, input_schema, read_input
 from pontil.http.openai.responses.messages import messages_of
 from pontil.http.openai.responses.tools import FUNCTIONS
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.json_body import kind_of
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import (
@@ -27,7 +26,7 @@ from pontil.http.schema.parameter_types import (
     ShapedType,
     TextType,
 )
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 from pontil.runtime.errors import RequestError
 
 CHATS = "leave it out, or use /v1/chat/completions"
@@ -160,8 +159,7 @@ def echoed_fields(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def read_metadata(fields: Fields, name: str) -> dict[str, str]:
-    given = fields.object(name)
-    assert given is not None, "a null counts as absent"
+    given = fields.required_object(name)
     if len(given.data) > MAX_METADATA:
         raise fields.wrong(name, f"may hold at most {MAX_METADATA} items")
     for key in given.data:
@@ -172,14 +170,13 @@ def read_metadata(fields: Fields, name: str) -> dict[str, str]:
     return dict(given.data)
 
 
-def metadata_schema(vocab_size: int) -> Schema:
-    return {
-        "title": f"an object of at most {MAX_METADATA} short texts",
-        "type": "object",
-        "maxProperties": MAX_METADATA,
-        "propertyNames": {"maxLength": MAX_KEY_CHARACTERS},
-        "additionalProperties": {"type": "string", "maxLength": MAX_VALUE_CHARACTERS},
-    }
+METADATA_SCHEMA: Schema = {
+    "title": f"an object of at most {MAX_METADATA} short texts",
+    "type": "object",
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": MAX_KEY_CHARACTERS},
+    "additionalProperties": {"type": "string", "maxLength": MAX_VALUE_CHARACTERS},
+}
 
 
 def read_include(fields: Fields, name: str) -> tuple[str, ...]:
@@ -197,12 +194,11 @@ def read_include(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def include_schema(vocab_size: int) -> Schema:
-    return {
-        "title": "texts, of which `message.output_text.logprobs` has an effect",
-        "type": "array",
-        "items": {"type": "string"},
-    }
+INCLUDE_SCHEMA: Schema = {
+    "title": "texts, of which `message.output_text.logprobs` has an effect",
+    "type": "array",
+    "items": {"type": "string"},
+}
 
 
 def read_truncation(fields: Fields, name: str) -> str:
@@ -214,8 +210,7 @@ def read_truncation(fields: Fields, name: str) -> str:
     return str(value)
 
 
-def truncation_schema(vocab_size: int) -> Schema:
-    return {"enum": ["auto", "disabled"]}
+TRUNCATION_SCHEMA: Schema = {"enum": ["auto", "disabled"]}
 
 
 # Parameters with the effect that they have in a chat.
@@ -241,7 +236,7 @@ REASONING_OPTIONS = (
 )
 DECLARED = (
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
-    Parameter("input", ShapedType(read_input, input_schema), "a text, or items of a conversation", required=True),
+    Parameter("input", ShapedType(read_input, input_schema()), "a text, or items of a conversation", required=True),
     Parameter("instructions", TextType(), "a system message before the input; not carried over to the next response"),
     Parameter("previous_response_id", TextType(), "the response after which the conversation goes on"),
     Parameter("store", FlagType(), "keep the response, so that a later one may go on after it", True),
@@ -249,11 +244,11 @@ DECLARED = (
     Parameter("stream_options", OptionsType(OBFUSCATION), "of a stream"),
     Parameter("max_output_tokens", IntegerType(1), "the most tokens of the response; absent: the rest of the context"),
     *FUNCTIONS,
-    Parameter("include", ShapedType(read_include, include_schema), "what is shown beside the rest", ()),
+    Parameter("include", ShapedType(read_include, INCLUDE_SCHEMA), "what is shown beside the rest", ()),
     parameter("logprobs", "top_logprobs", "show logprobs, and those of so many others"),
-    Parameter("metadata", ShapedType(read_metadata, metadata_schema), "kept and shown with the response", {}),
+    Parameter("metadata", ShapedType(read_metadata, METADATA_SCHEMA), "kept and shown with the response", {}),
     *OF_CHATS,
-    Parameter("truncation", ShapedType(read_truncation, truncation_schema), "an input that is too long is refused"),
+    Parameter("truncation", ShapedType(read_truncation, TRUNCATION_SCHEMA), "an input that is too long is refused"),
     Parameter("reasoning", OptionsType(REASONING_OPTIONS), "`effort`, for the template"),
     Parameter("max_tool_calls", InertType(IntegerType(1), None), "of tools at OpenAI, of which none are here"),
     *SENT_BY_CLIENTS,

@@ -7,12 +7,14 @@ from pontil.http.fields.structured_output import SCHEMA, OutputStructure, closed
 from pontil.http.fields.tools import (
     ALLOWED,
     ALLOWED_MODES,
+    FUNCTION,
     MODES,
-    NAME,
     UNSUPPORTED,
     ToolChoice,
+    choice_of,
     read_allowed_tools,
     read_definition,
+    tools_schema,
 )
 from pontil.http.openai.chat.prompt import MAX_OPTION
 from pontil.http.schema.message_schema import MAX_TOOLS, TEXT
@@ -44,17 +46,14 @@ def check_kind(tool: Fields) -> None:
 
 
 def read_function_choice(fields: Fields, name: str) -> ToolChoice:
-    value = fields.take(name)
-    if isinstance(value, dict):
-        chosen = fields.object(name)
-        assert chosen is not None
-        if chosen.data.get("type") == ALLOWED:
-            chosen.take("type")
-            return read_allowed_tools(chosen, function_name)
-        return ToolChoice("required", function_name(chosen))
-    if not isinstance(value, str) or value not in MODES:
-        raise fields.unfit(name, value, f"one of {', '.join(MODES)}, or name a function", UNSUPPORTED)
-    return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
+    return choice_of(fields, name, read_named)
+
+
+def read_named(chosen: Fields) -> ToolChoice:
+    if chosen.data.get("type") == ALLOWED:
+        chosen.take("type")
+        return read_allowed_tools(chosen, function_name)
+    return ToolChoice("required", function_name(chosen))
 
 
 def function_name(tool: Fields) -> str:
@@ -66,32 +65,12 @@ def function_name(tool: Fields) -> str:
 
 def read_text_format(fields: Fields, name: str) -> OutputStructure | None:
     """Read a format, in which a schema is described one level higher than in a chat's."""
-    wanted = fields.object(name)
-    assert wanted is not None, "a null counts as absent"
+    wanted = fields.required_object(name)
     return read_described(wanted) if wanted.text("type") == "json_schema" else read_format(fields, name)
 
 
-def functions_schema(vocab_size: int) -> Schema:
-    tool = {
-        "type": "object",
-        "properties": {
-            "type": {"const": "function"},
-            "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-            "description": TEXT,
-            "parameters": {"type": ["object", "null"], "properties": {"type": {"const": "object"}}},
-            "strict": {"type": ["boolean", "null"]},
-        },
-        "required": ["type", "name"],
-    }
-    return {"title": f"functions, at most {MAX_TOOLS}", "type": "array", "items": tool, "maxItems": MAX_TOOLS}
-
-
-def function_choice_schema(vocab_size: int) -> Schema:
-    named = {
-        "type": "object",
-        "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
-        "required": ["type", "name"],
-    }
+def function_choice_schema() -> Schema:
+    named = opened(["type", "name"], type={"const": "function"}, name={"type": "string"})
     some = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS}
     among = opened(["type", "mode", "tools"], type={"const": ALLOWED}, mode={"enum": list(ALLOWED_MODES)}, tools=some)
     named_shown, among_shown = '`{"type": "function", "name": …}`', '`{"type": "allowed_tools", "tools": …, "mode": …}`'
@@ -99,7 +78,7 @@ def function_choice_schema(vocab_size: int) -> Schema:
     return {"title": shown, "anyOf": [{"enum": list(MODES)}, named, among]}
 
 
-def text_format_schema(vocab_size: int) -> Schema:
+def text_format_schema() -> Schema:
     name: Schema = {"type": "string", "minLength": 1}
     described = closed(
         ["type", "name", "schema"],
@@ -117,14 +96,15 @@ def text_format_schema(vocab_size: int) -> Schema:
 
 TEXT_OPTIONS = (
     Parameter(
-        "format", ShapedType(read_text_format, text_format_schema), "free text, JSON, or JSON that follows a schema"
+        "format", ShapedType(read_text_format, text_format_schema()), "free text, JSON, or JSON that follows a schema"
     ),
     Parameter("verbosity", TextType(0, MAX_OPTION), "a variable of the template, where it reads it"),
 )
+DESCRIBED = tools_schema("functions", opened(["type", "name"], type={"const": "function"}, **FUNCTION))
 FUNCTIONS = (
-    Parameter("tools", ShapedType(read_functions, functions_schema), "functions that the model may call", ()),
+    Parameter("tools", ShapedType(read_functions, DESCRIBED), "functions that the model may call", ()),
     Parameter(
-        "tool_choice", ShapedType(read_function_choice, function_choice_schema), "whether one is called, and which"
+        "tool_choice", ShapedType(read_function_choice, function_choice_schema()), "whether one is called, and which"
     ),
     Parameter("text", OptionsType(TEXT_OPTIONS), "of the answer's text"),
 )

@@ -7,7 +7,6 @@ from typing import Any
 
 from pontil.http.fields.audio_output import MOST_VOICE, Form
 from pontil.http.fields.prompt import MAX_PRIORITY, PromptFields
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable
 from pontil.http.schema.parameter_types import (
     FlagType,
@@ -17,7 +16,7 @@ from pontil.http.schema.parameter_types import (
     TextType,
     WordType,
 )
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 # Eight times as many as OpenAI takes: some ten minutes of speech.
 MOST_CHARACTERS = 32768

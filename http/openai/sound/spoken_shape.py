@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any
 
 from pontil.http.fields.audio_output import AudioOutput
-from pontil.http.openai.chat.function_call_shape import FunctionCallShape
-from pontil.http.openai.chat.parsed_shape import ParsedChatShape
-from pontil.http.openai.sound.sound_pieces import SoundPieces, samples, whole_sound
+from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
+from pontil.http.openai.sound.sound_reply import SoundPieces, samples, whole_sound
 from pontil.http.stream.reply_shape import ChatShape, ReplyChoice, stop_note
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.grammar.processes.verdict import Verdict

@@ -7,10 +7,9 @@ from typing import Any
 
 from pontil.http.fields.recording import Recording, check_wav
 from pontil.http.intake.multipart import FormPart
-from pontil.http.schema.ignored import IgnoredFields
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import InertType, NeutralType, ShapedType, TextType, WordType
-from pontil.http.schema.reader import Fields
+from pontil.http.schema.reader import Fields, IgnoredFields
 
 JSON, TEXT = FORMATS = ("json", "text")
 
@@ -47,12 +46,11 @@ def read_file(fields: Fields, name: str) -> bytes:
     return value
 
 
-def file_schema(vocab_size: int) -> Schema:
-    return {"title": "a WAV file", "type": "string", "contentMediaType": "audio/wav"}
+FILE_SCHEMA: Schema = {"title": "a WAV file", "type": "string", "contentMediaType": "audio/wav"}
 
 
 TRANSCRIPTION = (
-    Parameter("file", ShapedType(read_file, file_schema), "the recording", required=True),
+    Parameter("file", ShapedType(read_file, FILE_SCHEMA), "the recording", required=True),
     Parameter("model", TextType(), "the name of the one model that is served; absent: that one"),
     Parameter("response_format", WordType(FORMATS), "an object with the text, or the text alone", JSON),
     Parameter("language", InertType(TextType(), ("",)), "the language that is spoken"),

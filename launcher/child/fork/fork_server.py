@@ -44,7 +44,6 @@ class ForkServer:
         self.warm_by = 0.0
 
     def open(self, selector: selectors.BaseSelector, clock: Callable[[], float]) -> None:
-        """Start the server."""
         if any(name in self.by_exec.environment(1) for name in PINNING):
             return
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from pontil.launcher.foundation.columns import aligned
+
 STYLES = {
     "green": ("ready",),
     "yellow": ("starting", "draining", "backoff"),
@@ -32,7 +34,6 @@ def coloured(lines: Sequence[str], out: TextIO) -> list[str]:
 
 
 StatusRow = Mapping[str, Any]
-GAP = "  "
 MORE = "…"
 
 
@@ -42,16 +43,11 @@ def table(processes: Sequence[StatusRow], width: int | None = None) -> list[str]
     rows = [row for process in processes for row in (process, *ranks(process))]
     columns = [(name, right, [plain(cell(row)) for row in rows]) for name, right, cell in COLUMNS]
     filled = [(name, right, cells) for name, right, cells in columns if any(cells)]
-    widths = [max(map(len, [name, *cells])) for name, _, cells in filled]
-    aligned = [
-        [text.rjust(size) if right else text.ljust(size) for text in (name, *cells)]
-        for (name, right, cells), size in zip(filled, widths, strict=True)
-    ]
-    return [cut(GAP.join(line).rstrip(), width) for line in zip(*aligned, strict=True)]
+    lines = list(zip(*((name, *cells) for name, _, cells in filled), strict=True))
+    return [cut(line, width) for line in aligned(lines, [right for _, right, _ in filled])]
 
 
 def ranks(row: StatusRow) -> list[StatusRow]:
-    """Return a row for each rank of the worker."""
     return [rank | {"name": f"{row.get('name', '')} rank {rank.get('rank')}"} for rank in row.get("ranks", ())]
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pontil.launcher.control.async_client import converse
 from pontil.launcher.control.control_client import ControlReply
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.tools.chaos.disk_fill import DiskFill
 from pontil.launcher.tools.chaos.fault_plan import FILL, GREED, KILL, PAUSES, PROXY, PlannedFault
 from pontil.launcher.tools.chaos.greedy_caller import GreedyCaller
-from pontil.launcher.tools.chaos.launch_facts import ChildFacts, ExitFacts, LaunchFacts, facts_of
+from pontil.launcher.tools.chaos.launch_facts import ChildFacts, ExitFacts, LaunchFacts, converse, facts_of
 from pontil.launcher.tools.chaos.launch_rest import EffectCounts, grown
 
 # Seconds between two looks at a launch that is to become whole, and the longest wait for that.

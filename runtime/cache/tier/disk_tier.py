@@ -7,10 +7,13 @@ that is higher in later records; then a hash of these, of the slot and of the he
 part, for another slot or for another model is none. Zeros are none either.
 """
 
+import ctypes
 import errno
+import fcntl
 import hashlib
 import logging
 import os
+import stat
 import struct
 import time
 from collections.abc import Iterator
@@ -19,9 +22,58 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pontil.runtime.cache.prefix import KEY_BYTES, Key
-from pontil.runtime.cache.tier import private_folder
 from pontil.runtime.cache.tier.slot_entries import SlotEntries
 from pontil.runtime.cache.tier.tier import Block
+
+IN_USE = "another process uses it"
+
+
+def open_folder(path: Path) -> int:
+    """Make a folder if need be, closed to others, and return its descriptor. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_symlink():
+        path.mkdir(mode=0o700, exist_ok=True)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"{path} belongs to another user")
+        os.fchmod(folder, 0o700)
+    except OSError:
+        os.close(folder)
+        raise
+    return folder
+
+
+def open_file(folder: int, name: str) -> int:
+    """Open a file of the folder to be read and written, and return its descriptor. Raises OSError."""
+    # A pipe of that name must not block.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    opened = os.open(name, flags, 0o600, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, f"{name} is no regular file")
+    return opened
+
+
+def lock(file: int) -> None:
+    """Lock a file until its descriptor is closed. Raises OSError if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BlockingIOError(errno.EWOULDBLOCK, IN_USE) from None
+
+
+def allocate(file: int, size: int) -> None:
+    """Reserve so many bytes of the disk for a file. Where the file system cannot, the file only gets that length.
+    Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.fallocate(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(code, os.strerror(code))
+    os.ftruncate(file, size)
+
 
 logger = logging.getLogger("pontil.worker")
 
@@ -90,12 +142,12 @@ class DiskTier(SlotEntries):
         self.header = make_header(identity, block_bytes, self.capacity)
         self.number = 0
         with ExitStack() as opened:
-            self.folder = private_folder.open_folder(self.path)
+            self.folder = open_folder(self.path)
             opened.callback(os.close, self.folder)
-            self.index = private_folder.open_file(self.folder, "index")
+            self.index = open_file(self.folder, "index")
             opened.callback(os.close, self.index)
-            private_folder.lock(self.index)
-            self.blocks = private_folder.open_file(self.folder, "blocks")
+            lock(self.index)
+            self.blocks = open_file(self.folder, "blocks")
             opened.callback(os.close, self.blocks)
             self.begin()
             self.opened = opened.pop_all()
@@ -110,8 +162,8 @@ class DiskTier(SlotEntries):
             os.ftruncate(self.index, 0)
             os.ftruncate(self.blocks, 0)
             write(self.index, self.header, 0)
-        private_folder.allocate(self.blocks, self.capacity * self.slot_bytes)
-        private_folder.allocate(self.index, (self.capacity + 1) * RECORD_BYTES)
+        allocate(self.blocks, self.capacity * self.slot_bytes)
+        allocate(self.index, (self.capacity + 1) * RECORD_BYTES)
         data = os.pread(self.index, self.capacity * RECORD_BYTES, RECORD_BYTES)
         # Of two records with one key the later one is written last.
         for record in sorted(read_records(self.header, data), key=lambda one: one.number):
@@ -148,7 +200,7 @@ class DiskTier(SlotEntries):
 
     def probe(self, count: int, into: Block) -> float:
         """Read a file beside the tier's, after it has left the memory of the system."""
-        file = private_folder.open_file(self.folder, "probe")
+        file = open_file(self.folder, "probe")
         try:
             os.unlink("probe", dir_fd=self.folder)
             for place in range(count):

@@ -18,7 +18,6 @@ Schema = Mapping[str, Any]
 
 
 def parameter_of(schema: Schema | None, name: str) -> Any:
-    """The schema of one parameter, None if there is none."""
     properties = (schema or {}).get("properties")
     return properties.get(name) if isinstance(properties, Mapping) else None
 

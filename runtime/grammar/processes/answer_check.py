@@ -22,8 +22,8 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.byte_matcher import ByteMatcher, byte_words
 from pontil.runtime.grammar.grammar_text import grammar_of_schema
 from pontil.runtime.grammar.processes.verdict import NOT_JSON, Verdict
-from pontil.runtime.grammar.python_expression import PythonExpression
 from pontil.runtime.grammar.schema_place import named
+from pontil.runtime.grammar.schema_relaxation import PythonExpression
 
 
 class UncheckableExpression(Exception):

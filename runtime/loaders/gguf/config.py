@@ -7,13 +7,111 @@ import math
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.architectures import checked
-from pontil.runtime.loaders.gguf.experts import architecture_of, experts
-from pontil.runtime.loaders.gguf.facts import GgufFacts
+from pontil.runtime.loaders.facts.architectures import checked, unknown
+from pontil.runtime.loaders.facts.json_fields import MOST
 from pontil.runtime.loaders.gguf.header import GgufHeader
 from pontil.runtime.loaders.gguf.parts import read_parts
-from pontil.runtime.models.architectures import Architecture
-from pontil.runtime.models.config import LatentConfig, ModelConfig, RopeScaling
+from pontil.runtime.models.architectures import BY_GGUF_NAME, Architecture
+from pontil.runtime.models.config import (
+    ExpertConfig,
+    LatentConfig,
+    ModelConfig,
+    RopeScaling,
+    RoutingConfig,
+    SharedExpertConfig,
+)
+
+
+class GgufFacts:
+    """The metadata fields that begin with the architecture's name."""
+
+    def __init__(self, header: GgufHeader, architecture: str) -> None:
+        self.header, self.architecture = header, architecture
+
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def required(self, name: str) -> int:
+        value = self.header.integer(self.key(name))
+        if value is None:
+            raise ModelError(f"the GGUF file does not state {self.key(name)} as one number: it cannot be run")
+        return value
+
+    def optional(self, name: str, default: int) -> int:
+        return self.required(name) if self.states(name) else default
+
+    def states(self, name: str) -> bool:
+        return self.key(name) in self.header.metadata or self.key(name) in self.header.arrays
+
+    def decimal(self, name: str, default: float) -> float:
+        """Return a number as the model's authors wrote it: GGUF stores float32, of which the shortest decimal is
+        meant."""
+        value = self.header.number(self.key(name))
+        if value is not None and not abs(value) <= MOST:
+            raise ModelError(f"the GGUF file states {self.key(name)} as {value:g}: fetch it again")
+        return default if value is None else float(f"{value:.7g}")
+
+    def text(self, name: str, default: str) -> str:
+        return self.header.text(self.key(name)) or default
+
+
+SOFTMAX, SIGMOID = "softmax", "sigmoid"
+GATES = {1: SOFTMAX, 2: SIGMOID}
+# Tensors of a layer with experts.
+CHOICE_BIAS, PRODUCT_BIAS = "exp_probs_b.bias", "ffn_gate_inp.bias"
+
+
+def architecture_of(header: GgufHeader) -> Architecture:
+    """Return the only architecture of the file's name, or that with experts and their scores as in the file. Raises
+    ModelError."""
+    name = header.text("general.architecture")
+    if name not in BY_GGUF_NAME:
+        raise unknown(name, tuple(BY_GGUF_NAME))
+    rows, facts = BY_GGUF_NAME[name], GgufFacts(header, name)
+    has_experts, scores = facts.optional("expert_count", 0) > 0, gate(facts, SOFTMAX)
+    suited = (row for row in rows if row.has_experts == has_experts and row_scores(row) == scores)
+    return rows[0] if len(rows) == 1 else next(suited, rows[0])
+
+
+def row_scores(row: Architecture) -> str:
+    return str(row.defaults.get("scoring_func", SOFTMAX))
+
+
+def gate(facts: GgufFacts, default: str) -> str:
+    number = facts.optional("expert_gating_func", 0)
+    if number not in (0, *GATES):
+        raise ModelError(
+            f"the model rates experts by {facts.key('expert_gating_func')} {number}: this version does not"
+        )
+    return GATES.get(number, default)
+
+
+def experts(facts: GgufFacts, architecture: Architecture, layers: int) -> ExpertConfig:
+    """Return the mixture of experts: weights are divided by their sum unless the file or the row says otherwise."""
+    defaults, tensors, last = architecture.defaults, facts.header.tensors, f"blk.{layers - 1}."
+    size = facts.optional("expert_feed_forward_length", facts.required("feed_forward_length"))
+    normalize = facts.header.metadata.get(facts.key("expert_weights_norm"), defaults.get("norm_topk_prob", True))
+    shared, biased = facts.optional("expert_shared_count", 0), last + CHOICE_BIAS in tensors
+    limit = defaults.get("swiglu_limit")
+    return ExpertConfig(
+        count=facts.required("expert_count"),
+        per_token=facts.required("expert_used_count"),
+        intermediate_size=size,
+        normalize=normalize is not False,
+        dense_layers=tuple(range(min(facts.optional("leading_dense_block_count", 0), layers))),
+        shared=SharedExpertConfig("shared_experts", shared * size) if shared else None,
+        routing=RoutingConfig(
+            scores="sigmoid" if gate(facts, row_scores(architecture)) == SIGMOID else "softmax",
+            bias=biased,
+            product_bias=last + PRODUCT_BIAS in tensors,
+            groups=max(facts.optional("expert_group_count", 1), 1),
+            kept_groups=max(facts.optional("expert_group_used_count", 1), 1),
+            group_best=2 if biased else 1,
+            factor=facts.decimal("expert_weights_scale", 1.0),
+        ),
+        clamp=None if limit is None else (float(defaults["swiglu_alpha"]), float(limit)),
+    )
+
 
 EMBEDDING, OUTPUT, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 BIASES = ("blk.0.attn_q.bias", "blk.0.attn_output.bias")

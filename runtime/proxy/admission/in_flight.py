@@ -18,9 +18,8 @@ from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.requests.stream import MessageTurn, Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.timeline import timeline
-from pontil.runtime.timeline.slow_log import log_slow
 from pontil.runtime.timeline.timeline import Gaps, Timeline, TimelineRow
-from pontil.runtime.timeline.timelines import Timelines
+from pontil.runtime.timeline.timelines import Timelines, log_slow
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.tracing.open_tracer import open_tracer
 
@@ -62,7 +61,6 @@ class InFlight:
         return self.add(request_id, ticket, work, trial=trial)
 
     def add(self, request_id: str, ticket: Ticket, work: Work, *, trial: bool = False) -> Request:
-        """Create a request with this id."""
         request = self.requests[request_id] = Request.start(
             request_id, work, self.tokenizer, self.clock(), ticket, self.books.ledger
         )

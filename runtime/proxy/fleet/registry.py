@@ -7,12 +7,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
-from pontil.runtime.proxy.fleet.hello_check import ROLES, wrong_numbers, wrong_stage
 from pontil.runtime.proxy.fleet.known_processes import REMEMBERED, KnownProcesses, ProcessRow
-from pontil.runtime.proxy.fleet.registered_worker import EMBED, FIXED, Contact, RegisteredWorker
-from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot, context_length
+from pontil.runtime.proxy.fleet.registered_worker import (
+    EMBED,
+    FIXED,
+    ROLES,
+    Contact,
+    RegisteredWorker,
+    wrong_numbers,
+    wrong_stage,
+)
+from pontil.runtime.proxy.fleet.registry_snapshot import FingerprintCache, RegistrySnapshot, context_length
 from pontil.runtime.proxy.fleet.service_rate import Seats, generating
-from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import ReleaseEnds, ReleaseShares, WorkerRelease
 from pontil.runtime.proxy.routing.policy import OtherLoad, WorkerLoad
 from pontil.runtime.wire.compatibility import foreign, objection
@@ -162,7 +168,6 @@ class Registry:
         self.generating = self.groups[None]
 
     def of(self, group: str | None) -> WorkerGroup:
-        """Return the workers with this key."""
         return self.groups[group]
 
     def key_of(self, message: Hello) -> str | None:

@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a group of workers at one moment, for all decisions about a request."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.wire.messages import Hello
+
+
+def system_fingerprint(hello: Hello, version: str) -> str:
+    """Return the fingerprint. It changes with model, dtype, that of the KV cache, kernels (their quantization too) and
+    version only: another number of workers, or a restart, gives the same tokens. `version` is the proxy's, for a worker
+    that does not say its own."""
+    parts = (hello.model_fingerprint, hello.dtype, hello.kv_cache_dtype, hello.kernels, hello.version or version)
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+class FingerprintCache:
+    """The fingerprint of the worker that was asked for last. Its Hello is a value that stays the same object for as
+    long as the worker serves."""
+
+    def __init__(self) -> None:
+        self.known: tuple[Hello, str, str] | None = None
+
+    def of(self, hello: Hello, version: str) -> str:
+        known = self.known
+        if known is None or known[0] is not hello or known[1] != version:
+            known = self.known = hello, version, system_fingerprint(hello, version)
+        return known[2]
 
 
 class HasContext(Protocol):

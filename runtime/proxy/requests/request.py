@@ -23,9 +23,8 @@ from pontil.runtime.proxy.requests.answer import (
     Mailbox,
     TokenSource,
 )
-from pontil.runtime.proxy.requests.attempts import Attempts, WorkerReports
+from pontil.runtime.proxy.requests.attempts import Attempts, RequestLoad, WorkerReports
 from pontil.runtime.proxy.requests.logprob_check import fit
-from pontil.runtime.proxy.requests.request_load import RequestLoad
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import Route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix

@@ -10,7 +10,34 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Finished, Mailbox, WholeAnswer, no_listener
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.wakeup import Wakeup
+
+
+class Wakeup:
+    """An event without memory: a wake-up while no task waits is lost. Check the condition first, then wait, with no
+    await between. `is_awaited` is read for every token, and therefore a plain attribute."""
+
+    def __init__(self) -> None:
+        self.waiter: asyncio.Future[None] | None = None
+        self.is_awaited = False
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def wait(self, patience: float | None = None) -> None:
+        """Wait for a wake-up, at most `patience` seconds. A timer costs less than asyncio.wait_for, which starts a
+        task."""
+        loop = asyncio.get_running_loop()
+        self.waiter = loop.create_future()
+        self.is_awaited = True
+        timer = None if patience is None else loop.call_later(patience, self.wake)
+        try:
+            await self.waiter
+        finally:
+            self.waiter, self.is_awaited = None, False
+            if timer is not None:
+                timer.cancel()
+
 
 # Seconds that the end of an answer waits for the usage log on a slow disk.
 LOG_PATIENCE = 1.0
@@ -154,7 +181,6 @@ class Stream:
 
     @property
     def by_choice(self) -> list[Request]:
-        """The request of each choice."""
         return [request for request in self.requests for _ in range(request.params.n)]
 
     @property

@@ -11,9 +11,8 @@ from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.proxy.requests.stream import Stream, Wakeup
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.requests.wakeup import Wakeup
 from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.proxy.stage_runs import Handlers

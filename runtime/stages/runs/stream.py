@@ -7,8 +7,7 @@ from functools import partial
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Finished, no_listener
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, wake_at_end
-from pontil.runtime.proxy.requests.wakeup import Wakeup
+from pontil.runtime.proxy.requests.stream import MessageTurn, Stream, Wakeup, wake_at_end
 from pontil.runtime.stages.runs.audio_mailbox import AudioEvent
 from pontil.runtime.stages.runs.run import Run
 

@@ -2,17 +2,46 @@
 """A TCP connection to a peer that never blocks for longer than its owner allows, in the clear or encrypted."""
 
 import errno
+import ipaddress
 import os
 import select
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from pontil.runtime.errors import TransferError
-from pontil.runtime.transfer.tcp.address import TcpAddress
+from pontil.runtime.transfer.descriptor import num_blocks, part, secret, whole
 from pontil.runtime.transfer.tcp.block_encryption import PUBLIC_BYTES, TAG_BYTES, CipherPair, KeyAgreement
-from pontil.runtime.transfer.tcp.frames import CROWDED, LENGTH, NO_ROOM
+from pontil.runtime.transfer.tcp.frames import CROWDED, LENGTH, NO_ROOM, TOKEN_BYTES
 from pontil.runtime.transfer.tcp.server import smooth
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A peer's TCP address, from its descriptor, and the KV heads of its pool. Raises TransferError when the descriptor
+    is not usable."""
+
+    host: str
+    port: int
+    token: bytes
+    num_blocks: int
+    heads: range
+
+    @classmethod
+    def read(cls, descriptor: dict[str, Any], block_bytes: int, heads: range) -> "TcpAddress":
+        descriptor = part(descriptor, "tcp")
+        token = secret(descriptor, "token", TOKEN_BYTES)
+        host, port = descriptor.get("host"), whole(descriptor, "port")
+        try:
+            ipaddress.ip_address(host if isinstance(host, str) else "")  # a name could take seconds to look up
+        except ValueError:
+            raise TransferError("the peer's descriptor has no usable 'host'") from None
+        if not 0 < port < 1 << 16:
+            raise TransferError("the peer's descriptor has no usable 'port'")
+        return cls(str(host), port, token, num_blocks(descriptor, block_bytes), heads)
+
 
 CONNECT_TIMEOUT = 5.0
 
@@ -77,7 +106,6 @@ class TcpChannel:
             self.socket = self.ciphers = None
 
     def send(self, data: bytes) -> None:
-        """Send a request."""
         if self.ciphers is None:
             self.send_plain(data)
             return

@@ -23,8 +23,7 @@ from pontil.runtime.errors import TransferError
 from pontil.runtime.threads import GuardedThread, ThreadFailures
 from pontil.runtime.transfer.connector import FAULT, PLAIN_OPTIONS, ConnectorOptions, Pull, PullResult, objection, runs
 from pontil.runtime.transfer.grants import Grant
-from pontil.runtime.transfer.tcp.address import TcpAddress
-from pontil.runtime.transfer.tcp.channel import BrokenStream, TcpChannel
+from pontil.runtime.transfer.tcp.channel import BrokenStream, TcpAddress, TcpChannel
 from pontil.runtime.transfer.tcp.frames import ANSWER, CROWDED, EPOCH, FULL, READ, request
 from pontil.runtime.transfer.tcp.server import TcpServer
 

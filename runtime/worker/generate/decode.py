@@ -265,7 +265,6 @@ class DecodeSide:
             self.failed.append((request, f"the handoff failed: {transfer.error}"))
 
     def cancel(self, request: WorkerRequest, now: float) -> None:
-        """Cancel a request in any state."""
         if request in self.waiting:
             self.waiting.remove(request)
         if self.kv_receiver.end(str(request.submit.transfer_id), ReceiveEvent.CANCELLED, now) is None:

@@ -28,7 +28,6 @@ class LoadGauge:
     requests: RequestTable
 
     def load(self, link: ProxyLink) -> HeartbeatLoad:
-        """Return the load for the proxy of this link."""
         scheduler, counts = self.machine.scheduler, self.decode.counts
         counters = {
             "handoffs_complete": counts.complete,

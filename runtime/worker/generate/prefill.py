@@ -34,8 +34,7 @@ from pontil.runtime.wire.messages import (
 from pontil.runtime.worker.generate.block_transfers import BlockTransfers
 from pontil.runtime.worker.generate.handoff_check import objection_to
 from pontil.runtime.worker.generate.hidden_row import digest_of, last_state
-from pontil.runtime.worker.generate.kept_prompts import KeptPrompts
-from pontil.runtime.worker.generate.prefill_jobs import PrefillJob, PrefillJobs
+from pontil.runtime.worker.generate.prefill_jobs import KeptPrompts, PrefillJob, PrefillJobs
 from pontil.runtime.worker.links.peer_connection import WITHOUT_RANKS
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 from pontil.runtime.worker.start.assembly import WorkerResources

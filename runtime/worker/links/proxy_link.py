@@ -117,7 +117,6 @@ class ProxyLink:
         return None if self.proxy is None else (self.proxy, self.hello.registration)
 
     def send_tokens(self, frames: Sequence[Tokens]) -> None:
-        """Send the tokens of one step."""
         for message in joined(frames) if self.takes_steps else frames:
             self.send(message)
 

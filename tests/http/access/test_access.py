@@ -18,8 +18,7 @@ from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE
 
 from pontil.http.access import access
-from pontil.http.access.failed_keys import MOST_ADDRESSES, MOST_WRONG, WINDOW_SECONDS, FailedKeys, place_of
-from pontil.http.access.keyring import Keyring
+from pontil.http.access.keyring import MOST_ADDRESSES, MOST_WRONG, WINDOW_SECONDS, FailedKeys, Keyring, place_of
 from pontil.http.page import live_events
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import pytest
 from scripted_site import ScriptedSite, site
 from scripted_worker import DEADLINE
 
-from pontil.http.access.allowed_hosts import AllowedHosts
+from pontil.http.access.access import AllowedHosts
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 KEY = "sk-alice-0123456789"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from scripted_site import ScriptedSite, site
 
-from pontil.http.access.cross_origin import CrossOrigin
+from pontil.http.access.access import CrossOrigin
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 APP, OTHER = "https://app.example", "https://other.example"

@@ -14,7 +14,7 @@ from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION
 from pontil.http.openai.responses.request import RESPONSES
 from pontil.http.schema.parameter import object_schema
-from pontil.http.vllm.chat_batch_request import CHAT_BATCH
+from pontil.http.vllm.chat_batch import CHAT_BATCH
 
 GENERATE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},

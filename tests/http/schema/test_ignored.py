@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.http.schema.ignored import HEADER, IgnoredFields
+from pontil.http.schema.reader import HEADER, IgnoredFields
 
 
 @given(st.lists(st.text(max_size=300), max_size=60))

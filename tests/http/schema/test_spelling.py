@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.http.schema.spelling import Spelling
+from pontil.http.schema.reader import Spelling
 
 KNOWN = ("temperature", "max_tokens", "top_p", "n", "stop", "user")
 SPELLING = Spelling(KNOWN)

@@ -15,8 +15,7 @@ import pytest
 from effort import examples
 
 from pontil.http.fields.delivery import Delivery
-from pontil.http.openai.chat.function_call_shape import FunctionCallShape
-from pontil.http.openai.chat.parsed_shape import ParsedChatShape
+from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
 from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.stream.resumable_format import ResumableFormat

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pontil.launcher.child.shared_weights import SharedWeights
+from pontil.launcher.child.kept_memory import SharedWeights
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.child.memory_file import memory_file
+from pontil.launcher.child.process import memory_file
 from pontil.launcher.cluster.child_launch import ChildLaunch, shell_code, without_options
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.key_file import key_text, read_key_file

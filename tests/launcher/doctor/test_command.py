@@ -17,6 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from command_line import CORE, ROOT, app
+from tiny_llama import write_tiny_llama
 
 from pontil.launcher.doctor import checkup
 from pontil.launcher.doctor.checkup import (
@@ -34,7 +35,6 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.options import LaunchOptions, read_environment, read_options
 from pontil.launcher.plan.topology import Topology, plan
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe.examination import examine
 
 SUBJECTS = [

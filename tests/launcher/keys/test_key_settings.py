@@ -13,8 +13,15 @@ from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.keys.client_keys import ClientKeys, change_client_keys, digest, new_line, read_client_keys
-from pontil.launcher.keys.key_settings import SETTINGS, read_key_settings
+from pontil.launcher.keys.client_keys import (
+    SETTINGS,
+    ClientKeys,
+    change_client_keys,
+    digest,
+    new_line,
+    read_client_keys,
+    read_key_settings,
+)
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import plan_proxy

@@ -5,7 +5,7 @@ import shlex
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.plan.child_plan import ChildPlan
-from pontil.launcher.supervisor.overview import example, overview
+from pontil.launcher.supervisor.announcement import example, overview
 
 
 def child(name: str, device: str, cores: tuple[int, ...], **facts: object) -> Child:

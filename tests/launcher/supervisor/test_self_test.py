@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from pontil.launcher.supervisor.self_test import SelfTestMonitor
+from pontil.launcher.supervisor.announcement import SelfTestMonitor
 
 Launched = Callable[..., Any]
 WaitUntil = Callable[[Callable[[], object]], None]

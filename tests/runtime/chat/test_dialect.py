@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from chat_styles import STYLES
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 from tokenizers import AddedToken
 
 from pontil.runtime.chat.answer_part import Arguments, Call, Content, Reasoning
 from pontil.runtime.chat.calls.format import FORMATS, HERMES, LLAMA3_JSON, MISTRAL, CallFormat
 from pontil.runtime.chat.dialect import FALLBACK, Dialect, dialect_of
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.tokenizer.vocabulary import MARKERS as TEXT_MARKERS
 from pontil.runtime.tokenizer.vocabulary import MESSAGE_MARKERS

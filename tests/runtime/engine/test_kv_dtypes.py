@@ -7,8 +7,8 @@ import torch
 from architectures import read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
 from tiny import check_free, drain, rig, sequence
+from tiny_llama import write_tiny_llama
 
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.model import Model
 
 CELLS = ("int8", "fp8")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tiny_llama import END_ID
 from walks import allowed
 
 from pontil.runtime.grammar.call_grammar import (
@@ -16,7 +17,6 @@ from pontil.runtime.grammar.call_grammar import (
 )
 from pontil.runtime.grammar.grammar import Grammar, GrammarCompiler
 from pontil.runtime.grammar.grammar_text import Thought, json_part
-from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ENDS = frozenset({END_ID})

@@ -9,6 +9,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_llama import END_ID
 from walks import allowed
 
 from pontil.runtime.grammar.closing import SLACK, WATCHED
@@ -21,7 +22,6 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_schema,
 )
 from pontil.runtime.grammar.json_object import bounded_object
-from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ENDS = frozenset({END_ID})

@@ -13,6 +13,7 @@ import pytest
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_llama import END_ID
 from walks import SCHEMAS, allowed, walk
 
 from pontil.runtime.errors import RequestError
@@ -25,7 +26,6 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_rules,
     grammar_of_schema,
 )
-from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ENDS = frozenset({END_ID})

@@ -11,6 +11,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from library_schemas import SCHEMAS, LibrarySchema
+from tiny_llama import END_ID
 from walks import walk
 
 from pontil.runtime.errors import RequestError
@@ -29,7 +30,6 @@ from pontil.runtime.grammar.schema_relaxation import (
     coerced,
     described,
 )
-from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 WORDS = byte_words()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
 
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.config import ModelConfig
 
 WriteGguf = Callable[..., Path]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tiny_latent import write_tiny_deepseek
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch
 from pontil.runtime.loaders.builtin_models import BUILTINS
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.config import ExpertConfig, RopeScaling
 
 ROOT = Path(__file__).resolve().parents[3]

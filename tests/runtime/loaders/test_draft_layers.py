@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_draft_layers import write_eagle_head, write_mtp_model
+from tiny_llama import write_json, write_tiny_llama
 
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.loaders.draft_layers import find_draft_layer, is_eagle, open_draft_layer
 from pontil.runtime.loaders.hf.directory import WHOLE
-from pontil.runtime.loaders.synthetic import write_json, write_tiny_llama
 from pontil.runtime.worker.start.draft_pair import check_pair
 
 

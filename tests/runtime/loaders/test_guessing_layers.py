@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_latent import write_tiny_deepseek
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.hf.directory import WHOLE
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
 def add(folder: Path, name: str) -> None:

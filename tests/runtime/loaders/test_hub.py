@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import is_hub_id, resolve_model
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "c" * 40

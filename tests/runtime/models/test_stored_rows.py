@@ -8,6 +8,7 @@ import kernels
 import pytest
 import torch
 from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.block_sizes import BLOCKS, stored_embedding
@@ -15,7 +16,6 @@ from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.stored_rows import StoredRows

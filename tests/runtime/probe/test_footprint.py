@@ -8,10 +8,10 @@ import gguf
 import pytest
 from safetensors.torch import load_file
 from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import footprint as module
 from pontil.runtime.probe.footprint import MemoryDemand, check_memory, draft_footprint, footprint
 from pontil.runtime.probe.host_memory import FreeMemory

@@ -14,6 +14,7 @@ import torch
 from forked_program import run_program
 from packing_memory import INPUTS, OUTPUTS, levels
 from random_gguf import SHAPES, write_random_gguf
+from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import per_channel
@@ -23,7 +24,6 @@ from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import footprint as module
 from pontil.runtime.probe.footprint import (
     IMPORTED_BYTES,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from live_proxy import LiveProxy, live_proxy
 from scripted_worker import DEADLINE
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 

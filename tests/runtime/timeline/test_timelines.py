@@ -8,9 +8,8 @@ import pytest
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.timeline.received import ReceivedRequest
 from pontil.runtime.timeline.recorder import MOST_OF_ONE, RequestRecorder
-from pontil.runtime.timeline.slow_log import log_slow, slow_line
 from pontil.runtime.timeline.timeline import COMPLETE, LargestPart, Timeline, TimelineRow
-from pontil.runtime.timeline.timelines import GRACE, MOST_BYTES, MOST_ENDED, MOST_LISTED, Timelines
+from pontil.runtime.timeline.timelines import GRACE, MOST_BYTES, MOST_ENDED, MOST_LISTED, Timelines, log_slow, slow_line
 from pontil.runtime.wire.messages import AttemptTimes
 
 ROW = TimelineRow("r-1", 0.0, "tiny", "-", "alice", COMPLETE, "stop", 3, 1, 2, 1, 0.5, 2.0, ("decode:0",))

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_llama import write_tiny_llama
 from workers import PromptWorker, ScriptedProxy, close_sockets, is_clean, open_worker
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from always_draft import AlwaysDraft
 from tiny_latent import write_tiny_deepseek
+from tiny_llama import write_tiny_llama
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import AdaptivePolicy
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.worker.start.draft_pair import check_pair
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_llama import write_tiny_llama
 from workers import DEFAULTS, Silent
 
 from pontil.http.openai.chat.request import read_chat
 from pontil.http.openai.completions.request import read_completion
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.grammar.grammar_text import grammar_of_choices
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.sampling_params import DECLARED, SamplingParams
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Submit

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_llama import END_ID
 from walks import follows
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.grammar.closing import SLACK
 from pontil.runtime.grammar.grammar import Grammar, GrammarCompiler
 from pontil.runtime.grammar.grammar_text import grammar_of_choices, grammar_of_regex, grammar_of_schema
-from pontil.runtime.loaders.synthetic import END_ID
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.worker.generate import grammar_manager as grammar_desk
 from pontil.runtime.worker.process.worker_request import key_of

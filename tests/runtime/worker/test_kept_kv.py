@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_llama import write_tiny_llama
 from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt, told
 
 from pontil.runtime.cache.prefix import full_keys
 from pontil.runtime.config.worker_config import WorkerRole
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.proxy.routing.held_prefixes import short_key
 
 LONG = prompt(41)

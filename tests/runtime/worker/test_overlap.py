@@ -5,10 +5,10 @@ Handoff."""
 from pathlib import Path
 
 from slow_connector import SlowConnector
+from tiny_llama import write_tiny_llama
 from workers import PromptWorker, ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.transfer.connector import Pull
 from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.wire.messages import Handoff, Message

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from parity import WAYS, InProcess, Outcome, OverSockets, Recorded, Recording, Way, opened, replayed
+from tiny_llama import END_ID as EOS
 
 from pontil.runtime.accounting.counts import Usage
-from pontil.runtime.loaders.synthetic import END_ID as EOS
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from quantized_directory import FORMS, quantize
+from tiny_llama import write_tiny_llama
 from workers import ScriptedProxy, greedy, open_worker, prompt
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 TOKENS = 12
 BECOME = "whole numbers of 4 bits in groups of 32 inputs in an order of their own (act-order) become bfloat16"

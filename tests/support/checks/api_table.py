@@ -16,7 +16,7 @@ from pontil.http.openai.sound.speech_request import SPEECH
 from pontil.http.openai.sound.transcription_request import TRANSCRIPTION
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import InertType, NeutralType
-from pontil.http.vllm.chat_batch_request import CHAT_BATCH
+from pontil.http.vllm.chat_batch import CHAT_BATCH
 
 VOCABULARY = 1000
 SAID = ("yes", "no effect", "not supported")

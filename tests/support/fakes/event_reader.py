@@ -6,8 +6,7 @@ from weakref import WeakKeyDictionary
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.answer import Event, Mailbox
-from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.requests.wakeup import Wakeup
+from pontil.runtime.proxy.requests.stream import Stream, Wakeup
 
 
 class EventReader:

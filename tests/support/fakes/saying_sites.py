@@ -7,9 +7,9 @@ from typing import Any
 
 from chat_styles import LLAMA_3, MISTRAL, QWEN_3
 from scripted_site import ScriptedSite, site
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 from tokenizers import AddedToken
 
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.tokenizer.vocabulary import MESSAGE_MARKERS
 

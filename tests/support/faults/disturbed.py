@@ -13,8 +13,7 @@ from effort import is_long
 from oracle import Rest, at_rest, check, settled
 from served import Served, wait_for
 from streams import Streams
-
-from pontil.runtime.loaders.synthetic import write_tiny_llama
+from tiny_llama import write_tiny_llama
 
 MODEL = "smollm2-135m-instruct"
 STORY = "The old lighthouse keeper climbed the stairs every night, and every night the sea told him a little more. "

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_latent import write_tiny_deepseek
+from tiny_llama import write_json
 
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, eagle_source, mtp_source
 from pontil.runtime.loaders.hf.directory import WHOLE
-from pontil.runtime.loaders.synthetic import write_json
 
 
 def random_layer(source: DraftLayerSource, seed: int) -> dict[str, torch.Tensor]:

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from more_architectures import LATENT
-
-from pontil.runtime.loaders.hf.config import read_hf_config
-from pontil.runtime.loaders.synthetic import (
+from tiny_llama import (
     END_ID,
     byte_level_tokenizer,
     random_tensors,
@@ -15,6 +13,8 @@ from pontil.runtime.loaders.synthetic import (
     write_json,
     write_weights,
 )
+
+from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.models.config import ModelConfig
 
 # The kernels take multiples of 16.

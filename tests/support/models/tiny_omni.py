@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_llama import byte_level_tokenizer, tokenizer_config, write_json
 from tokenizers import AddedToken, Tokenizer
 from transformers import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.runtime.loaders.synthetic import byte_level_tokenizer, tokenizer_config, write_json
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.stages.qwen3_omni.speech_loading import load_code2wav, load_talker, load_talker_decoder
 from pontil.runtime.stages.qwen3_omni.talker import Talker

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pontil.http.openai.chat.request import read_chat
 from pontil.http.openai.responses.messages import messages_of
 from pontil.http.openai.responses.request import RESPONSES, ResponsesRequest, read_responses
-from pontil.http.schema.ignored import IgnoredFields
+from pontil.http.schema.reader import IgnoredFields
 from pontil.runtime.errors import RequestError
 
 VOCABULARY = 1000

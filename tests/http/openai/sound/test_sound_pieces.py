@@ -4,7 +4,7 @@ import base64
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.http.openai.sound.sound_pieces import SoundPieces
+from pontil.http.openai.sound.sound_reply import SoundPieces
 from pontil.runtime.foundation.wav_header import is_wav
 
 

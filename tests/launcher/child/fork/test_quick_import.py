@@ -8,7 +8,7 @@ from command_line import ROOT
 
 SCRIPT = """
 import app, gc
-from pontil.launcher.child.fork.quick_import import quick_import
+from pontil.launcher.child.fork.forked import quick_import
 
 kept = gc.get_freeze_count()
 try:

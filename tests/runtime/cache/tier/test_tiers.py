@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pontil.gpu_ops.kv.digest import block_digests, digest_weights
-from pontil.runtime.cache.tier import disk_tier, private_folder
+from pontil.runtime.cache.tier import disk_tier
 from pontil.runtime.cache.tier.chain import TierChain
 from pontil.runtime.cache.tier.disk_tier import NOTHING, RECORD_BYTES, DiskTier
 from pontil.runtime.cache.tier.memory_tier import MemoryTier
@@ -314,7 +314,7 @@ def test_a_disk_without_room_is_not_opened(tmp_path: Path, monkeypatch: pytest.M
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="File too large|No space left"):
         DiskTier(tmp_path, "x", 1 << 61, 1 << 40, "one")
-    monkeypatch.setattr(private_folder, "allocate", full)
+    monkeypatch.setattr(disk_tier, "allocate", full)
     with pytest.raises(OSError, match="No space left"):
         on_disk(tmp_path)
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Rig, check_free, rig, sequence
 from tiny_draft_layers import write_eagle_head, write_mtp_model
+from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.layout import KVLayout
@@ -24,7 +25,6 @@ from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_layer
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.models.model import Model

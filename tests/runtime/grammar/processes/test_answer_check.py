@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.grammar.processes.answer_check import AnswerCheck
 from pontil.runtime.grammar.processes.verdict import SchemaState
-from pontil.runtime.grammar.python_expression import PythonExpression
+from pontil.runtime.grammar.schema_relaxation import PythonExpression
 
 CHECK = AnswerCheck()
 MET, NOT_MET = SchemaState.MET, SchemaState.NOT_MET

@@ -5,13 +5,13 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.gguf.file import byte_size
 from pontil.runtime.loaders.gguf.header import GgufTensor, read_header
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 KINDS = gguf.GGMLQuantizationType
 

@@ -9,6 +9,7 @@ import kernels
 import numpy as np
 import pytest
 import torch
+from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
@@ -16,7 +17,6 @@ from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 BLOCKS = 60
 # Byte offsets of a block's 16-bit floats.

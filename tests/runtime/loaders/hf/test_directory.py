@@ -7,13 +7,13 @@ import pytest
 import torch
 from architectures import hugging_model
 from safetensors.torch import load_file, save_file
+from tiny_llama import write_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.hf.directory import WHOLE
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
 @pytest.mark.parametrize("shards", [1, 2])

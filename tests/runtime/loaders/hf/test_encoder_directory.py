@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tiny_bert import write_tiny_bert
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.hf.encoder_directory import (
@@ -14,7 +15,6 @@ from pontil.runtime.loaders.hf.encoder_directory import (
     read_encoder_config,
     stated_pooling,
 )
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 
 def test_the_files_beside_the_model_decide(tmp_path: Path) -> None:

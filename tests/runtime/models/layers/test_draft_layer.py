@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_draft_layers import write_eagle_head, write_mtp_model
+from tiny_llama import write_tiny_llama
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
@@ -21,7 +22,6 @@ from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
 from pontil.runtime.loaders.hf.directory import WHOLE
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.models.weights import Weights

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recorded_frames import MESSAGES
 
-from pontil.runtime.proxy.fleet.system_fingerprint import FingerprintCache, system_fingerprint
+from pontil.runtime.proxy.fleet.registry_snapshot import FingerprintCache, system_fingerprint
 from pontil.runtime.wire.messages import Hello
 
 HELLO = MESSAGES["hello"]

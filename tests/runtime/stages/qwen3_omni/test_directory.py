@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tiny_llama import write_tiny_llama
 from tiny_omni import CODES, GROUPS, SPEAKERS, THINKER_SIZE, omni_code2wav, omni_talker, write_tiny_omni
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.stages.qwen3_omni.config_file import (
     is_omni,
     read_code2wav_config,

@@ -12,16 +12,15 @@ import pytest
 import torch
 from kernels import CACHE
 from tiny_bert import write_tiny_bert
+from tiny_llama import write_tiny_llama
 from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe import packed_share
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
-from pontil.runtime.worker.embed.queue import EmbeddingQueue, Waiting
-from pontil.runtime.worker.embed.worker import EmbeddingWorker
+from pontil.runtime.worker.embed.worker import EmbeddingQueue, EmbeddingWorker, Waiting
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.start import packed_weights

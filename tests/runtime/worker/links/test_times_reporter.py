@@ -12,8 +12,7 @@ from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.timeline.worker_report import CHUNK, PULLED, WorkerReport
 from pontil.runtime.wire.messages import AttemptTimes, Hello, Message, Tokens, Welcome
 from pontil.runtime.worker.links.proxy_link import ProxyLink
-from pontil.runtime.worker.links.proxy_links import ProxyLinks
-from pontil.runtime.worker.links.times_reporter import MOST_WAITING, TimesReporter
+from pontil.runtime.worker.links.proxy_links import MOST_WAITING, ProxyLinks, TimesReporter
 
 Pair = tuple[PromptWorker, PromptWorker]
 HELLO = Hello("w", 1, "decode:0", "decode", 1, "cpu", "m", "f", "k", "ipc:///p", 16, 9, 4, 512, 256)

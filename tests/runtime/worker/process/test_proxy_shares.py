@@ -15,8 +15,7 @@ from pontil.runtime.wire.messages import Submit
 from pontil.runtime.worker.generate import load_gauge
 from pontil.runtime.worker.generate.load_gauge import LoadGauge
 from pontil.runtime.worker.generate.output_processor import OutputProcessor
-from pontil.runtime.worker.process.proxy_shares import LOOKS, GivenWork, ProxyShares
-from pontil.runtime.worker.process.request_table import RequestTable
+from pontil.runtime.worker.process.request_table import LOOKS, GivenWork, ProxyShares, RequestTable
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 
 

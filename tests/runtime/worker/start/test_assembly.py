@@ -13,6 +13,7 @@ import torch
 from seat_world import BLOCK, FormulaRunner, formula
 from tiny import drain, sequence
 from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
 from workers import DEFAULTS, PromptWorker, Silent, open_worker
 
 from pontil.gpu_ops.kernels import kernel_set
@@ -23,7 +24,6 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.wire.compatibility import objection
 from pontil.runtime.worker.start import assembly, loading
 from pontil.runtime.worker.start.loading import name_of_kernels

@@ -4,8 +4,8 @@
 from pathlib import Path
 
 import pytest
+from tiny_llama import write_tiny_llama
 
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.worker.start import packed_weights
 
 

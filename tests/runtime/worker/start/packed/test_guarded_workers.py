@@ -8,11 +8,11 @@ import pytest
 from kernels import CACHE
 from packed_loading import packed_files_of, wait_for_leases
 from tiny_bert import write_tiny_bert
+from tiny_llama import write_tiny_llama
 from workers import Silent, open_worker
 
 from pontil.gpu_ops.kernels.weights.shelf import verify
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.worker.embed.assembly import assemble_embedder
 from pontil.runtime.worker.embed.worker import make_embedding_worker
 

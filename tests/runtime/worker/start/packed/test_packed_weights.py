@@ -20,11 +20,11 @@ from packed_loading import Loading, bits, change, packed_files_of
 from quantized_directory import FORMS, LARGE, quantize, write_quantized
 from tiny_gguf import write_tiny_gguf
 from tiny_latent import write_tiny_deepseek
+from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.weights import arena
 from pontil.gpu_ops.kernels.weights.packed_file import read_index
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
-from pontil.runtime.loaders.synthetic import write_tiny_llama
 from pontil.runtime.probe.packed_share import FOLDER
 from pontil.runtime.worker.start import packed_files
 from pontil.runtime.worker.start.packed_files import SUFFIX
