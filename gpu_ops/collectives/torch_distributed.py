@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.collectives.communicator import CollectiveError, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
 
 KIND = "torch"
@@ -55,12 +55,24 @@ class TorchCommunicator:
 
     def gather_columns(self, part: Tensor) -> Tensor:
         rows, columns = part.shape
-        parts = part.new_empty(self.size, rows, columns)
+        return self.gathered(part).transpose(0, 1).reshape(rows, self.size * columns)
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """Return the ranks' parts [rows, columns] behind each other: [size, rows, columns]."""
+        parts = part.new_empty(self.size, *part.shape)
         if part.numel():
             # As bytes, since the backends do not know all types.
             target, own = parts.view(torch.uint8), part.contiguous().view(torch.uint8)
-            self.together(lambda group: dist.all_gather_into_tensor(target.view(self.size * rows, -1), own, group))
-        return parts.transpose(0, 1).reshape(rows, self.size * columns)
+            self.together(lambda group: dist.all_gather_into_tensor(target.flatten(0, 1), own, group))
+        return parts
+
+    def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
+        if in_order or self.device.type == "cpu":
+            return added(self.gathered(part))
+        part = part.contiguous()
+        if part.numel():
+            self.together(lambda group: dist.all_reduce(part, group=group))
+        return part
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         """Sum whole numbers of which all ranks but one have 0: the bits are those of that one, and no rank needs memory
