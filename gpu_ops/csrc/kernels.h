@@ -67,8 +67,8 @@ struct Rotation {
 // hidden += after(out(attention(heads(qkv(before(hidden)))))). Norm weights are float32; null where there is none.
 // `window` 0: every position is seen. With `sinks` [heads] each head has a score more, of no key. Without heads, only
 // keys and values are computed and stored, and hidden stays as it is. Of a worker of several ranks `heads`, and the
-// outputs of both matrices, are this rank's; the inputs of `out` are all ranks' heads. Or `out` is partial: its inputs are
-// this rank's heads, and it has all outputs.
+// outputs of both matrices, are this rank's; the inputs of `out` are all ranks' heads. A partial `out` has this rank's
+// heads as inputs, and all outputs.
 struct AttentionHalf {
     Matrix qkv, out;
     const float *before, *after, *query_norm, *key_norm, *sinks;
@@ -104,8 +104,8 @@ struct MlpHalf {
 // the `shared_gate` of one output are float32, and take x rounded as the experts do. `bias` [count], or null, counts
 // for the choice only. With several groups of neighbours, experts are those of the `kept_groups` whose `group_best`
 // experts have the highest sum. `experts` are the `own` ones of this rank, from number `first` on, without norms. The
-// shared expert has no data if there is none, nor has its gate; where it has one, that is by which it is multiplied. Ranks
-// exchange what their experts make, or if it is `partial`, each adds up its own, and they add these sums.
+// shared expert has no data if there is none, nor has its gate; where it has one, that is by which it is multiplied.
+// Ranks exchange what their experts make; if it is `partial`, each adds up its own, and they add these sums.
 struct ExpertHalf {
     Matrix router, shared_gate;
     MlpHalf shared;

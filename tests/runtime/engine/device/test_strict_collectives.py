@@ -87,7 +87,7 @@ def part_of(path: Path, own: Communicator, device: torch.device, row_parallel: b
 def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path, row_parallel: bool) -> None:
     assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS, row_parallel)) == [3 * VOCAB] * 2
     sums = [call.recorded for call in site.calls if call.kind == "all_reduce" and call.dtype.is_floating_point]
-    # What is recorded runs once before.
+    # A step runs once before it is recorded.
     assert sums == ([False, True, False] if row_parallel else [])
 
 
