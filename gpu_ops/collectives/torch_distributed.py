@@ -5,7 +5,8 @@ is a file or a TCP port of rank 0."""
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,9 +14,12 @@ from torch import Tensor
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
+from pontil.gpu_ops.collectives.symmetric_memory import SymmetricSums, open_symmetric
 
 KIND = "torch"
 MOST_RANKS = 1024
+
+T = TypeVar("T")
 
 
 class TorchCommunicator:
@@ -28,6 +32,8 @@ class TorchCommunicator:
         # The ranks once they have met: not the default group, whose patience is that of a meeting.
         self.group: dist.ProcessGroup | None = None
         self.failure: str | None = None
+        # The way to add parts on devices, once any were added.
+        self.sums: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def create(
@@ -70,8 +76,26 @@ class TorchCommunicator:
         if in_order or self.device.type == "cpu":
             return added(self.gathered(part))
         part = part.contiguous()
-        if part.numel():
-            self.together(lambda group: dist.all_reduce(part, group=group))
+        # No step is recorded before it has run once.
+        if self.sums is None:
+            self.sums = self.open_sums()
+        return self.sums(part) if part.numel() else part
+
+    def open_sums(self) -> Callable[[Tensor], Tensor]:
+        """Return the way to add parts on devices."""
+        if self.device.type != "cuda":
+            return self.library_sums
+        found = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
+        return self.library_sums if found is None else partial(self.symmetric_sums, found)
+
+    def symmetric_sums(self, symmetric: SymmetricSums, part: Tensor) -> Tensor:
+        if symmetric.can_add(part):
+            return self.together(lambda group: symmetric(part))
+        return self.library_sums(part)
+
+    def library_sums(self, part: Tensor) -> Tensor:
+        """Add by the library, in place."""
+        self.together(lambda group: dist.all_reduce(part, group=group))
         return part
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
@@ -90,13 +114,13 @@ class TorchCommunicator:
     def broadcast(self, x: Tensor) -> None:
         self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))
 
-    def together(self, call: Callable[[dist.ProcessGroup], Any]) -> None:
+    def together(self, call: Callable[[dist.ProcessGroup], T]) -> T:
         """Make a call of torch.distributed. After a failure every later one fails at once."""
         if self.failure is not None:
             raise CollectiveError(self.failure)
         patience = self.descriptor["deadline" if self.group else "meet_within"]
         try:
-            call(self.group or self.connect())
+            return call(self.group or self.connect())
         except (RuntimeError, ValueError, OSError) as error:
             first = str(error).strip().partition("\n")[0]
             self.failure = f"the ranks of this worker did not meet within {patience:g} s ({first})"
