@@ -35,8 +35,8 @@ class SymmetricSums:
         return part.dtype in TYPES and part.nbytes <= MOST_BYTES and part.nbytes % UNIT == 0
 
     def __call__(self, part: Tensor) -> Tensor:
-        """Return the sums of the ranks' parts, contiguous and of one shape and type. The kernel ends once all have read,
-        so that the next part may be written."""
+        """Return the sums of the ranks' parts, contiguous and of one shape and type. The kernel ends once all have
+        read, so that the next part may be written."""
         own = self.memory[: part.nbytes].view(part.dtype).view(part.shape)
         own.copy_(part)
         total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(own, "sum", self.group_name)
