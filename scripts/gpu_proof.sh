@@ -108,9 +108,12 @@ work() {
             beside_a_cpu "$url" --alike ;;
         ranks)
             model=$divided
-            serve --role mixed --mixed "$([ "$device" = cpu ] && echo cpu:0+cpu:1 || echo "$device+$second")" \
-                --share-devices --kv-cache-memory 1GiB
-            beside_a_cpu "$url" ;;
+            for arithmetic in exact fast; do
+                serve --role mixed --mixed "$([ "$device" = cpu ] && echo cpu:0+cpu:1 || echo "$device+$second")" \
+                    --share-devices --kv-cache-memory 1GiB --tensor-parallel-arithmetic $arithmetic
+                beside_a_cpu "$url"
+                stop
+            done ;;
         figures)
             if [ "$device" = cpu ]; then
                 "$python" scripts/gpu_bench.py --device cpu --shape tiny

@@ -11,8 +11,8 @@ class CollectiveError(Exception):
 
 
 class Communicator(Protocol):
-    """Rank `rank` of `size`. Nothing here adds: a result holds the bits that some rank computed, so that it does not
-    depend on the number of ranks. Every method raises CollectiveError."""
+    """Rank `rank` of `size`. Only `all_reduce` adds: any other result holds the bits that some rank computed, so that
+    it does not depend on the number of ranks. Every method raises CollectiveError."""
 
     @property
     def rank(self) -> int: ...
@@ -37,6 +37,11 @@ class Communicator(Protocol):
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         """Return x [rows, columns] where row r is as rank `owner[r]` (int64 [rows], the same on all ranks) has it."""
+
+    def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
+        """Return the sums of the ranks' parts [rows, columns] of floats, all of one shape and type, which may be in the
+        memory of this one: the same bits on all ranks. On CPUs, and anywhere if they are added `in_order` of ranks, a
+        row's bits depend on nothing else; a device's library may add in another order."""
 
     def broadcast(self, x: Tensor) -> None:
         """Give all ranks what rank 0 has in x, contiguous and of one shape and type on all of them."""
@@ -66,8 +71,20 @@ class SingleRank:
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         return x
 
+    def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
+        return part
+
     def broadcast(self, x: Tensor) -> None:
         return
 
     def close(self) -> None:
         return
+
+
+def added(parts: Tensor) -> Tensor:
+    """Return the sums over the first axis of floats [ranks, ...], one part after the other in float32, in their own
+    type."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part
+    return total.to(parts.dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.collectives.communicator import CollectiveError, added
 from pontil.gpu_ops.collectives.descriptor import positive, secret, whole
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.rank_group import HEADER_BYTES, MOST_RANKS, SharedGroup
@@ -106,6 +106,10 @@ class SharedMemoryCommunicator:
         result = torch.empty_like(x)
         self.group.choose(x, owner.contiguous(), result)
         return result
+
+    def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
+        """Add them on each rank. Layers that kernels compute add in their own memory instead (csrc/layer.h)."""
+        return added(self.gather_columns(part.reshape(1, -1)).view(self.size, *part.shape))
 
     def broadcast(self, x: Tensor) -> None:
         row = x.view(1, -1)

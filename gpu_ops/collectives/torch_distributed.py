@@ -5,17 +5,21 @@ is a file or a TCP port of rank 0."""
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.collectives.communicator import CollectiveError, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
+from pontil.gpu_ops.collectives.symmetric_memory import SymmetricSums, open_symmetric
 
 KIND = "torch"
 MOST_RANKS = 1024
+
+T = TypeVar("T")
 
 
 class TorchCommunicator:
@@ -28,6 +32,8 @@ class TorchCommunicator:
         # The ranks once they have met: not the default group, whose patience is that of a meeting.
         self.group: dist.ProcessGroup | None = None
         self.failure: str | None = None
+        # The way to add parts on devices, once any were added.
+        self.sums: Callable[[Tensor], Tensor] | None = None
 
     @classmethod
     def create(
@@ -55,12 +61,42 @@ class TorchCommunicator:
 
     def gather_columns(self, part: Tensor) -> Tensor:
         rows, columns = part.shape
-        parts = part.new_empty(self.size, rows, columns)
+        return self.gathered(part).transpose(0, 1).reshape(rows, self.size * columns)
+
+    def gathered(self, part: Tensor) -> Tensor:
+        """Return the ranks' parts [rows, columns] behind each other: [size, rows, columns]."""
+        parts = part.new_empty(self.size, *part.shape)
         if part.numel():
             # As bytes, since the backends do not know all types.
             target, own = parts.view(torch.uint8), part.contiguous().view(torch.uint8)
-            self.together(lambda group: dist.all_gather_into_tensor(target.view(self.size * rows, -1), own, group))
-        return parts.transpose(0, 1).reshape(rows, self.size * columns)
+            self.together(lambda group: dist.all_gather_into_tensor(target.flatten(0, 1), own, group))
+        return parts
+
+    def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
+        if in_order or self.device.type == "cpu":
+            return added(self.gathered(part))
+        part = part.contiguous()
+        # No step is recorded before it has run once.
+        if self.sums is None:
+            self.sums = self.open_sums()
+        return self.sums(part) if part.numel() else part
+
+    def open_sums(self) -> Callable[[Tensor], Tensor]:
+        """Return the way to add parts on devices."""
+        if self.device.type != "cuda":
+            return self.library_sums
+        found = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
+        return self.library_sums if found is None else partial(self.symmetric_sums, found)
+
+    def symmetric_sums(self, symmetric: SymmetricSums, part: Tensor) -> Tensor:
+        if symmetric.can_add(part):
+            return self.together(lambda group: symmetric(part))
+        return self.library_sums(part)
+
+    def library_sums(self, part: Tensor) -> Tensor:
+        """Add by the library, in place."""
+        self.together(lambda group: dist.all_reduce(part, group=group))
+        return part
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         """Sum whole numbers of which all ranks but one have 0: the bits are those of that one, and no rank needs memory
@@ -78,13 +114,13 @@ class TorchCommunicator:
     def broadcast(self, x: Tensor) -> None:
         self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))
 
-    def together(self, call: Callable[[dist.ProcessGroup], Any]) -> None:
+    def together(self, call: Callable[[dist.ProcessGroup], T]) -> T:
         """Make a call of torch.distributed. After a failure every later one fails at once."""
         if self.failure is not None:
             raise CollectiveError(self.failure)
         patience = self.descriptor["deadline" if self.group else "meet_within"]
         try:
-            call(self.group or self.connect())
+            return call(self.group or self.connect())
         except (RuntimeError, ValueError, OSError) as error:
             first = str(error).strip().partition("\n")[0]
             self.failure = f"the ranks of this worker did not meet within {patience:g} s ({first})"

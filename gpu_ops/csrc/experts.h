@@ -181,6 +181,23 @@ static void exchange_results(Context& context, const ExpertHalf& half, const std
                           owners.data(), reinterpret_cast<char*>(made));
 }
 
+// The sum of a row's results [per_token][hidden] by their ratings, best first: of all its experts, or of this rank's.
+static void add_by_ratings(const ExpertHalf& half, const Choices& choices, size_t row, const float* made, float* to) {
+    const size_t size = half.hidden, first = row * half.per_token;
+    std::vector<size_t> places;
+    for (size_t place = first; place < first + half.per_token; place++) {
+        const int expert = choices.experts[place] - half.first;
+        if (!half.partial || (expert >= 0 && expert < half.own)) places.push_back(place);
+    }
+    if (places.empty()) memset(to, 0, size * sizeof *to);
+    for (size_t i = 0; i < size && !places.empty(); i += LANES) {
+        Floats total = load(made + places[0] * size + i) * splat(choices.ratings[places[0]]);
+        for (size_t n = 1; n < places.size(); n++)
+            total = total + load(made + places[n] * size + i) * splat(choices.ratings[places[n]]);
+        store(to + i, total);
+    }
+}
+
 template <class T>
 static void expert_half(Context& context, const ExpertHalf& half, int rows, const float* from, float* result) {
     const size_t size = half.hidden;
@@ -195,22 +212,24 @@ static void expert_half(Context& context, const ExpertHalf& half, int rows, cons
     std::vector<float> gates(rows);
     const Choices choices = route<T>(context, half, x, rows, gates.data());
     float* made = compute_experts<T>(context, half, x, choices.experts);
-    exchange_results(context, half, choices.experts, made);
-    context.threads.share(rows, [&](int first, int end, int) {
-        for (size_t row = first; row < size_t(end); row++) {
-            const float* ratings = choices.ratings.data() + row * half.per_token;
-            float* own = made + row * half.per_token * size;
+    auto add_all = [&](auto&& sum) {
+        add_rows(context, rows, half.hidden, half.after, half.epsilon, result, [&](size_t row, float* total) {
+            sum(row, total);
             const Floats gate = half.shared_gate.data ? sigmoid(splat(gates[row])) : splat(1.0f);
-            for (size_t i = 0; i < size; i += LANES) {
-                Floats total = load(own + i) * splat(ratings[0]);
-                for (int place = 1; place < half.per_token; place++)
-                    total = total + load(own + place * size + i) * splat(ratings[place]);
-                store(own + i, shared ? total + load(shared + row * size + i) * gate : total);
-            }
-            if (half.after)
-                add_normed(own, half.after, half.epsilon, half.hidden, result + row * size);
-            else
-                add_row(own, half.hidden, result + row * size);
-        }
+            for (size_t i = 0; shared && i < size; i += LANES)
+                store(total + i, load(total + i) + load(shared + row * size + i) * gate);
+            return total;
+        });
+    };
+    if (!half.partial) {
+        exchange_results(context, half, choices.experts, made);
+        return add_all([&](size_t row, float* total) { add_by_ratings(half, choices, row, made, total); });
+    }
+    const PartialRows parts(context, rows, half.hidden);
+    context.threads.share(rows, [&](int first, int end, int) {
+        for (size_t row = first; row < size_t(end); row++)
+            add_by_ratings(half, choices, row, made, parts.own() + row * size);
     });
+    parts.complete();
+    add_all([&](size_t row, float* total) { parts.sum(row, total); });
 }

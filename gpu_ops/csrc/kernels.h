@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 13 };
+enum { PONTIL_ABI = 14 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, and of 8 bits with one; then blocks of 256 inputs with levels of 4 bits, and of 6.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, FOURS = 4, SIXES = 5 };
@@ -31,12 +31,14 @@ enum Fault : int32_t { ENDED = 1, LATE = 2, ELSEWHERE = 3 };
 //
 // Blocks are [group][block][word of a block][panel of 2][16], with their own scales: see blocks.h. `units` are 1, or
 // not finite.
+//
+// The results of a `partial` matrix are parts of sums over the ranks, each of which has some inputs.
 struct Matrix {
     const uint32_t* data;
     const uint32_t* scales;  // null except for levels
     const float* units;      // [outputs padded], null except for levels
     const float* bias;       // [outputs padded], or null
-    int32_t kind, outputs, inputs, words, scale_words, unused;
+    int32_t kind, outputs, inputs, words, scale_words, partial;
 };
 
 // Positions [start, start + count) of one sequence, in rows [row, row + count) of a tile; `blocks` is its block table.
@@ -65,7 +67,8 @@ struct Rotation {
 // hidden += after(out(attention(heads(qkv(before(hidden)))))). Norm weights are float32; null where there is none.
 // `window` 0: every position is seen. With `sinks` [heads] each head has a score more, of no key. Without heads, only
 // keys and values are computed and stored, and hidden stays as it is. Of a worker of several ranks `heads`, and the
-// outputs of both matrices, are this rank's; the inputs of `out` are all ranks' heads.
+// outputs of both matrices, are this rank's; the inputs of `out` are all ranks' heads. A partial `out` has this rank's
+// heads as inputs, and all outputs.
 struct AttentionHalf {
     Matrix qkv, out;
     const float *before, *after, *query_norm, *key_norm, *sinks;
@@ -88,7 +91,8 @@ struct LatentHalf {
 };
 
 // result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16. `inner` is the
-// number of gates; where the inputs of `down` are more, this rank has a part of the outputs of both matrices.
+// number of gates; where the inputs of `down` are more, this rank has a part of the outputs of both matrices. Where `down`
+// is partial, it has a part of the outputs of the first, and the same inputs of the second.
 struct MlpHalf {
     Matrix gate_up, down;
     const float *before, *after;
@@ -101,13 +105,14 @@ struct MlpHalf {
 // for the choice only. With several groups of neighbours, experts are those of the `kept_groups` whose `group_best`
 // experts have the highest sum. `experts` are the `own` ones of this rank, from number `first` on, without norms. The
 // shared expert has no data if there is none, nor has its gate; where it has one, that is by which it is multiplied.
+// Ranks exchange what their experts make; if it is `partial`, each adds up its own, and they add these sums.
 struct ExpertHalf {
     Matrix router, shared_gate;
     MlpHalf shared;
     const MlpHalf* experts;
     const float *before, *after, *bias;
     float epsilon, factor;
-    int32_t hidden, count, first, own, per_token, scores, normalize, groups, kept_groups, group_best;
+    int32_t hidden, count, first, own, per_token, scores, normalize, groups, kept_groups, group_best, partial;
 };
 
 // One half of each kind; the others are null.

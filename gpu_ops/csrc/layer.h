@@ -42,10 +42,71 @@ struct Share {
     }
 };
 
+// Rows [rows][size] that are added to the residual stream: this process's, or the sums of parts that all ranks of a
+// group have, each in a place of its own in their memory. They are added in the order of ranks.
+struct PartialRows {
+    PartialRows(Context& context, int rows, int size) : group(context.group), rows(rows), size(size) {
+        if (!group) throw GroupError{NOT_JOINED};
+        parts = group->take<float>(group->ranks * apart());
+    }
+    float* own() const { return parts + group->rank * apart(); }
+    // Until then other ranks' parts are not there.
+    void complete() const { group->meet(RankGroup::shape(4, rows, size)); }
+    void sum(size_t row, float* to) const {
+        const float* part = parts + row * size;
+        for (int i = 0; i < size; i += LANES) {
+            Floats total = load(part + i);
+            for (int rank = 1; rank < group->ranks; rank++) total = total + load(part + rank * apart() + i);
+            store(to + i, total);
+        }
+    }
+
+  private:
+    size_t apart() const { return size_t(rows) * size; }
+    RankGroup* group;
+    int rows, size;
+    float* parts;
+};
+
+// hidden [rows][size] += rows that `row_of(row, spare)` returns, normed first if `after` is not null. `spare` [size] is
+// a thread's.
+template <class F>
+static void add_rows(Context& context, int rows, int size, const float* after, float epsilon, float* hidden,
+                     F&& row_of) {
+    context.threads.share(rows, [&](int first, int end, int thread) {
+        float* spare = context.own[thread].query.take<float>(size);
+        for (size_t row = first; row < size_t(end); row++) {
+            const float* made = row_of(row, spare);
+            if (after)
+                add_normed(made, after, epsilon, size, hidden + row * size);
+            else
+                add_row(made, size, hidden + row * size);
+        }
+    });
+}
+
+// The same, of the sums of all ranks' parts.
+template <class T>
+static void add_partial_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, int size,
+                                const float* after, float epsilon, float* hidden) {
+    const PartialRows made(context, rows, size);
+    float* own = made.own();
+    multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
+        add_bias(matrix, output, sums);
+        memcpy(own + size_t(row) * size + output, sums, std::min(int(GROUP), size - output) * sizeof(float));
+    });
+    made.complete();
+    add_rows(context, rows, size, after, epsilon, hidden, [&](size_t row, float* spare) {
+        made.sum(row, spare);
+        return spare;
+    });
+}
+
 // hidden [rows][size] += matrix x, normed first if `after` is not null.
 template <class T>
 static void add_product(Context& context, const Matrix& matrix, const uint32_t* x, int rows, int size,
                         const float* after, float epsilon, float* hidden) {
+    if (matrix.partial) return add_partial_product<T>(context, matrix, x, rows, size, after, epsilon, hidden);
     const Share share(context, matrix.outputs, size);
     if (!after && !share.group) {
         multiply<T>(context, matrix, x, rows, [&](int row, int output, float* sums) {
@@ -62,13 +123,7 @@ static void add_product(Context& context, const Matrix& matrix, const uint32_t* 
         memcpy(made + size_t(row) * size + share.first + output, sums, count * sizeof(float));
     });
     share.complete(rows, size);
-    context.threads.share(rows, [&](int first, int end, int) {
-        for (size_t row = first; row < size_t(end); row++)
-            if (after)
-                add_normed(made + row * size, after, epsilon, size, hidden + row * size);
-            else
-                add_row(made + row * size, size, hidden + row * size);
-    });
+    add_rows(context, rows, size, after, epsilon, hidden, [&](size_t row, float*) { return made + row * size; });
 }
 
 // Norms and rotates heads in place, then stores keys and values into the pool and queries to [row][head][dim].

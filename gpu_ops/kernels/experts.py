@@ -23,31 +23,39 @@ class SharedHalf:
     gate: Matrix | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OwnExperts:
+    """The experts of one rank, without norms, from number `first` on, the whole of each. The ranks exchange the results
+    of all, or each makes a `partial` sum of its own ones' results, to which the others' are added."""
+
+    halves: Sequence[MlpHalf]
+    first: int
+    partial: bool = False
+
+
 class ExpertHalf:
     """`result += after(sum of rating * expert, + shared expert)` of `before(x)`, where each row has its own experts.
 
-    `router` is float32. `experts` have no norms; a rank of several has those from number `first` on, the whole of each,
-    and its part of the `shared` expert."""
+    `router` is float32. A rank of several has some of the experts, and its part of the `shared` one."""
 
     def __init__(
         self,
         library: KernelLibrary,
         choice: ExpertChoice,
         router: Matrix,
-        experts: Sequence[MlpHalf],
-        first: int,
+        experts: OwnExperts,
         norms: Norms,
         shared: SharedHalf | None = None,
     ) -> None:
         self.library = library
-        own = (MlpFields * len(experts))(*(expert.fields for expert in experts))
-        self.held = (choice, router, tuple(experts), own, norms, shared)
+        own = (MlpFields * len(experts.halves))(*(expert.fields for expert in experts.halves))
+        self.held = (choice, router, experts, own, norms, shared)
         self.fields = ExpertFields(
             router.fields, MatrixFields() if shared is None or shared.gate is None else shared.gate.fields,
             MlpFields() if shared is None else shared.mlp.fields, own, address(norms.before), address(norms.after),
-            address(choice.bias), norms.epsilon, choice.factor, router.inputs, choice.count, first, len(experts),
+            address(choice.bias), norms.epsilon, choice.factor, router.inputs, choice.count, experts.first, len(own),
             choice.per_token, SIGMOID if choice.sigmoid else SOFTMAX, choice.normalize, choice.groups,
-            choice.kept_groups, choice.group_best,
+            choice.kept_groups, choice.group_best, experts.partial,
         )  # fmt: skip
 
     @property

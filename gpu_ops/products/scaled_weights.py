@@ -61,6 +61,11 @@ class ScaledWeights:
         kept = slice(own.start, own.stop)
         return ScaledWeights(self.numbers[kept].clone(), self.scales[kept].clone(), self.group)
 
+    def columns(self, own: range) -> "ScaledWeights":
+        """Some inputs, which begin and end with a group. The others take no memory."""
+        groups = slice(own.start // self.group, own.stop // self.group)
+        return ScaledWeights(self.numbers[:, own.start : own.stop].clone(), self.scales[:, groups].clone(), self.group)
+
     def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         inputs = self.numbers.shape[1]
         numbers = F.pad(self.numbers[start:stop].float(), (0, -inputs % self.group)).unflatten(1, (-1, self.group))
@@ -84,6 +89,11 @@ class Fp4Weights:
     scales: Tensor
 
     @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return FP4_GROUP
+
+    @property
     def shape(self) -> torch.Size:
         return torch.Size((len(self.numbers), self.numbers.shape[1] * FP4_GROUP))
 
@@ -93,6 +103,11 @@ class Fp4Weights:
             return self
         kept = slice(own.start, own.stop)
         return Fp4Weights(self.numbers[kept].clone(), self.scales[kept].clone())
+
+    def columns(self, own: range) -> "Fp4Weights":
+        """Some inputs, which begin and end with a group. The others take no memory."""
+        groups = slice(own.start // FP4_GROUP, own.stop // FP4_GROUP)
+        return Fp4Weights(self.numbers[:, groups].clone(), self.scales[:, groups].clone())
 
     def part(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         values = torch.tensor(FP4_VALUES, device=self.numbers.device)

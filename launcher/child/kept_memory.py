@@ -15,7 +15,7 @@ from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.plan.child_plan import ChildPlan
 
 # The keys of a configuration that decide what is packed.
-DECIDING = ("quantization", "dtype", "kernels", "node", "rank", "ranks")
+DECIDING = ("quantization", "dtype", "kernels", "node", "rank", "ranks", "tensor_parallel_arithmetic")
 MODELS = ("model", "speculative_model")
 
 

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.parsers import host_of
-from pontil.launcher.options.worker_roles import EMBED, LISTED_ROLES, NODE
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
 from pontil.launcher.plan.addresses import is_own
 from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.runtime.config.worker_config import FAST
 from pontil.runtime.foundation.connectors import AUTO, CONNECTORS, missing_package
 from pontil.runtime.foundation.staged_model import StagedModel
 
@@ -127,6 +128,20 @@ def check_drafts(options: LaunchOptions, graph: StagedModel | None, workers: Seq
             f"--speculative-model guesses for {graph.first} of {graph.name}, and this launch starts no worker of it"
             " that generates tokens: leave it out."
         )
+
+
+def check_arithmetic(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
+    """Check that workers that hand over to each other have the same bits."""
+    if options.tensor_parallel_arithmetic != FAST:
+        return
+    first: dict[object, ChildPlan] = {}
+    for worker in (one for one in workers if one.role in GENERATING_ROLES):
+        other = first.setdefault(worker.config["node"], worker)
+        if worker.ranks != other.ranks:
+            raise OptionError(
+                f"With --tensor-parallel-arithmetic {FAST} bits depend on the number of devices of a worker, and "
+                f"{other.name} has {other.ranks} and {worker.name} {worker.ranks}: give each as many, or leave it out."
+            )
 
 
 def check_deadlines(options: LaunchOptions) -> None:

@@ -11,6 +11,7 @@ from pontil.launcher.host.devices import CPU, HostDevices
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.plan.addresses import check_endpoints, controls_of, url_host
 from pontil.launcher.plan.checks import (
+    check_arithmetic,
     check_connector,
     check_deadlines,
     check_drafts,
@@ -95,6 +96,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     workers = [worker.configured(more_controls=controls[1:]) for worker in workers]
     check_drafts(options, graph, workers)
     check_tiers(options, workers)
+    check_arithmetic(options, workers)
     proxies = [] if options.join else plan_proxies(options, machine, run, controls, graph)
     check_endpoints([*controls, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)

@@ -17,6 +17,8 @@ KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")
+# The ways in which the ranks of a worker share out sums.
+EXACT, FAST = "exact", "fast"
 # The most guesses of a draft model, unless --speculative-tokens says otherwise.
 DRAFT_TOKENS = 8
 KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True))
@@ -181,6 +183,14 @@ class WorkerOptions(SharedOptions):
         choice(*KERNELS),
         "auto|torch|SET",
     )
+    tensor_parallel_arithmetic: str = option(
+        ENGINE,
+        EXACT,
+        "Sums of a worker of several devices: exact: in the order of one device; fast: each device adds its part, and "
+        "bits depend on their number.",
+        choice(EXACT, FAST),
+        f"{EXACT}|{FAST}",
+    )
     deterministic: bool = option(
         ENGINE, False, "Compute products on GPUs so that a row's bits know no batch, as on CPUs; slower.", switch
     )
@@ -196,7 +206,8 @@ class WorkerConfig(WorkerOptions):
     (runtime/wire/links/keys.py), where it has one. `more_controls` are the endpoints of further proxies. `pooling` is
     for a worker that embeds.
     `deterministic` chooses products on a
-    GPU whose rows' bits do not depend on the batch. In a model of several stages, `graph` is its name in
+    GPU whose rows' bits do not depend on the batch, and `tensor_parallel_arithmetic` how ranks share out sums
+    (docs/decisions/092). In a model of several stages, `graph` is its name in
     runtime/stages/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
@@ -244,6 +255,11 @@ class WorkerConfig(WorkerOptions):
     def controls(self) -> tuple[str, ...]:
         """The endpoints of all proxies."""
         return (self.control, *self.more_controls)
+
+    @property
+    def row_parallel(self) -> bool:
+        """Return whether the ranks of this worker add parts of sums."""
+        return self.ranks > 1 and self.tensor_parallel_arithmetic == FAST
 
     @property
     def model_path(self) -> Path:

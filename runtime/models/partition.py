@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a model that one rank of a worker holds and computes. No torch here: plans are checked by it too.
 
-Every product is cut by its outputs (docs/decisions/050), so a result has the bits of one process.
+A product is cut by its outputs, so that a result has the bits of one process (docs/decisions/050), unless ranks are
+row-parallel: then one that follows a divided product is cut by its inputs (docs/decisions/092).
 """
 
 from collections.abc import Callable
@@ -16,10 +17,11 @@ PANEL = 16
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Rank `rank` of `size`."""
+    """Rank `rank` of `size`. If ranks are `row_parallel`, they add parts of sums instead of exchanging inputs."""
 
     rank: int = 0
     size: int = 1
+    row_parallel: bool = False
 
     def columns(self, outputs: int) -> range:
         """A rank's outputs of a product: an equal share of neighbouring ones."""
@@ -63,6 +65,39 @@ def by_heads(head_dim: int) -> Cut:
 
 def by_vocabulary(partition: Partition, outputs: int) -> range:
     return partition.vocabulary(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The part of a weight that each rank has: some outputs, with all inputs, or all outputs with some inputs. With
+    some inputs a rank's results are parts of sums."""
+
+    outputs: Cut = whole
+    inputs: Cut = whole
+
+    @property
+    def is_partial(self) -> bool:
+        return self.inputs is not whole
+
+
+def joining(partition: Partition, made: Cut) -> Split:
+    """The split of a product whose inputs are what the ranks have made by this cut: attention's projection out, and the
+    second product of an MLP."""
+    if made is whole:
+        return Split()
+    return Split(inputs=made) if partition.row_parallel else Split(outputs=by_columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """The choices about products: `deterministic` ones on a GPU have rows whose bits do not depend on the batch, and
+    those of ranks that are `row_parallel` have bits that depend on the number of ranks."""
+
+    deterministic: bool = False
+    row_parallel: bool = False
+
+
+USUAL = Arithmetic()
 
 
 def check_division(config: ModelConfig, ranks: int) -> None:

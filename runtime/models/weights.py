@@ -2,7 +2,7 @@
 """The tensors of a checkpoint, handed out by name, each exactly once and in the shape the architecture expects."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from pontil.gpu_ops.products.scaled_weights import (
     stacked,
 )
 from pontil.runtime.errors import ModelError
-from pontil.runtime.models.partition import Cut, Partition, by_columns, whole
+from pontil.runtime.models.joining_product import JoiningProduct
+from pontil.runtime.models.partition import USUAL, Arithmetic, Cut, Partition, Split, by_columns, joining, whole
 from pontil.runtime.models.stored_rows import BlockType, StoredRows, Table
 
 Weight = Tensor | QuantizedWeights | PackedWeights
@@ -56,8 +57,8 @@ class Weights:
     come in the order in which the model takes them, so that the model is never in memory twice.
 
     With `packing`, products are laid out for kernels, which the model must fit. A rank of `communicator` keeps its part
-    of a product, which the product's `cut` says. Floats of 8 or 4 bits stay so; they have a scale for each `block` of
-    outputs and inputs. Products are `deterministic` where that is a choice.
+    of a product, which the product's `cut` says, or its `split`. Floats of 8 or 4 bits stay so; they have a scale for
+    each `block` of outputs and inputs. Where there is a choice, products are computed by this `arithmetic`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Weights:
         packing: Packing | None = None,
         communicator: Communicator | None = None,
         block: tuple[int, int] | None = None,
-        deterministic: bool = False,
+        arithmetic: Arithmetic = USUAL,
     ) -> None:
         self.source = iter(tensors)
         self.left: dict[str, Tensor] = {}
@@ -79,10 +80,11 @@ class Weights:
         self.shelf: Shelf = PrivateShelf() if packing is None else packing.shelf
         self.stored = None if packing is None else packing.stored
         self.block = block
-        self.deterministic = deterministic
+        self.deterministic = arithmetic.deterministic
         self.missing: list[str] = []
         self.communicator = communicator or SingleRank()
-        self.partition = Partition(self.communicator.rank, self.communicator.size)
+        rank, size = self.communicator.rank, self.communicator.size
+        self.partition = Partition(rank, size, arithmetic.row_parallel and size > 1)
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Take the tensor of that name."""
@@ -118,12 +120,27 @@ class Weights:
         A part's tensors are `name.weight` and, where there are biases, `name.bias`.
         """
 
+        return self.split_linear(inputs, parts, bias, Split(cut))
+
+    def joining(self, inputs: int, name: str, outputs: int, made: Cut, bias: bool = False) -> JoiningProduct:
+        """One product of what the ranks have made by a cut, whose results all of them have."""
+        split = joining(self.partition, made)
+        product = self.split_linear(inputs, ((name, outputs),), bias, split)
+        communicator = SingleRank() if made is whole else self.communicator
+        return JoiningProduct(product, communicator, split.is_partial, self.deterministic)
+
+    def split_linear(self, inputs: int, parts: Sequence[tuple[str, int]], bias: bool, split: Split) -> Product:
         def make() -> tuple[Weight, Tensor | None]:
-            weight = self.join([self.weight(f"{name}.weight", outputs, inputs, cut) for name, outputs in parts])
-            biases = [self.part(self.read(f"{name}.bias", outputs), cut) for name, outputs in parts if bias]
+            weight = self.join([self.weight(f"{name}.weight", outputs, inputs, split) for name, outputs in parts])
+            biases = [self.bias(name, outputs, split) for name, outputs in parts if bias]
             return weight, torch.cat(biases) if biases else None
 
-        return self.product(parts[0][0], make)
+        return self.product(parts[0][0], make, split.is_partial)
+
+    def bias(self, name: str, outputs: int, split: Split) -> Tensor:
+        """This rank's part of a bias. Of sums rank 0 adds it, and the others zeros, so that all compute alike."""
+        own = self.part(self.read(f"{name}.bias", outputs), split.outputs)
+        return torch.zeros_like(own) if split.is_partial and self.partition.rank else own
 
     def gate_and_up(
         self, inputs: int, gate: str, up: str, outputs: int, cut: Cut = by_columns, bias: bool = False
@@ -133,7 +150,7 @@ class Weights:
             return self.linear(inputs, (gate, outputs), (up, outputs), bias=bias, cut=cut)
 
         def make() -> tuple[Weight, Tensor | None]:
-            gates, ups = (self.weight(f"{name}.weight", outputs, inputs, cut) for name in (gate, up))
+            gates, ups = (self.weight(f"{name}.weight", outputs, inputs, Split(cut)) for name in (gate, up))
             assert not isinstance(gates, PackedWeights) and not isinstance(ups, PackedWeights)
             biases = [self.part(self.read(f"{name}.bias", outputs), cut) for name in (gate, up) if bias]
             return alternate(gates, ups), alternate_numbers(*biases) if biases else None
@@ -150,20 +167,27 @@ class Weights:
 
     def dense(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor:
         """This rank's outputs of a weight that is not used as one product, in the type of the weights."""
-        weight = self.weight(f"{name}.weight", outputs, inputs, cut)
+        weight = self.weight(f"{name}.weight", outputs, inputs, Split(cut))
         if isinstance(weight, PackedWeights):
             return weight.dense(self.dtype)
         return weight if isinstance(weight, Tensor) else weight.dense().to(self.dtype)
 
-    def weight(self, name: str, outputs: int, inputs: int, cut: Cut) -> Weight:
-        """This rank's outputs of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
-        packed = self.packed(name, outputs, inputs)
-        if packed is not None:
-            return packed.rows(cut(self.partition, outputs))
-        levels = self.levels(name, outputs, inputs)
-        if levels is None:
-            return self.rounded(self.part(self.read(name, outputs, inputs), cut))
-        return levels.rows(cut(self.partition, outputs))
+    def weight(self, name: str, outputs: int, inputs: int, split: Split) -> Weight:
+        """This rank's part of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
+        found = self.packed(name, outputs, inputs) or self.levels(name, outputs, inputs)
+        if found is None:
+            return self.across(self.rounded(self.part(self.read(name, outputs, inputs), split.outputs)), split)
+        return self.across(found.rows(split.outputs(self.partition, outputs)), split)
+
+    def across(self, weight: Weight, split: Split) -> Weight:
+        """This rank's inputs of a weight [outputs, inputs]. Those of other ranks take no memory."""
+        inputs = weight.shape[1]
+        own = split.inputs(self.partition, inputs)
+        if len(own) == inputs:
+            return weight
+        if isinstance(weight, PackedWeights) and own.start % weight.group + own.stop % weight.group:
+            weight = weight.dense(self.dtype)
+        return weight[:, own.start : own.stop].clone() if isinstance(weight, Tensor) else weight.columns(own)
 
     def part(self, tensor: Tensor, cut: Cut) -> Tensor:
         """This rank's outputs of a weight or a bias [outputs, ...]. Those of other ranks take no memory."""
@@ -232,11 +256,11 @@ class Weights:
         """The product of rows float32 with such a weight, by a kernel: a row's bits do not depend on the others'."""
         return Linear(weight, deterministic=True)
 
-    def product(self, name: str, make: Callable[[], tuple[Weight, Tensor | None]]) -> Product:
+    def product(self, name: str, make: Callable[[], tuple[Weight, Tensor | None]], is_partial: bool = False) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""
         if self.kernels is not None:
             (matrix,) = self.shelf.matrices(name, lambda: [packable(*make())])
-            return PackedLinear(self.kernels, matrix)
+            return PackedLinear(self.kernels, replace(matrix, partial=True) if is_partial else matrix)
         return self.plain(*make())
 
     def plain(self, weight: Weight, bias: Tensor | None = None) -> Product:

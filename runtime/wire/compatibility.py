@@ -45,6 +45,9 @@ SAME_DEVICE = (
     "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic as "
     "there"
 )
+# Behind the name of kernels, where the ranks of a worker add parts of sums, before the number of ranks.
+ROW_PARALLEL = " row-parallel/"
+SAME_SUMS = "--tensor-parallel-arithmetic as there, and if it is fast, as many devices for a worker"
 # The KV layout follows from the other traits, so it is named only where none of them explains the difference.
 LAYOUT = CompatibilityTrait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
 
@@ -63,7 +66,10 @@ def objection(theirs: Introduction, ours: Introduction) -> str | None:
 
 
 def remedy_of(trait: CompatibilityTrait, theirs: Introduction, ours: Introduction) -> str:
-    if trait.name == "kernels" and any(trait.show(one).startswith(ON_GPU) for one in (theirs, ours)):
+    named = [trait.show(one) for one in (theirs, ours)]
+    if trait.name == "kernels" and len({name.partition(ROW_PARALLEL)[0] for name in named}) == 1:
+        return SAME_SUMS
+    if trait.name == "kernels" and any(name.startswith(ON_GPU) for name in named):
         return SAME_DEVICE
     return trait.remedy.format(trait.show(ours))
 

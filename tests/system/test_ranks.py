@@ -89,11 +89,12 @@ def test_every_pair_of_sizes_answers_like_one_process(
         at_rest(served)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedSite]:
+@pytest.fixture(scope="module", params=["fast", "exact"] if is_long() else ["fast"])
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DisturbedSite]:
     """Two workers of two ranks each, on two cores."""
     folder = tmp_path_factory.mktemp("ranks")
-    lists = ("--prefill", group(2, 0), "--decode", group(2, 1), "--share-devices")
+    arithmetic = ("--tensor-parallel-arithmetic", request.param)
+    lists = ("--prefill", group(2, 0), "--decode", group(2, 1), "--share-devices", *arithmetic)
     with launched(folder, *lists, *small_model(folder)) as served:
         yield DisturbedSite(served, TOKENS, is_real=False)
 

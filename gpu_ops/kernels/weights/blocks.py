@@ -6,10 +6,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
+from pontil.gpu_ops.kernels.weights.quantized import BLOCK, QuantizedWeights
 from pontil.gpu_ops.kernels.weights.structures import FOURS
-
-BLOCK = 256
 
 
 def packed_blocks(weight: QuantizedWeights) -> tuple[Tensor, Tensor]:

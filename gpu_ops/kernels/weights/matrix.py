@@ -27,7 +27,8 @@ ARENA = Arena()
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed. `words` of an output
-    hold its inputs, and so many of these share a scale as `scale_words` says."""
+    hold its inputs, and so many of these share a scale as `scale_words` says. A `partial` one has some of the inputs,
+    and its results are parts of sums over ranks."""
 
     kind: int
     outputs: int
@@ -38,6 +39,7 @@ class Matrix:
     scales: Tensor | None
     units: Tensor | None
     bias: Tensor | None
+    partial: bool = False
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
@@ -53,7 +55,8 @@ class Matrix:
         pointers = (
             None if part is None else part[start:].data_ptr() for part, start in zip(self.parts, starts, strict=True)
         )
-        return MatrixFields(*pointers, self.kind, self.outputs - first, self.inputs, self.words, self.scale_words, 0)
+        sizes = (self.kind, self.outputs - first, self.inputs, self.words, self.scale_words)
+        return MatrixFields(*pointers, *sizes, self.partial)
 
 
 def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:

@@ -15,6 +15,8 @@ from pontil.gpu_ops.kernels.weights.structures import BYTES, FOURS, NIBBLES, SIX
 MOST_WEIGHT = 4093
 # A weight is scale * number / STEP + offset.
 STEP, MOST_SCALE = 128, 32767
+# Inputs of a block of a k-quant.
+BLOCK = 256
 SMALLEST_UNIT = 1e-30
 
 
@@ -51,6 +53,17 @@ class QuantizedWeights:
     def chosen(self, outputs: slice | Tensor) -> "QuantizedWeights":
         steps = None if self.steps is None else self.steps[outputs]
         return QuantizedWeights(self.numbers[outputs], self.scales[outputs], self.offsets[outputs], steps)
+
+    def columns(self, own: range) -> "QuantizedWeights":
+        """Some inputs of the weight, a multiple of 16. A part of whole blocks of k-quants is of such blocks again."""
+        group = math.gcd(self.group, own.start, len(own))
+        same = self if group == self.group else self.alike(self.numbers.dtype, group)
+        groups = slice(own.start // group, own.stop // group)
+        steps = None
+        if self.steps is not None and own.start % BLOCK == 0 and len(own) % BLOCK == 0:
+            steps = self.steps[:, 2 * own.start // BLOCK : 2 * own.stop // BLOCK]
+        numbers = self.numbers[:, own.start : own.stop].clone()
+        return QuantizedWeights(numbers, same.scales[:, groups], same.offsets[:, groups], steps)
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""

@@ -14,7 +14,7 @@ from pontil.gpu_ops.parameters.rotary import HeadNormWeights, HeadTurn
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.norm import Norm
 from pontil.runtime.models.layers.rotary import Angles
-from pontil.runtime.models.partition import by_columns, by_heads
+from pontil.runtime.models.partition import by_heads
 from pontil.runtime.models.weights import Weights
 
 
@@ -43,31 +43,31 @@ class Attention:
         q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
         parts = ((prefix + "q_proj", q_size), (prefix + "k_proj", kv_size), (prefix + "v_proj", kv_size))
         self.qkv = weights.linear(hidden, *parts, bias=config.qkv_bias, cut=by_heads(dim))
-        self.o = weights.linear(q_size, (prefix + "o_proj", hidden), bias=config.output_bias, cut=by_columns)
+        self.o = weights.joining(q_size, prefix + "o_proj", hidden, by_heads(dim), config.output_bias)
         scores: Tensor | None = None
         if sinks:
             whole = weights.take(prefix + "sinks", config.num_heads, dtype=torch.float32)
             scores = weights.part(whole, by_heads(1))
         self.layer = LayerAttention(index, config.query_scale, config.window(index), scores)
-        self.norms, self.exchange = norms, weights.communicator.gather_columns
-        self.kernels = weights.kernels
+        self.norms, self.kernels = norms, weights.kernels
         queries, keys = (len(weights.partition.heads(heads, 1)) for heads in (config.num_heads, config.num_kv_heads))
         self.head_dim, self.heads, self.interleaved = dim, (queries, keys, keys), config.interleaved
 
     @property
     def linears(self) -> list[Product]:
-        return [self.qkv, self.o]
+        return [self.qkv, self.o.product]
 
     def half(self, norms: Norms, rotation: Rotation) -> AttentionHalf:
         assert self.kernels is not None
         if self.norms is not None:
             norms = replace(norms, query=self.norms.query.weight, key=self.norms.key.weight)
         shape = HeadShape(*self.heads[:2], self.head_dim)
-        return AttentionHalf(self.kernels, matrix_of(self.qkv), matrix_of(self.o), norms, rotation, shape, self.layer)
+        matrices = matrix_of(self.qkv), matrix_of(self.o.product)
+        return AttentionHalf(self.kernels, *matrices, norms, rotation, shape, self.layer)
 
     def __call__(self, x: Tensor, angles: Angles, attend: PagedAttention) -> Tensor:
         """Attend for x [rows, hidden_size] in the weights' dtype; the result has the same shape."""
         q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(self.heads, dim=1)
         turn = HeadTurn(*angles, self.interleaved, None if self.norms is None else self.norms.weights)
         attended = attend(self.layer, q, k, v, turn)
-        return self.exchange(self.o(self.exchange(attended.reshape(len(x), -1))))
+        return self.o(attended.reshape(len(x), -1))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.elementwise import apply
-from pontil.gpu_ops.kernels.experts import ExpertHalf, SharedHalf
+from pontil.gpu_ops.kernels.experts import ExpertHalf, OwnExperts, SharedHalf
 from pontil.gpu_ops.kernels.layer import GatedKind, Norms
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
 from pontil.gpu_ops.parameters.experts import ExpertChoice
@@ -56,8 +56,9 @@ class Experts:
     On a device the experts' products are grouped: one kernel computes the rows of all of them, from copies of their
     weights behind each other, and no tile depends on others.
 
-    A rank has some of the experts, whole, and the router. `own` are their numbers. A shared expert is divided like any
-    MLP.
+    A rank has some of the experts, whole, and the router. `own` are their numbers. The ranks exchange the results of
+    the experts that were chosen, or, row-parallel, each adds up those of its own and they add these sums. A shared
+    expert is divided like any MLP.
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
@@ -73,7 +74,8 @@ class Experts:
         if config.routing.bias:
             scored = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
         self.choice = choice_of(config, scored)
-        self.own, self.communicator = weights.partition.experts(config.count), weights.communicator
+        self.partition, self.communicator = weights.partition, weights.communicator
+        self.own, self.deterministic = self.partition.experts(config.count), weights.deterministic
         self.experts: list[GatedMlp] = []
         for number in range(config.count):
             name, inner = f"{prefix}experts.{number}.", config.intermediate_size
@@ -94,7 +96,7 @@ class Experts:
             [one for one in some if isinstance(one, Linear)]
             for some in (
                 [expert.gate_up for expert in experts],
-                [expert.down for expert in experts],
+                [expert.down.product for expert in experts],
             )
         )
         return GroupedExperts(gate_up, down, self.own.start, self.config.clamp)
@@ -108,14 +110,18 @@ class Experts:
         """The same by the kernels, with these norms of a layer: they compute the rows that an expert has together, and
         need no tiles of a fixed size."""
         assert self.kernels is not None
-        experts = [expert.half(Norms(0.0)) for expert in self.experts]
+        halves = [expert.half(Norms(0.0)) for expert in self.experts]
+        own = OwnExperts(halves, self.own.start, self.partition.row_parallel)
         shared = None if self.shared is None else self.shared.half(norms)
-        return ExpertHalf(self.kernels, self.choice, matrix_of(self.router), experts, self.own.start, norms, shared)
+        return ExpertHalf(self.kernels, self.choice, matrix_of(self.router), own, norms, shared)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
         ratings, chosen = self.route(x)
-        total = add_by_ratings(self.results(x, chosen), ratings)
+        if self.partition.row_parallel:
+            total = self.communicator.all_reduce(self.own_sums(x, chosen, ratings), self.deterministic)
+        else:
+            total = add_by_ratings(self.results(x, chosen), ratings)
         return total if self.shared is None else total + self.shared(x)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,9 +130,18 @@ class Experts:
 
     def results(self, x: Tensor, chosen: Tensor) -> Tensor:
         """The results of each row's experts, float32 [rows, per_token, hidden_size]."""
-        results = self.one_by_one(x, chosen) if self.grouped is None else self.grouped(x, chosen).flatten(0, 1)
         owners = chosen.view(-1) // len(self.own)
-        return self.communicator.choose_rows(results, owners).view(*chosen.shape, -1)
+        return self.communicator.choose_rows(self.own_results(x, chosen), owners).view(*chosen.shape, -1)
+
+    def own_sums(self, x: Tensor, chosen: Tensor, ratings: Tensor) -> Tensor:
+        """The sums of the results of this rank's experts by their ratings, float32 [rows, hidden_size]."""
+        results = self.own_results(x, chosen).view(*chosen.shape, -1)
+        elsewhere = chosen // len(self.own) != self.partition.rank
+        return add_by_ratings(results.masked_fill_(elsewhere.unsqueeze(-1), 0.0), ratings)
+
+    def own_results(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """The results of this rank's experts, float32 [rows * per_token, hidden_size]. Others are not set."""
+        return self.one_by_one(x, chosen) if self.grouped is None else self.grouped(x, chosen).flatten(0, 1)
 
     def one_by_one(self, x: Tensor, chosen: Tensor) -> Tensor:
         """Each expert's results in turn, float32 [rows * per_token, hidden_size]."""

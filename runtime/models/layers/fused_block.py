@@ -34,10 +34,10 @@ def head_sizes(config: ModelConfig) -> tuple[int, ...]:
     return (latent.query_rank or 0, latent.rank, latent.key_dim, latent.rotary_dim, latent.value_dim)
 
 
-def shared_bytes(config: ModelConfig) -> int:
-    """The size of the memory through which ranks that compute this model exchange rows."""
+def shared_bytes(config: ModelConfig, parts: int = 1) -> int:
+    """The size of the memory through which ranks that compute this model exchange rows, or so many `parts` of each."""
     heads = config.num_heads * (config.head_dim if config.latent is None else config.latent.value_dim)
-    return exchange_bytes(max(config.hidden_size, *config.mlp_sizes, heads), MOST_ROWS)
+    return exchange_bytes(max(config.hidden_size * parts, *config.mlp_sizes, heads), MOST_ROWS)
 
 
 class FusedBlock:

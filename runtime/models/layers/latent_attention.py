@@ -15,7 +15,7 @@ from pontil.gpu_ops.rotary import apply_rotary
 from pontil.runtime.models.config import LatentConfig, ModelConfig
 from pontil.runtime.models.layers.norm import Norm
 from pontil.runtime.models.layers.rotary import Angles
-from pontil.runtime.models.partition import by_columns, by_heads
+from pontil.runtime.models.partition import by_heads
 from pontil.runtime.models.weights import HeadProduct, Weights
 
 # The norms of the latents have an epsilon of their own, which no configuration states.
@@ -47,8 +47,7 @@ class LatentAttention:
         self.compress = weights.linear(hidden, (prefix + "kv_a_proj_with_mqa", latent.stored_dim))
         self.norm = Norm(weights, prefix + "kv_a_layernorm", latent.rank, LATENT_EPS)
         self.absorb, self.expand = self.weights_of_heads(heads, prefix + "kv_b_proj", weights)
-        self.o = weights.linear(heads * latent.value_dim, (prefix + "o_proj", hidden), cut=by_columns)
-        self.exchange = weights.communicator.gather_columns
+        self.o = weights.joining(heads * latent.value_dim, prefix + "o_proj", hidden, by_heads(latent.value_dim))
         self.layer = LayerAttention(index, config.query_scale, config.window(index), value_dim=latent.rank)
         self.interleaved = config.interleaved
 
@@ -65,14 +64,14 @@ class LatentAttention:
 
     @property
     def linears(self) -> list[Product]:
-        return [*([] if self.down is None else [self.down]), self.query, self.compress, self.o]
+        return [*([] if self.down is None else [self.down]), self.query, self.compress, self.o.product]
 
     def half(self, norms: Norms, rotation: Rotation) -> LatentHalf:
         assert self.kernels is not None
         assert isinstance(self.absorb, HeadMatrices) and isinstance(self.expand, HeadMatrices)
         down = None if self.down is None else matrix_of(self.down)
         matrices = LatentMatrices(
-            matrix_of(self.compress), down, matrix_of(self.query), self.absorb, self.expand, matrix_of(self.o)
+            matrix_of(self.compress), down, matrix_of(self.query), self.absorb, self.expand, matrix_of(self.o.product)
         )
         query_norm = None if self.down is None else self.query_norm.weight
         norms = replace(norms, query=query_norm, key=self.norm.weight)
@@ -91,4 +90,4 @@ class LatentAttention:
         k = cat((self.norm(made.float(), self.dtype).unsqueeze(1), key), dim=-1)
         attended = attend(self.layer, q, k, None)
         values = self.expand(attended)
-        return self.exchange(self.o(self.exchange(values.reshape(len(x), -1))))
+        return self.o(values.reshape(len(x), -1))

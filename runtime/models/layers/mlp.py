@@ -7,10 +7,9 @@ from functools import partial
 from torch import Tensor
 
 from pontil.gpu_ops.activation import clamped_swiglu, gelu_and_mul, silu_and_mul
-from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
-from pontil.runtime.models.partition import Cut, by_columns, whole
+from pontil.runtime.models.partition import Cut, by_columns
 from pontil.runtime.models.weights import Weights
 
 GatedActivation = Callable[[Tensor], Tensor]
@@ -39,20 +38,19 @@ class GatedMlp:
         bias: bool = False,
     ) -> None:
         self.gate_up = weights.gate_and_up(hidden, prefix + "gate_proj", prefix + "up_proj", inner, cut, bias)
-        self.down = weights.linear(inner, (prefix + "down_proj", hidden), bias=bias, cut=cut)
-        self.exchange = SingleRank().gather_columns if cut is whole else weights.communicator.gather_columns
+        self.down = weights.joining(inner, prefix + "down_proj", hidden, cut, bias)
         self.kind, self.activation, self.kernels = kind, activation_of(kind), weights.kernels
 
     @property
     def linears(self) -> list[Product]:
-        return [self.gate_up, self.down]
+        return [self.gate_up, self.down.product]
 
     def half(self, norms: Norms) -> MlpHalf:
         """The same by the kernels, with these norms of a layer."""
         assert self.kernels is not None
-        return MlpHalf(self.kernels, matrix_of(self.gate_up), matrix_of(self.down), norms, self.kind)
+        return MlpHalf(self.kernels, matrix_of(self.gate_up), matrix_of(self.down.product), norms, self.kind)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to the same shape."""
         assert self.kernels is None
-        return self.exchange(self.down(self.exchange(self.activation(self.gate_up(x)))))
+        return self.down(self.activation(self.gate_up(x)))

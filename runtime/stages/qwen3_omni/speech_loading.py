@@ -10,6 +10,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config, read_talker_config
@@ -38,7 +39,8 @@ def load_talker(path: Path, decoder: Model, deterministic: bool = False) -> Talk
     config = read_talker_config(path)
 
     def weights(tensors: Iterable[tuple[str, Tensor]]) -> Weights:
-        return Weights(tensors, decoder.device, decoder.dtype, Packing.of(decoder.kernels), deterministic=deterministic)
+        packing, arithmetic = Packing.of(decoder.kernels), Arithmetic(deterministic)
+        return Weights(tensors, decoder.device, decoder.dtype, packing, arithmetic=arithmetic)
 
     predictor = weights(predictor_checkpoint(path, config).tensors())
     return build_talker(config, decoder, predictor, weights(projections_checkpoint(path, config).tensors()))

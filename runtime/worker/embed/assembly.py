@@ -18,6 +18,7 @@ from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingMod
 from pontil.runtime.models.encoder_config import EncoderConfig
 from pontil.runtime.models.families.bert import Bert
 from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.start.loading import name_of_kernels, open_device, open_packing
@@ -86,7 +87,7 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     # The quantization is for the model that generates.
     settings = replace(config, quantization="none")
     packing = None if kernels is None else open_packing(settings, checkpoint, "float32", kernels, report)
-    weights = Weights(tensors, device, DTYPE, packing, deterministic=config.deterministic)
+    weights = Weights(tensors, device, DTYPE, packing, arithmetic=Arithmetic(config.deterministic))
     model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels, guard)
 
@@ -97,7 +98,11 @@ def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
     weights = Weights(
-        telling(checkpoint.tensors(DTYPE)), device, DTYPE, block=shape.weight_block, deterministic=config.deterministic
+        telling(checkpoint.tensors(DTYPE)),
+        device,
+        DTYPE,
+        block=shape.weight_block,
+        arithmetic=Arithmetic(config.deterministic),
     )
     model = DecoderEmbedding(build_model(shape, weights))
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last")

@@ -77,7 +77,8 @@ class Driver:
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         """Wait for the followers' processes, and make the communicator of all ranks."""
         store = f"file://{str(self.config.rank_endpoint).removeprefix('ipc://')}.store"
-        made = create_communicator(kernels, device, self.config.ranks, shared_bytes(model), store)
+        size = shared_bytes(model, self.config.ranks if self.config.row_parallel else 1)
+        made = create_communicator(kernels, device, self.config.ranks, size, store)
         self.communicator = made
         if self.socket is not None:
             self.report.progress("waiting for its ranks")

@@ -31,11 +31,11 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.partition import check_division
+from pontil.runtime.models.partition import Arithmetic, check_division
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.compatibility import ON_GPU
+from pontil.runtime.wire.compatibility import ON_GPU, ROW_PARALLEL
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
@@ -100,6 +100,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     named = name_of_kernels(device, kernels, config.deterministic)
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
+    if config.row_parallel:
+        named = f"{named}{ROW_PARALLEL}{config.ranks}"
     kept = open_kept(config, model_config, checkpoint.fingerprint, layout, dtype, named)
     left = None if kept is None else kept.num_blocks
     num_blocks = count_blocks(config, model, layout, weights.shelf.reclaimable) if left is None else left
@@ -173,7 +175,8 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
-    return Weights(telling, device, torch_dtype, packing, communicator, block, config.deterministic)
+    arithmetic = Arithmetic(config.deterministic, config.row_parallel)
+    return Weights(telling, device, torch_dtype, packing, communicator, block, arithmetic)
 
 
 def unchanged(tensors: Iterator[tuple[str, torch.Tensor]], files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -198,9 +201,8 @@ def open_packing(
     report: Reporter,
 ) -> Packing:
     """Find what other processes of this host have packed of the same weights for the same kernels."""
-    model = PackedModel(
-        checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization, config.rank, config.ranks
-    )
+    part = (config.quantization, config.rank, config.ranks, config.row_parallel)
+    model = PackedModel(checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, *part)
     shelf = shelf_for(config.cache_path, model, report.progress, next(iter(config.weights_memory), None))
     stored = None
     if isinstance(checkpoint, GgufCheckpoint) and config.quantization == "gguf":

@@ -28,7 +28,7 @@ READ_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class PackedModel:
     """The facts that decide the bits of packed weights: the model by its fingerprint and `files`, kernels, type,
-    quantization, and which of so many ranks."""
+    quantization, and which of so many ranks, and whether these are row-parallel."""
 
     fingerprint: str
     files: Sequence[Path]
@@ -37,6 +37,7 @@ class PackedModel:
     quantization: str
     rank: int
     ranks: int
+    row_parallel: bool
 
     @property
     def about(self) -> dict[str, object]:
@@ -49,6 +50,7 @@ class PackedModel:
             "quantization": self.quantization,
             "rank": self.rank,
             "ranks": self.ranks,
+            "row_parallel": self.row_parallel,
         }
 
     def key(self, folder: Path | None) -> str:

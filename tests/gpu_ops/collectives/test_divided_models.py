@@ -10,8 +10,10 @@ import rank_models
 import torch
 from architectures import SIZES, VOCAB, hugging_model
 from fp8_directory import write_fp8
+from rank_models import PromptRun
 from rank_processes import RankProcesses
 from tiny_omni import write_tiny_omni
+from torch import Tensor
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -33,6 +35,7 @@ ARCHITECTURES = {
     "gemma3_text": EVEN | {"num_key_value_heads": 1, "num_hidden_layers": 3},
     "deepseek_v3": EVEN | LATENT,
     "gpt_oss": EVEN,
+    "qwen2": EVEN,
 }
 # By default both numbers of ranks and both types, and not each with each.
 LONG = pytest.mark.long
@@ -71,8 +74,9 @@ def test_kernels_give_the_bits_of_one_process(
     library = kernels.opened()
     for cuts in CUTS:
         processes.share(ranks)
-        answers = processes.call(range(ranks), rank_models.compute_model, path, dtype, PROMPT, cuts, True)
-        logits, highest = rank_models.computed(path, dtype, PROMPT, cuts, library)
+        run = PromptRun(path, dtype, PROMPT, cuts)
+        answers = processes.call(range(ranks), rank_models.compute_model, run, True)
+        logits, highest = rank_models.computed(run, library)
         for answer in answers:
             assert isinstance(answer, tuple), answer
             assert torch.equal(answer[0], logits) and answer[1] == highest
@@ -86,11 +90,55 @@ def test_torch_gives_the_bits_of_one_process(
     """Without kernels, over gloo."""
     (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"file://{tmp_path}/store", 60.0)
     assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
-    answers = processes.call([0, 1], rank_models.compute_model, torch_path, dtype, PROMPT, CUTS[1], False)
-    logits, highest = rank_models.computed(torch_path, dtype, PROMPT, CUTS[1])
+    run = PromptRun(torch_path, dtype, PROMPT, CUTS[1])
+    answers = processes.call([0, 1], rank_models.compute_model, run, False)
+    logits, highest = rank_models.computed(run)
     for answer in answers:
         assert isinstance(answer, tuple), answer
         assert torch.equal(answer[0], logits) and answer[1] == highest
+
+
+def joined(answers: list[object]) -> tuple[Tensor, list[int]]:
+    """The logits and ids that all ranks have."""
+    first = answers[0]
+    assert isinstance(first, tuple), first
+    for answer in answers:
+        assert isinstance(answer, tuple), answer
+        assert torch.equal(answer[0], first[0]) and answer[1] == first[1]
+    return first
+
+
+@pytest.mark.parametrize(("ranks", "quantization"), [(2, "int8"), (4, "none")])
+def test_row_parallel_ranks_come_close_to_one_process(
+    processes: RankProcesses, path: Path, ranks: int, quantization: str
+) -> None:
+    """All of them have the same bits, in every run, and a row's do not depend on the tile (C16)."""
+    library, dtype = kernels.opened(), torch.float32 if quantization == "none" else torch.bfloat16
+    runs = [PromptRun(path, dtype, PROMPT, cuts, False, True, quantization) for cuts in CUTS]
+    found = []
+    for run in [*runs, runs[0]]:
+        processes.share(ranks)
+        found.append(joined(processes.call(range(ranks), rank_models.compute_model, run, True))[0])
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert near(found[0], rank_models.computed(runs[0], library)[0], dtype)
+    library.close()
+
+
+def near(found: Tensor, alone: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether logits differ by the order of additions only, and do differ."""
+    most = (found - alone).abs().max() / alone.abs().max()
+    return 0 < float(most) < (2e-5 if dtype == torch.float32 else 3e-2)
+
+
+def test_row_parallel_torch_comes_close_to_one_process(
+    processes: RankProcesses, torch_path: Path, tmp_path: Path
+) -> None:
+    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"file://{tmp_path}/store", 60.0)
+    assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
+    run = PromptRun(torch_path, torch.float32, PROMPT, CUTS[1], row_parallel=True)
+    first, second = (joined(processes.call([0, 1], rank_models.compute_model, run, False)) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+    assert near(first[0], rank_models.computed(run)[0], torch.float32)
 
 
 @pytest.mark.parametrize("talker", [False, True], ids=["thinker", "talker"])
@@ -101,10 +149,9 @@ def test_parts_of_a_model_that_speaks_have_the_bits_of_one_process(
     write_tiny_omni(tmp_path)
     processes.share(2)
     library = kernels.opened()
-    answers = processes.call(
-        range(2), rank_models.compute_model, tmp_path, torch.bfloat16, PROMPT, CUTS[1], True, talker
-    )
-    logits, highest = rank_models.computed(tmp_path, torch.bfloat16, PROMPT, CUTS[1], library, talker=talker)
+    run = PromptRun(tmp_path, torch.bfloat16, PROMPT, CUTS[1], talker)
+    answers = processes.call(range(2), rank_models.compute_model, run, True)
+    logits, highest = rank_models.computed(run, library)
     for answer in answers:
         assert isinstance(answer, tuple), answer
         assert torch.equal(answer[0], logits) and answer[1] == highest
@@ -118,7 +165,8 @@ def test_logits_equal_those_of_transformers(
     with torch.inference_mode():
         expected = hugging_model(name, ARCHITECTURES[name])(torch.tensor([PROMPT])).logits[0]
     processes.share(2)
-    answers = processes.call(range(2), rank_models.compute_model, path, torch.float32, PROMPT, CUTS[0], True)
+    run = PromptRun(path, torch.float32, PROMPT, CUTS[0])
+    answers = processes.call(range(2), rank_models.compute_model, run, True)
     for answer in answers:
         assert isinstance(answer, tuple), answer
         assert (answer[0] - expected).abs().max() < 1e-4

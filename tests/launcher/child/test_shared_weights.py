@@ -48,6 +48,7 @@ def test_each_rank_shares_a_file_with_that_rank_of_other_workers(weights: Shared
     pair = inodes(weights, worker("prefill:0", "cpu+cpu"))
     assert pair == inodes(weights, worker("decode:0", "cpu+cpu"))
     assert len({file for files in [*pair, *inodes(weights, worker("decode:1"))] for file in files}) == 3
+    assert inodes(weights, worker("decode:2", "cpu+cpu", tensor_parallel_arithmetic="fast")) != pair
 
 
 def test_a_draft_has_a_file_of_its_own(weights: SharedWeights) -> None:

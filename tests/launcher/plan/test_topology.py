@@ -343,6 +343,16 @@ def test_a_draft_model_is_for_workers_that_decode() -> None:
         topology(HostDevices((0, 1, 2), 3, 0), prefill="cpu:0", decode="cpu:1+cpu:2", speculative_model="gemma3-270m")
 
 
+def test_workers_that_add_parts_of_sums_have_as_many_devices() -> None:
+    fast = {"tensor_parallel_arithmetic": "fast", "share_devices": True}
+    with pytest.raises(OptionError, match="prefill:0 has 2 and decode:0 1: give each as many"):
+        topology(prefill="cpu:0+cpu:1", decode="cpu:0", **fast)
+    alike = topology(prefill="cpu:0+cpu:1", decode="cpu:0+cpu:1", embed="cpu:0", embedding_model="bge", **fast)
+    ranks = [child for child in alike.children if child.role in ("prefill", "decode")]
+    assert [child.config["tensor_parallel_arithmetic"] for child in ranks] == ["fast"] * 2
+    topology(prefill="cpu:0+cpu:1", decode="cpu:0", share_devices=True)
+
+
 def test_nixl_needs_its_package_and_does_not_go_with_keys_across_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connectors, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match="--kv-connector: .*`pip install nixl-cu12`"):

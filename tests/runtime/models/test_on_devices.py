@@ -16,6 +16,7 @@ from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.rotary import turn_heads
 from pontil.gpu_ops.triton import launch
 from pontil.runtime.models.model import Model
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Weights
 
 EXPERTS = {"choose_kernel", "sort_kernel", "gate_up_kernel", "down_kernel", "add_kernel"}
@@ -74,6 +75,7 @@ def test_a_layer_starts_kernels_and_reads_nothing(
 def test_a_deterministic_product_is_computed_by_a_kernel(recorder: Recorder) -> None:
     device, x = torch.device("meta"), torch.empty(3, 24, device="meta")
     for deterministic in (False, True):
-        weights = Weights(iter([("a.weight", torch.ones(8, 24))]), device, torch.float32, deterministic=deterministic)
+        tensors, arithmetic = iter([("a.weight", torch.ones(8, 24))]), Arithmetic(deterministic)
+        weights = Weights(tensors, device, torch.float32, arithmetic=arithmetic)
         assert weights.linear(24, ("a", 8))(x).shape == (3, 8)
         assert recorder.started["product_kernel"] == deterministic

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole models as rank processes compute them."""
 
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pontil.runtime.engine.tiles.plan_tables import PlanReader, PlanWriter
 from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
 from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config
 from pontil.runtime.stages.qwen3_omni.directory import talker_checkpoint
@@ -25,24 +27,41 @@ from pontil.runtime.stages.qwen3_omni.directory import talker_checkpoint
 BLOCK = 16
 
 
+@dataclass(frozen=True)
+class PromptRun:
+    """A prompt that is computed in tiles of the sizes `cuts`, by the text model of a directory, or by the `talker` of
+    one that speaks. `quantization` is that of a worker."""
+
+    path: Path
+    dtype: torch.dtype
+    ids: list[int]
+    cuts: list[int]
+    talker: bool = False
+    row_parallel: bool = False
+    quantization: str = "none"
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return (
+            talker_checkpoint(self.path, read_talker_config(self.path)) if self.talker else open_checkpoint(self.path)
+        )
+
+
 def computed(
-    path: Path,
-    dtype: torch.dtype,
-    ids: list[int],
-    cuts: list[int],
-    library: KernelLibrary | None = None,
-    communicator: Communicator | None = None,
-    talker: bool = False,
+    run: PromptRun, library: KernelLibrary | None = None, communicator: Communicator | None = None
 ) -> tuple[Tensor, list[int]]:
-    """Return the logits of all positions of a prompt that is computed in tiles of these sizes, and the ids of the
-    highest ones of the last tile. The model is the text model, or the `talker` of one that speaks."""
-    communicator = communicator or SingleRank()
-    checkpoint: Checkpoint = talker_checkpoint(path, read_talker_config(path)) if talker else open_checkpoint(path)
-    config = checkpoint.config
+    """Return the logits of all positions, and the ids of the highest ones of the last tile."""
+    communicator, checkpoint, dtype, ids = communicator or SingleRank(), run.checkpoint, run.dtype, run.ids
+    config, levels = checkpoint.config, run.quantization == "gguf"
     weights = Weights(
-        checkpoint.tensors(dtype), torch.device("cpu"), dtype, Packing.of(library), communicator=communicator,
-        block=config.weight_block,
-    )  # fmt: skip
+        checkpoint.levels(dtype) if levels else checkpoint.tensors(dtype),
+        torch.device("cpu"),
+        dtype,
+        Packing.of(library, run.quantization == "int8"),
+        communicator,
+        config.weight_block,
+        Arithmetic(row_parallel=run.row_parallel),
+    )
     model = build_model(config, weights)
     layout = KVLayout(
         BLOCK, config.num_layers, config.num_kv_heads, config.head_dim, str(dtype).removeprefix("torch."),
@@ -52,7 +71,7 @@ def computed(
     runner = TileRunner(model, KVStorage(layout, len(blocks) + 1, torch.device("cpu")))
     rows: list[Tensor] = []
     highest: list[int] = []
-    for end, count in zip(accumulate(cuts), cuts, strict=True):
+    for end, count in zip(accumulate(run.cuts), run.cuts, strict=True):
         places = list(range(count))
         tile = TilePlan(False, ids[end - count : end], [TileSpan(end - count, count, blocks)], places, [], places)
         with torch.inference_mode():
@@ -64,14 +83,5 @@ def computed(
     return torch.cat(rows), highest
 
 
-def compute_model(
-    state: dict[str, Any],
-    path: Path,
-    dtype: torch.dtype,
-    ids: list[int],
-    cuts: list[int],
-    by_kernels: bool,
-    talker: bool = False,
-) -> tuple[Tensor, list[int]]:
-    library = state["library"] if by_kernels else None
-    return computed(path, dtype, ids, cuts, library, state["communicator"], talker)
+def compute_model(state: dict[str, Any], run: PromptRun, by_kernels: bool) -> tuple[Tensor, list[int]]:
+    return computed(run, state["library"] if by_kernels else None, state["communicator"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.experts import ExpertHalf
+from pontil.gpu_ops.kernels.experts import ExpertHalf, OwnExperts
 from pontil.gpu_ops.kernels.latent import HeadMatrices, LatentHalf, LatentMatrices
 from pontil.gpu_ops.kernels.layer import GatedKind, MlpHalf, Norms, Rotation
 from pontil.gpu_ops.kernels.library import KernelLibrary
@@ -143,7 +143,7 @@ class ExpertCase:
         for number in range(self.choice.count):
             gate, up, down = (self.stored(one) for one in self.expert(number))
             experts.append(MlpHalf(library, pack(alternate(gate, up)), pack(down), Norms(0.0), GatedKind()))
-        return ExpertHalf(library, self.choice, pack(self.router), experts, 0, self.norms)
+        return ExpertHalf(library, self.choice, pack(self.router), OwnExperts(experts, 0), self.norms)
 
     def computed(self, half: ExpertHalf, rows: slice = slice(None)) -> Tensor:
         hidden = self.x[rows].contiguous()

@@ -27,13 +27,18 @@ class Loading:
     """A process that loads a model with kernels, and may have its weights from another one."""
 
     def __init__(
-        self, path: Path, cache: Path | None, quantization: str = "none", rank: int = 0, memory: int | None = None
+        self,
+        path: Path,
+        cache: Path | None,
+        quantization: str = "none",
+        rank: int = 0,
+        memory: int | None = None,
+        row_parallel: bool = False,
     ) -> None:
         checkpoint = self.checkpoint = open_checkpoint(path)
         library = kernels.opened()
-        packed = PackedModel(
-            checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", quantization, rank, 1 + rank
-        )
+        part = (quantization, rank, 1 + rank, row_parallel)
+        packed = PackedModel(checkpoint.fingerprint, checkpoint.files, library.name, "bfloat16", *part)
         self.shelf: Shelf = shelf_for(cache, packed, lambda text: None, memory)
         tensors, stored = checkpoint.tensors(torch.bfloat16), None
         if quantization == "gguf":

@@ -186,3 +186,38 @@ def test_levels_alternate_as_numbers_do() -> None:
     expected = alternate(gate.dense(), up.dense())
     assert isinstance(both, QuantizedWeights) and isinstance(expected, Tensor) and torch.equal(both.dense(), expected)
     assert torch.equal(expected[16:32], up.dense()[:16]) and torch.equal(expected[32:48], gate.dense()[16:32])
+
+
+@pytest.mark.parametrize(
+    ("weight", "cut", "kept"),
+    [
+        (random_levels("nibbles", 5, 96, 32), range(48, 96), 16),
+        (random_levels("signed", 5, 96, 16), range(32, 64), 16),
+        (per_channel(torch.randn(5, 96, generator=torch.Generator().manual_seed(1))), range(64, 96), 32),
+        (random_blocks(12, 3, 4), range(512, 1024), 32),
+        (random_blocks(14, 3, 4), range(256, 512), 16),
+        (random_blocks(12, 3, 3), range(384, 768), 32),
+        (random_blocks(14, 3, 3), range(0, 384), 16),
+    ],
+)
+def test_some_inputs_are_the_same_weights(weight: QuantizedWeights, cut: range, kept: int) -> None:
+    part = weight.columns(cut)
+    assert torch.equal(part.dense(), weight.dense()[:, cut.start : cut.stop]) and part.group == kept
+    whole_blocks = weight.steps is not None and cut.start % 256 == 0 and len(cut) % 256 == 0
+    assert (part.steps is not None) == whole_blocks
+    # The steps of whole blocks are their own.
+    together = pack(part).data, pack(QuantizedWeights(*(one.contiguous() for one in fields_of(part)))).data
+    assert torch.equal(*together)
+
+
+def fields_of(weight: QuantizedWeights) -> list[Tensor]:
+    parts = (weight.numbers, weight.scales, weight.offsets, weight.steps)
+    return [part for part in parts if part is not None]
+
+
+@pytest.mark.parametrize(("blocks", "cut"), [(4, range(512, 1024)), (3, range(384, 768))])
+@pytest.mark.parametrize("kind", [12, 14])
+def test_products_of_some_inputs_add_up(library: KernelLibrary, kind: int, blocks: int, cut: range) -> None:
+    weight = random_blocks(kind, 40, blocks)
+    x = torch.randn(9, len(cut), generator=torch.Generator().manual_seed(2))
+    check(library, weight.columns(cut), x)

@@ -33,6 +33,7 @@ from pontil.runtime.engine.prompt_turns import StepBudget
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.models.families.llama import Llama
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.worker.start.assembly import equip
 from pontil.runtime.worker.start.follower_tiles import open_tiles
@@ -46,13 +47,14 @@ Made = dict[str, Any]
 class TwoRanks:
     """A driver with its engine and a follower, of which each has a link to a device and a communicator."""
 
-    def __init__(self, turns: RankTurns, drafts: int = 0, blocks: int = BLOCKS) -> None:
+    def __init__(self, turns: RankTurns, drafts: int = 0, blocks: int = BLOCKS, row_parallel: bool = False) -> None:
         self.turns, self.followers = turns, TurnFollowers(turns)
-        self.drafts, self.blocks = drafts, blocks
+        self.drafts, self.blocks, self.arithmetic = drafts, blocks, Arithmetic(row_parallel=row_parallel)
         self.state = {name: one.clone() for name, one in reference().state_dict().items() if name != "lm_head.weight"}
 
     def model(self, own: Communicator, device: torch.device) -> Llama:
-        return Llama(config(), Weights(self.state.items(), device, torch.float32, communicator=own))
+        tensors, arithmetic = self.state.items(), self.arithmetic
+        return Llama(config(), Weights(tensors, device, torch.float32, communicator=own, arithmetic=arithmetic))
 
     def parts(self, own: Communicator, device: torch.device) -> tuple[Llama, KVStorage, DeviceLimits]:
         model, shape = self.model(own, device), config()
@@ -113,11 +115,15 @@ def few_answers(engine: Engine) -> dict[str, list[int]]:
     return answers(engine, 4)
 
 
-@pytest.mark.parametrize(("records", "drafts", "blocks"), [(0, 0, BLOCKS), (9, 3, BLOCKS), (9, 0, 26)])
-def test_two_ranks_have_the_tokens_of_one(records: int, drafts: int, blocks: int) -> None:
-    """With recorded steps and drafts, and with sequences that are preempted."""
+@pytest.mark.parametrize(
+    ("records", "drafts", "blocks", "row_parallel"),
+    [(0, 0, BLOCKS, False), (9, 3, BLOCKS, False), (9, 0, 26, False), (9, 3, BLOCKS, True)],
+)
+def test_two_ranks_have_the_tokens_of_one(records: int, drafts: int, blocks: int, row_parallel: bool) -> None:
+    """With recorded steps and drafts, with sequences that are preempted, and with sums over the ranks: of these
+    prompts no token is nearly a tie."""
     turns = RankTurns()
-    two, meetings = TwoRanks(turns, drafts, blocks), TurnMeetings(turns, 2)
+    two, meetings = TwoRanks(turns, drafts, blocks, row_parallel), TurnMeetings(turns, 2)
     own = [TurnCommunicator(meetings, rank) for rank in range(2)]
     links = [HostLink() for _ in own]
     alone = answers(

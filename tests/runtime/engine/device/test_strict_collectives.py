@@ -11,7 +11,7 @@ import torch
 from architectures import SIZES, VOCAB, hugging_model
 from pretend_device import PretendDevice
 from rank_turns import RankTurns
-from strict_collectives import StrictCollectives
+from strict_collectives import CollectiveCall, StrictCollectives
 from strict_driver import DriverFault
 
 from pontil.gpu_ops.collectives.communicator import Communicator
@@ -22,6 +22,7 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.model import Model
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Weights
 
 EVEN = SIZES | {
@@ -42,6 +43,10 @@ class RankSite:
         self.collectives.groups.clear()
         first = create_communicator(None, self.device(0), 2, 0, "file:///nowhere")
         return self.turns.run([partial(self.live, rank, first, each) for rank in range(2)])
+
+    @property
+    def calls(self) -> list[CollectiveCall]:
+        return self.collectives.groups[0].calls
 
     def device(self, rank: int) -> torch.device:
         return torch.device("pretend", rank)
@@ -71,14 +76,19 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made
 
 
-def part_of(path: Path, own: Communicator, device: torch.device) -> Model:
-    checkpoint = open_checkpoint(path)
-    weights = Weights(checkpoint.tensors(torch.float32), device, torch.float32, communicator=own)
+def part_of(path: Path, own: Communicator, device: torch.device, row_parallel: bool) -> Model:
+    checkpoint, arithmetic = open_checkpoint(path), Arithmetic(row_parallel=row_parallel)
+    tensors = checkpoint.tensors(torch.float32)
+    weights = Weights(tensors, device, torch.float32, communicator=own, arithmetic=arithmetic)
     return build_model(checkpoint.config, weights)
 
 
-def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path) -> None:
-    assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS)) == [3 * VOCAB] * 2
+@pytest.mark.parametrize("row_parallel", [False, True])
+def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path, row_parallel: bool) -> None:
+    assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS, row_parallel)) == [3 * VOCAB] * 2
+    sums = [call.recorded for call in site.calls if call.kind == "all_reduce" and call.dtype.is_floating_point]
+    # A step runs once before it is recorded.
+    assert sums == ([False, True, False] if row_parallel else [])
 
 
 def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite, path: Path) -> None:
@@ -90,9 +100,24 @@ def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite,
         site.run(lambda own, device: computed(path, own, device, rows[own.rank]))
 
 
-def computed(path: Path, own: Communicator, device: torch.device, classes: BatchInvariance) -> int:
+def test_parts_of_sums_of_other_shapes_are_told_with_both(site: RankSite, path: Path) -> None:
+    rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
+    with pytest.raises(
+        DriverFault, match=r"collective 0: rank 1 .* all_reduce of \[64, 128\].*, rank 0 .* all_reduce of \[3, 128\]"
+    ):
+        site.run(lambda own, device: computed(path, own, device, rows[own.rank], True))
+
+
+def test_a_rank_with_another_arithmetic_is_told(site: RankSite, path: Path) -> None:
+    with pytest.raises(DriverFault, match="collective 0: rank 1 makes an all_reduce .*, rank 0 an all_(gather|reduce)"):
+        site.run(lambda own, device: computed(path, own, device, ANY_ROWS, own.rank == 1))
+
+
+def computed(
+    path: Path, own: Communicator, device: torch.device, classes: BatchInvariance, row_parallel: bool = False
+) -> int:
     """Compute the MLP and the logits of three positions of a prompt, recorded too; return how many logits there are."""
-    model = part_of(path, own, device)
+    model = part_of(path, own, device, row_parallel)
     assert isinstance(model, Decoder)
     rows = torch.ones(classes.pad_prompt(3), model.config.hidden_size, device=device)
     with torch.inference_mode():

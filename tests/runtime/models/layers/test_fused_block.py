@@ -42,5 +42,6 @@ def test_the_shared_memory_holds_the_largest_tile() -> None:
     widest = 2 * (512 + 31) * 320 * 4
     assert shared_bytes(CONFIG) == exchange_bytes(320, MOST_ROWS) == HEADER_BYTES + widest
     assert shared_bytes(replace(CONFIG, num_heads=16)) > shared_bytes(CONFIG)
+    assert shared_bytes(CONFIG, 4) == exchange_bytes(4 * CONFIG.hidden_size, MOST_ROWS)
     latent = LatentConfig(rank=256, query_rank=None, key_dim=32, rotary_dim=32, value_dim=96)
     assert shared_bytes(replace(CONFIG, latent=latent, head_dim=288)) == exchange_bytes(8 * 96, MOST_ROWS)

@@ -85,6 +85,8 @@ DEVICE = (
     "there"
 )
 
+SUMS = "--tensor-parallel-arithmetic as there, and if it is fast, as many devices for a worker"
+
 
 @pytest.mark.parametrize(
     ("theirs", "ours", "remedy"),
@@ -94,6 +96,9 @@ DEVICE = (
         ("torch", "torch/cuda:NVIDIA H200", DEVICE),
         ("torch/cuda:NVIDIA H200", "avx512 int8", DEVICE),
         ("torch/cuda:NVIDIA A100", "torch/cuda:NVIDIA H200", DEVICE),
+        ("avx2 row-parallel/2", "avx2", SUMS),
+        ("torch/cuda:NVIDIA H200 row-parallel/2", "torch/cuda:NVIDIA H200 row-parallel/4", SUMS),
+        ("avx2 row-parallel/2", "avx512 row-parallel/2", KERNELS),
     ],
 )
 def test_what_rounds_differently_is_refused_with_what_helps(theirs: str, ours: str, remedy: str) -> None:  # C8

@@ -8,8 +8,6 @@ import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import kernels
 import pytest
@@ -101,13 +99,11 @@ def test_a_model_that_changes_while_it_is_read_is_refused_and_not_kept(
 ) -> None:
     checkpoint, config = (
         open_checkpoint(model),
-        SimpleNamespace(quantization="none", cache_path=cache, rank=0, ranks=1, weights_memory=(), deterministic=False),
+        WorkerConfig("w", "mixed", "cpu", (0,), "m", "m", "c", "p", quantization="none", cache_dir=str(cache)),
     )
     (file,) = checkpoint.files
     for changes in (True, False):
-        weights = read_weights(
-            cast(WorkerConfig, config), checkpoint, torch.device("cpu"), "bfloat16", kernels.opened(), Silent()
-        )
+        weights = read_weights(config, checkpoint, torch.device("cpu"), "bfloat16", kernels.opened(), Silent())
         if changes:
             hand(file)
             with pytest.raises(ModelError, match="was changed while it was read"):

@@ -79,7 +79,7 @@ def test_another_reading_of_the_same_bytes_has_another_file(tmp_path: Path, cach
 
 
 def test_other_settings_have_another_file(model: Path, cache: Path) -> None:
-    for settings in ({}, {"quantization": "int8"}, {"rank": 1}):
+    for settings in ({}, {"quantization": "int8"}, {"rank": 1}, {"rank": 1, "row_parallel": True}):
         assert isinstance(Loading(model, cache, **settings).shelf, WritingShelf)
 
 

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over ranks on NVIDIA GPUs of one host through torch's symmetric memory: every rank writes its part where all can
+read it, and a kernel of torch's adds all parts in the order of ranks. For the rows of a decode step that is one kernel,
+where a library passes parts round in several steps (torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu).
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# With more bytes the library's sums are expected to be sooner: here each rank reads the parts of all.
+MOST_BYTES = 512 << 10
+# Bytes that the kernel reads at once.
+UNIT = 16
+TYPES = (torch.bfloat16, torch.float32)
+
+logger = logging.getLogger("pontil.worker")
+
+
+class SymmetricSums:
+    """Sums of parts in memory of MOST_BYTES that all ranks of a group map. Calls may be recorded."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        """All ranks come together here. Raises RuntimeError where their devices cannot map each other's memory."""
+        from torch.distributed import _symmetric_memory
+
+        self.group_name = group.group_name
+        self.memory = _symmetric_memory.empty(MOST_BYTES, dtype=torch.uint8, device=device)
+        _symmetric_memory.rendezvous(self.memory, group)
+
+    def can_add(self, part: Tensor) -> bool:
+        return part.dtype in TYPES and part.nbytes <= MOST_BYTES and part.nbytes % UNIT == 0
+
+    def __call__(self, part: Tensor) -> Tensor:
+        """Return the sums of the ranks' parts, contiguous and of one shape and type. The kernel ends once all have
+        read, so that the next part may be written."""
+        own = self.memory[: part.nbytes].view(part.dtype).view(part.shape)
+        own.copy_(part)
+        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(own, "sum", self.group_name)
+        return total
+
+
+def open_symmetric(
+    group: dist.ProcessGroup, device: torch.device, rank: int, library: Callable[[Tensor], Tensor]
+) -> SymmetricSums | None:
+    """Return such sums on all ranks, or None on all: where one of them cannot have them, or finds another sum than that
+    of the `library`, which adds in place."""
+
+    def of_all(is_so: bool) -> bool:
+        return not bool(library(torch.tensor([0.0 if is_so else 1.0], device=device)).item())
+
+    try:
+        made = SymmetricSums(group, device)
+    except (RuntimeError, ImportError, AttributeError) as error:
+        logger.info("ranks add without symmetric memory: %s", str(error).partition("\n")[0])
+        made = None
+    if not of_all(made is not None):
+        return None
+    assert made is not None
+    # Whole numbers, whose sum is the same in any order.
+    probe = torch.arange(64, dtype=torch.float32, device=device).view(4, 16) * (rank + 1)
+    right = torch.equal(made(probe), library(probe.clone()))
+    if not right:
+        logger.warning("ranks add without symmetric memory, whose sum is wrong here")
+    return made if of_all(right) else None

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums through symmetric memory, of threads that stand for ranks: all use it, or none does."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import pytest
+import torch
+from rank_turns import RankTurns, TurnCommunicator, TurnMeetings
+from torch import Tensor
+from torch.distributed import _symmetric_memory
+
+from pontil.gpu_ops.collectives.symmetric_memory import MOST_BYTES, SymmetricSums, open_symmetric
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class FakeGroup:
+    """A process group of one rank, whose name leads to its communicator."""
+
+    group_name: str
+    own: TurnCommunicator
+
+
+@dataclass
+class FakeSymmetric:
+    """The functions of torch's symmetric memory, as their docstrings describe them; an op that adds what lies in the
+    ranks' memory. `broken` ranks cannot open it, and a `wrong` one misses a part."""
+
+    groups: dict[str, FakeGroup] = field(default_factory=dict)
+    opened: dict[int, str] = field(default_factory=dict)
+    broken: frozenset[int] = frozenset()
+    wrong: frozenset[int] = frozenset()
+
+    def empty(self, *size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.zeros(*size, dtype=dtype, device=device)
+
+    def rendezvous(self, tensor: Tensor, group: FakeGroup) -> object:
+        assert tensor.dtype == torch.uint8 and tensor.nbytes == MOST_BYTES
+        if group.own.rank in self.broken:
+            raise RuntimeError("the devices have no way to each other\nin detail")
+        self.opened[tensor.untyped_storage().data_ptr()] = group.group_name
+        return object()
+
+    def one_shot_all_reduce(self, own: Tensor, reduce_op: str, group_name: str) -> Tensor:
+        assert reduce_op == "sum" and own.is_contiguous() and own.nbytes % 16 == 0
+        assert self.opened[own.untyped_storage().data_ptr()] == group_name, "not memory of this group"
+        rank = self.groups[group_name].own.rank
+        total = self.groups[group_name].own.all_reduce(own, True)
+        return total - own if rank in self.wrong else total
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSymmetric]:
+    made = FakeSymmetric()
+    monkeypatch.setattr(torch.distributed, "_symmetric_memory", made)
+    monkeypatch.setattr(torch.ops, "symm_mem", made)
+    yield made
+
+
+def test_torch_has_what_is_called_here() -> None:
+    schema = torch.ops.symm_mem.one_shot_all_reduce.default._schema
+    assert [one.name for one in schema.arguments] == ["input", "reduce_op", "group_name"]
+    assert list(signature(_symmetric_memory.rendezvous).parameters) == ["tensor", "group"]
+    assert {"dtype", "device"} < set(signature(_symmetric_memory.empty).parameters)
+
+
+def opened(fake: FakeSymmetric, ranks: int) -> list[tuple[SymmetricSums | None, Tensor | None]]:
+    """Open the sums on every rank, and add parts of two shapes where there are such; return both."""
+    turns = RankTurns()
+    meetings = TurnMeetings(turns, ranks)
+
+    def live(rank: int) -> tuple[SymmetricSums | None, Tensor | None]:
+        group: Any = FakeGroup(f"ranks of {rank}", TurnCommunicator(meetings, rank))
+        fake.groups[group.group_name] = group
+        sums = open_symmetric(group, CPU, rank, lambda part: part.copy_(group.own.all_reduce(part, True)))
+        if sums is None:
+            return None, None
+        sums(torch.ones(5, 8))
+        return sums, sums(torch.full((3, 8), 2.0 + rank, dtype=torch.bfloat16))
+
+    return turns.run([lambda rank=rank: live(rank) for rank in range(ranks)])
+
+
+def test_parts_are_added_in_memory_of_all(fake: FakeSymmetric) -> None:
+    for _, total in opened(fake, 3):
+        assert total is not None and torch.equal(total, torch.full((3, 8), 9.0, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("fault", ["broken", "wrong"])
+def test_no_rank_uses_what_one_cannot(fake: FakeSymmetric, fault: str) -> None:
+    setattr(fake, fault, frozenset({1}))
+    assert opened(fake, 3) == [(None, None)] * 3
+
+
+def test_what_does_not_fit_is_left_to_the_library(fake: FakeSymmetric) -> None:
+    (sums, _), _ = opened(fake, 2)
+    assert sums is not None and sums.can_add(torch.zeros(4, 8))
+    assert not sums.can_add(torch.zeros(MOST_BYTES // 4 + 4)) and not sums.can_add(torch.zeros(3))
+    assert not sums.can_add(torch.zeros(4, 8, dtype=torch.int32))
