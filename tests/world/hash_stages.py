@@ -23,7 +23,7 @@ from pontil.runtime.stages.graph.catalog import PROMPT_UNIT, QWEN3_OMNI, TINY_SP
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.graph.stream_buffer import StreamFault
 from pontil.runtime.stages.nodes.clauses import pieces_of
-from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput, StageNode
+from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, StageNode, TaskInput
 from pontil.runtime.stages.nodes.speech_nodes import SpeakerNode
 from pontil.runtime.stages.streams.state_stream import units_of
 from pontil.runtime.stages.worker import open_stage
@@ -225,15 +225,17 @@ class HashVocoder:
     def __init__(self, spend: Spend) -> None:
         self.spend = spend
 
-    def begin(self, task: NodeInput) -> "HashVocoder":
+    def begin(self, task: TaskInput) -> "HashVocoder":
         if task.data is not None:
             raise RequestError("this model speaks its own answers only")
         return self
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
+    def feed(self, given: NodeInput) -> Pieces:
+        items, context = given.of("codes")
         if items:
             HERE.world.spend(self.spend(len(items)))
             yield sounded([frame_in(one) for one in items], [frame_in(one) for one in context])
+        return NOTHING
 
 
 def frame_in(item: NDArray[Any]) -> list[int]:

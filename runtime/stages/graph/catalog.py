@@ -103,8 +103,10 @@ def stage_mistakes(model: GraphModel) -> Iterator[str]:
     for node in model.nodes:
         stage = model.graph.partition(node.name)
         streams = [one.edge for one in model.graph.incoming(node.name) if one.policy is not None]
-        if len(streams) > 1:
-            yield f"the stage '{node.name}' takes the streams {', '.join(streams)}: a stage takes one at most"
+        if node.generates and len(streams) > 1:
+            yield f"'{node.name}' generates and takes the streams {', '.join(streams)}: it can take one at most"
+        if node.generates and any(walk.body not in (Node(node.name), Loop(Node(node.name))) for walk in stage.walks):
+            yield f"'{node.name}' generates, and a step of it is one node: a walk is Node or Loop(Node) of its name"
         if unknown := [name for name in node.prefill_walks if stage.walk(name) is None]:
             yield f"the stage '{node.name}' has no walk '{unknown[0]}' for its prefill worker"
         if node.splits and len(node.prefill_walks) == len(stage.walks):

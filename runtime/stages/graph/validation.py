@@ -116,7 +116,14 @@ def authorities(partitions: Partitions, connections: Connections) -> Iterator[st
 
 
 def agreement(partitions: Partitions, connections: Connections) -> Iterator[str]:
-    """A pass takes one chunk of each stream, so the streams of one producer have to be cut alike."""
+    """A pass takes one chunk of each stream, so the streams of one producer have to be cut alike; their walks are one
+    producer's to name, as nobody sees the items of two; and nodes know a stream by its edge."""
+    for name in (partition.name for partition in partitions):
+        drivers = dict.fromkeys(each.source for each in connections if each.target == name and each.drives)
+        if len(drivers) > 1:
+            yield f"{' and '.join(drivers)} both drive partition '{name}': only one of them can name its walks"
+        for edge in repeated(each.edge for each in connections if each.target == name):
+            yield f"two connections into '{name}' are named '{edge}': give each edge its own name"
     for one in connections:
         for other in connections:
             if one.key[:2] == other.key[:2] and None not in (one.policy, other.policy) and one.policy != other.policy:

@@ -241,7 +241,7 @@ class StageSide:
             elif output.finish is FinishReason.HANDED_OVER:
                 # The worker that goes on makes the states after the prompt, and all items of ids.
                 for writer in stage.writers:
-                    writer.stream.hand_over(writer.next_index)
+                    writer.stream.hand_over(writer.index)
                 self.tell(stage, done=False)
         for stage in self.open.values():
             if stage.rows is not None:
@@ -269,8 +269,8 @@ class StageSide:
                 request.attempt,
                 self.node.name,
                 walk,
-                produced={writer.edge: writer.next_index for writer in stage.writers},
-                token_counts={writer.edge: writer.counted for writer in stage.writers},
+                produced={writer.edge: writer.index for writer in stage.writers},
+                token_counts={writer.edge: writer.totals().token_counts[writer.edge] for writer in stage.writers},
                 next_index={edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None},
                 walks={name: walk for writer in stage.writers for name, walk in writer.producer.tracked.items()},
                 done=done,

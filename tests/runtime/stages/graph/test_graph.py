@@ -101,6 +101,14 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "streams that are cut differently": (
         lambda: speech_graph(Connection("thinker", "talker", "layers", Fixed(2))), "have different policies",
     ),
+    "drivers of two producers": (
+        lambda: speech_graph(Connection("thinker", "code2wav", "words", Fixed(1), decoder_walk)),
+        "talker and thinker both drive partition 'code2wav': only one of them can name its walks",
+    ),
+    "an edge of two producers": (
+        lambda: speech_graph(Connection("thinker", "code2wav", "frames", Fixed(1))),
+        "two connections into 'code2wav' are named 'frames'",
+    ),
     "a circle without a stream": (
         lambda: speech_graph(Connection("thinker", "talker", "a"), Connection("talker", "thinker", "b")),
         "'thinker', 'talker' wait for each other's inputs in a circle",
@@ -141,7 +149,9 @@ def test_nodes_of_a_walk() -> None:
     assert walk.nodes == ("a", "b", "c")
 
 
-CONSUMER = GraphPartition("writer", ("pen",), (Walk("draft", Node("pen")), Walk("ink", Node("pen"))), initial="draft")
+CONSUMER = GraphPartition(
+    "writer", ("writer",), (Walk("draft", Node("writer")), Walk("ink", Loop(Node("writer")))), initial="draft"
+)
 WRITING = Graph("writing", (THINKER, CONSUMER), (Connection("thinker", "writer", "words", Fixed(1)),))
 MORE_WORDS = Connection("thinker", "writer", "more", Fixed(1))
 
@@ -149,6 +159,11 @@ MORE_WORDS = Connection("thinker", "writer", "more", Fixed(1))
 def writing(*prefill_walks: str) -> GraphModel:
     nodes = GraphNode("thinker", "engine"), GraphNode("writer", "engine", prefill_walks=prefill_walks)
     return GraphModel("writing", nodes, "thinker", WRITING)
+
+
+def two_nodes(partition: GraphPartition) -> GraphPartition:
+    walks = (replace(walk, body=Sequential((walk.body, Node("pen")))) for walk in partition.walks)
+    return replace(partition, nodes=(*partition.nodes, "pen"), walks=tuple(walks))
 
 
 WRONG_MODELS: dict[str, tuple[Callable[[], GraphModel], str]] = {
@@ -159,7 +174,11 @@ WRONG_MODELS: dict[str, tuple[Callable[[], GraphModel], str]] = {
     "no walk for decode": (lambda: writing("draft", "ink"), "'writer' leaves no walk to its decode worker"),
     "two streams into a stage": (
         lambda: replace(writing(), graph=replace(WRITING, connections=(*WRITING.connections, MORE_WORDS))),
-        "'writer' takes the streams words, more: a stage takes one at most",
+        "'writer' generates and takes the streams words, more: it can take one at most",
+    ),
+    "a step of several nodes": (
+        lambda: replace(writing(), graph=replace(WRITING, partitions=(THINKER, two_nodes(CONSUMER)))),
+        r"'writer' generates, and a step of it is one node: a walk is Node or Loop\(Node\) of its name",
     ),
     "a stage that is no partition": (
         lambda: replace(writing(), nodes=(*writing().nodes, GraphNode("singer", "node"))), "no partition 'singer'",
