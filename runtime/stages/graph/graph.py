@@ -40,12 +40,6 @@ class Graph:
     def incoming(self, partition: str) -> tuple[Connection, ...]:
         return tuple(connection for connection in self.connections if connection.target == partition)
 
-    def last_walk_of(self, stream: Connection) -> str | None:
-        """Return the consumer's walk at the end of a stream; None for one whose items have no walk, since another
-        producer, or none, drives its consumer."""
-        drives = any(one.drives for one in self.incoming(stream.target) if one.source == stream.source)
-        return self.partition(stream.target).last_walk if drives else None
-
     def consumers(self, partition: str) -> tuple[str, ...]:
         """Return the names of the partitions that a partition feeds, each once."""
         return tuple(dict.fromkeys(one.target for one in self.outgoing(partition)))

@@ -44,7 +44,7 @@ class StreamProducer:
 
     def __init__(self, graph: Graph, partition: str) -> None:
         self.graph = graph
-        self.streams = tuple(one for one in graph.outgoing(partition) if one.policy is not None)
+        self.streams = graph.outgoing(partition)
         self.edges = tuple(dict.fromkeys(stream.edge for stream in self.streams))
         self.produced = dict[str, int]()
         self.tracked = dict[str, str]()

@@ -72,7 +72,6 @@ class StreamBuffer:
     def __init__(
         self, connection: Connection, last_walk: str | None = None, hosted: Collection[str] | None = None
     ) -> None:
-        assert connection.policy is not None, "a stream has a chunk policy"
         self.policy, self.capacity, self.label = connection.policy, connection.capacity, connection.label
         self.last_walk = last_walk
         self.hosted = None if hosted is None else frozenset(hosted)

@@ -92,12 +92,12 @@ class NodeWorker(Workload):
     def open_streams(self, task: OpenTask, part: GraphPart, now: float) -> None:
         """Open the streams that a task reads and those that it writes."""
         connections = {edge: self.model.connection(edge) for edge in (*part.inputs, *part.outputs)}
-        last = {edge: self.model.graph.last_walk_of(connections[edge]) for edge in part.inputs}
-        task.buffers = {edge: StreamBuffer(connections[edge], last[edge]) for edge in part.inputs}
+        last = task.partition.last_walk
+        task.buffers = {edge: StreamBuffer(connections[edge], last) for edge in part.inputs}
         if self.node.one_per_chunk and len(part.inputs) == 1 and not part.outputs:
             # The last one may have been that of a chunk that was not full: it is made once more.
             (edge,), task.outputs = part.inputs, max(0, task.message.delivered - 1)
-            task.consumed[edge] = skip(task.buffers[edge], last[edge], task.outputs)
+            task.consumed[edge] = skip(task.buffers[edge], last, task.outputs)
         for edge, buffer in task.buffers.items():
             self.ports.open_input(*task.key, part, edge, buffer, now)
         if part.outputs:

@@ -126,7 +126,6 @@ def test_a_prefix_is_found_by_the_next_run(staged: StagedWorker) -> None:
     [
         {"run": None, "outputs": 3},
         {"outputs": ["llm/speaker/smoke"]},
-        {"outputs": ["recognizer/llm/transcript"]},
         {"inputs": {EDGE: [["w", "ipc://nowhere"]]}},
         {"inputs": {EDGE: ["w"]}},
         {"answer": 7},
