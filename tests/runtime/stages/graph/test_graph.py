@@ -67,6 +67,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Loop(Node("code2wav"), 0)),))),
         "walk 'c' has a Loop of 0 rounds",
     ),
+    "a loop that nothing stops": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Loop(Loop(Node("code2wav")))),))),
+        "walk 'c' has a Loop that no node can stop",
+    ),
     "a node of another partition": (
         lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Node("talker")),))),
         "walk 'c' runs the node 'talker', which partition 'code2wav' does not have",
@@ -112,7 +116,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
                 Connection("lone", "p", "b", Fixed(1), lambda *_: "w"),
             ),
         ),
-        "nothing that starts by itself leads to partition 'p'",
+        "'p', 'lone' wait for each other's items in a circle",
     ),
 }  # fmt: skip
 
@@ -164,7 +168,7 @@ WRONG_MODELS: dict[str, tuple[Callable[[], GraphModel], str]] = {
     "no walk for decode": (lambda: writing("draft", "ink"), "'writer' leaves no walk to its decode worker"),
     "two streams into a stage": (
         lambda: replace(writing(), graph=replace(WRITING, connections=(*WRITING.connections, MORE_WORDS))),
-        "'writer' generates and takes the streams words, more: it can take one at most",
+        "'thinker' generates and feeds 'writer' by two streams: only a stage without tokens can",
     ),
     "a step of several nodes": (
         lambda: replace(writing(), graph=replace(WRITING, partitions=(THINKER, two_nodes(CONSUMER)))),
@@ -185,10 +189,8 @@ def test_a_model_that_no_worker_could_carry_out_is_refused_in_one_sentence(name:
 
 
 def test_a_graph_as_mermaid() -> None:
-    lines = [
-        line.strip()
-        for line in mermaid(speech_graph(Connection("thinker", "talker", 'a "voice"', Fixed(1)))).splitlines()
-    ]
+    graph = speech_graph(Connection("thinker", "talker", 'a "voice"', Fixed(1)))
+    lines = [line.strip() for line in mermaid(graph).splitlines()]
     assert lines == [
         "flowchart LR",
         'subgraph p0["thinker (state machine)"]',

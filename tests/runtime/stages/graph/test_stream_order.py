@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from random_graphs import plain_cut
 from speech_graph import stream
 
 from pontil.runtime.stages.graph.policies import ChunkPolicy, Fixed, LeftContext, SlidingWindow
@@ -16,7 +17,6 @@ from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer
 
 LAST = "C"
 HOSTS = ({"A"}, {"B", "C"})
-Cut = list[tuple[str | None, tuple[object, ...], tuple[object, ...]]]
 
 policies = st.one_of(
     st.builds(Fixed, st.integers(1, 4)),
@@ -28,27 +28,9 @@ streams = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 6)), max_siz
 )
 
 
-def plain_cut(walks: str, policy: ChunkPolicy) -> Cut:
-    """Cut a whole stream, without a buffer. Its last chunk is never a full one."""
-    cut = Cut()
-    first = since = 0
-    is_full = True
-    while first < len(walks) or is_full:
-        walk = walks[first] if first < len(walks) else LAST
-        if first > 0 and walk != walks[first - 1]:
-            since = first
-        needed = policy.needed(first - since)
-        end = next((index for index in range(first, len(walks)) if walks[index] != walk), len(walks))
-        end = min(end, first + needed)
-        shown = max(since, first - policy.context(end - first))
-        cut.append((walk, tuple(range(first, end)), tuple(range(shown, first))))
-        is_full = end - first == needed or walk != LAST
-        first = end
-    return cut
-
-
 def check(chunks: list[Chunk], walks: str, policy: ChunkPolicy) -> None:
-    assert [(chunk.walk, chunk.items, chunk.context) for chunk in chunks] == plain_cut(walks, policy)
+    ran = [(chunk.walk, chunk.items, chunk.context) for chunk in chunks]
+    assert ran == [(walk, tuple(new), tuple(context)) for walk, new, context in plain_cut(walks, policy, LAST)]
     assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     indices = [index for chunk in chunks for index in (chunk.before.index, chunk.after.index)]
     assert indices == sorted(indices)
