@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from hash_model import WIDTH, mixed, numbers_of, token_after, value_of
 from numpy.typing import NDArray
+from random_graphs import HashStage
 from torch import Tensor
 from virtual_time import HERE
 
@@ -60,8 +61,12 @@ SMALL_OMNI = small_omni()
 
 
 def serve_small_omni() -> None:
-    """Have the catalog know it."""
-    known = MappingProxyType({**catalog.GRAPHS, SMALL_OMNI.name: SMALL_OMNI})
+    serve(SMALL_OMNI)
+
+
+def serve(model: GraphModel) -> None:
+    """Have the catalog know a model."""
+    known = MappingProxyType({**catalog.GRAPHS, model.name: model})
     untyped: Any = catalog
     untyped.GRAPHS = known
     untyped = open_stage
@@ -259,6 +264,12 @@ NODES: Mapping[tuple[str, str], Callable[[Spend], StageNode]] = MappingProxyType
     (TINY_SPEECH.name, "speaker"): lambda spend: SpeakerNode(HashVoice(spend), "hash"),
     (SMALL_OMNI.name, "code2wav"): HashVocoder,
 })  # fmt: skip
+
+
+def node_of(model: GraphModel, stage: str, spend: Spend) -> StageNode:
+    """Return the node of a stage, of these models or of a random one."""
+    made = NODES.get((model.name, stage))
+    return HashStage(model, stage, lambda: HERE.world.spend(spend(1))) if made is None else made(spend)
 
 
 # The oracle.

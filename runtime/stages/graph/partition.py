@@ -47,5 +47,13 @@ class GraphPartition:
         assert self.initial is not None, "a STATE_MACHINE partition has a first walk"
         return self.initial if walk is None else self.transitions.get(walk, walk)
 
+    def walk_of_pass(self, number: int) -> str:
+        """Return the walk of a STATE_MACHINE partition's pass of this number, from 0."""
+        path = [self.following(None)]
+        while (after := self.following(path[-1])) not in path:
+            path.append(after)
+        begin = path.index(after)
+        return path[number if number < len(path) else begin + (number - begin) % (len(path) - begin)]
+
     def walk(self, name: str) -> Walk | None:
         return next((walk for walk in self.walks if walk.name == name), None)

@@ -138,6 +138,13 @@ def test_a_good_graph_is_accepted_and_asked() -> None:
         graph.partition("speaker")
 
 
+def test_walks_follow_one_another_in_a_circle_or_to_the_last() -> None:  # E1
+    walks = tuple(Walk(name, Node("n")) for name in "abc")
+    partition = GraphPartition("p", ("n",), walks, initial="a", transitions={"a": "b", "b": "c", "c": "b"})
+    assert "".join(map(partition.walk_of_pass, range(6))) == "abcbcb" and partition.walk_of_pass(10**9) == "c"
+    assert "".join(map(replace(partition, transitions={"a": "c"}).walk_of_pass, range(4))) == "accc"
+
+
 def test_nodes_of_a_walk() -> None:
     walk = Walk("w", Sequential((Parallel((Node("a"), Loop(Node("b")))), Node("c"), Node("a"))))
     assert walk.nodes == ("a", "b", "c")
