@@ -41,6 +41,8 @@ def arrows(stage: str, graph: StagedModel) -> str:
     outputs = [f"-{what}-> {target}" for target, what in graph.consumers(stage)]
     if stage == graph.first:
         outputs.append(f"-> {TEXT}")
+    if stage == graph.recognizer:
+        outputs.append(f"-transcript-> {graph.first}")
     if stage == graph.audio:
         outputs.append(f"-> {AUDIO}")
     return ", ".join(outputs)

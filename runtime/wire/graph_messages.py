@@ -158,10 +158,10 @@ class Starved:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """From worker to proxy: a partition has had passes (E5). `walk` is its first walk at a handoff and its last at
-    an end. `produced` and `token_counts` are by edge: indices so far, and tokens by the size of the token axis.
-    `next_index` is by edge of the inputs, recorded after the items were consumed (E9); `walks` are the tracked walks of
-    consumers. `done`: the partition ends."""
+    """From worker to proxy: a partition has had passes (E5), of which the last ran under `walk`. Of a stage without
+    tokens they are so many in this attempt (`passes`). `produced` and `token_counts` are by stream: indices so far, and
+    tokens by the size of the token axis, those of inputs too. `next_index` is by stream of the inputs, recorded after
+    the items were consumed (E9); `walks` are the tracked walks of consumers. `done`: the partition ends."""
 
     sender: str
     receiver: str
@@ -174,6 +174,7 @@ class PassDone:
     next_index: dict[str, Any] = field(default_factory=dict)
     walks: dict[str, Any] = field(default_factory=dict)
     done: bool = False
+    passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

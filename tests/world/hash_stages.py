@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from hash_model import WIDTH, mixed, numbers_of, token_after, value_of
 from numpy.typing import NDArray
+from random_graphs import HashStage
 from torch import Tensor
 from virtual_time import HERE
 
@@ -23,7 +24,7 @@ from pontil.runtime.stages.graph.catalog import PROMPT_UNIT, QWEN3_OMNI, TINY_SP
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.graph.stream_buffer import StreamFault
 from pontil.runtime.stages.nodes.clauses import pieces_of
-from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput, StageNode
+from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, StageNode, TaskInput
 from pontil.runtime.stages.nodes.speech_nodes import SpeakerNode
 from pontil.runtime.stages.streams.state_stream import units_of
 from pontil.runtime.stages.worker import open_stage
@@ -60,8 +61,12 @@ SMALL_OMNI = small_omni()
 
 
 def serve_small_omni() -> None:
-    """Have the catalog know it."""
-    known = MappingProxyType({**catalog.GRAPHS, SMALL_OMNI.name: SMALL_OMNI})
+    serve(SMALL_OMNI)
+
+
+def serve(model: GraphModel) -> None:
+    """Have the catalog know a model."""
+    known = MappingProxyType({**catalog.GRAPHS, model.name: model})
     untyped: Any = catalog
     untyped.GRAPHS = known
     untyped = open_stage
@@ -225,15 +230,17 @@ class HashVocoder:
     def __init__(self, spend: Spend) -> None:
         self.spend = spend
 
-    def begin(self, task: NodeInput) -> "HashVocoder":
+    def begin(self, task: TaskInput) -> "HashVocoder":
         if task.data is not None:
             raise RequestError("this model speaks its own answers only")
         return self
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
+    def feed(self, given: NodeInput) -> Pieces:
+        items, context = given.of("codes")
         if items:
             HERE.world.spend(self.spend(len(items)))
             yield sounded([frame_in(one) for one in items], [frame_in(one) for one in context])
+        return NOTHING
 
 
 def frame_in(item: NDArray[Any]) -> list[int]:
@@ -257,6 +264,12 @@ NODES: Mapping[tuple[str, str], Callable[[Spend], StageNode]] = MappingProxyType
     (TINY_SPEECH.name, "speaker"): lambda spend: SpeakerNode(HashVoice(spend), "hash"),
     (SMALL_OMNI.name, "code2wav"): HashVocoder,
 })  # fmt: skip
+
+
+def node_of(model: GraphModel, stage: str, spend: Spend) -> StageNode:
+    """Return the node of a stage, of these models or of a random one."""
+    made = NODES.get((model.name, stage))
+    return HashStage(model, stage, lambda: HERE.world.spend(spend(1))) if made is None else made(spend)
 
 
 # The oracle.

@@ -6,7 +6,7 @@ import logging
 from copying import EventConnector
 from engine_process import TinyModel
 from ghost_blocks import GhostRecords
-from hash_stages import NODES
+from hash_stages import node_of
 from hash_vectors import embedder_of
 from stream_memory import connectors_of, left_in
 from virtual_time import SeededWorld
@@ -51,7 +51,7 @@ class PlainProcess(WorkerProcess):
     def make_node(self, config: WorkerConfig, report: Reporter, pipe: CommandPipe) -> WorkerLoop:
         graph = graph_named(str(config.graph))
         assert graph is not None
-        node = NODES[graph.name, str(config.node)](self.seconds_of)
+        node = node_of(graph, str(config.node), self.seconds_of)
         return make_node_worker(config, graph, node, report, pipe)
 
     def seconds_of(self, rows: int) -> float:

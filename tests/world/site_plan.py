@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from disks import KV
-from staged_sites import STAGED_SITES, StagedSite, StageWorkers
+from staged_sites import StagedSite, StageWorkers, staged_site
 
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES
@@ -59,7 +59,7 @@ class SitePlan:
     mixed: int = -1
     proxies: int = -1
     embed: int = -1
-    # The site of a model of several stages (staged_sites.py), counted from 1, and 0 for a model of one.
+    # The number of a site of a model of several stages (staged_sites.py), and 0 for a model of one.
     stages: int = -1
     blocks: int = 192
     seats: int = 8
@@ -135,7 +135,7 @@ class SitePlan:
 
     @property
     def staged(self) -> StagedSite | None:
-        return STAGED_SITES[self.stages - 1] if self.stages > 0 else None
+        return staged_site(self.stages) if self.stages > 0 else None
 
     def ranks_of(self, worker: str) -> int:
         ranks = {"prefill": self.prefill_ranks, "decode": self.decode_ranks, "mixed": self.decode_ranks}

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites whose model has several stages: which, and the workers of the stages behind the first."""
 
+import random
 from dataclasses import dataclass
+from functools import cache
+
+from hash_stages import serve
+from random_graphs import random_model
 
 from pontil.launcher.options.stage_list import stem
 from pontil.launcher.options.worker_roles import NODE
@@ -51,3 +56,16 @@ STAGED_SITES = (
     ),
     StagedSite(SMALL_OMNI, "thinker", (StageWorkers("talker", "mixed", 2), StageWorkers("code2wav", NODE, 1))),
 )  # fmt: skip
+# The number of a site whose model is a random one: this, and the model's seed.
+RANDOM = 1000
+
+
+@cache
+def staged_site(number: int) -> StagedSite:
+    """Return a site by its number, counted from 1."""
+    if number < RANDOM:
+        return STAGED_SITES[number - 1]
+    model, chance = random_model(number - RANDOM), random.Random(number)
+    serve(model)
+    later = (StageWorkers(node.name, NODE, chance.randint(1, 2)) for node in model.nodes[1:])
+    return StagedSite(model.name, model.first, tuple(later))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The models of several stages: for each its stages, and how audio goes in and comes out."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -102,9 +103,16 @@ def stage_mistakes(model: GraphModel) -> Iterator[str]:
     """Yield the mistakes of a model whose graph is valid: what no worker could carry out (E1)."""
     for node in model.nodes:
         stage = model.graph.partition(node.name)
-        streams = [one.edge for one in model.graph.incoming(node.name) if one.policy is not None]
-        if len(streams) > 1:
-            yield f"the stage '{node.name}' takes the streams {', '.join(streams)}: a stage takes one at most"
+        streams = [one.edge for one in model.graph.incoming(node.name)]
+        if node.generates and len(streams) > 1:
+            yield f"'{node.name}' generates and takes the streams {', '.join(streams)}: it can take one at most"
+        if node.generates and (twice := double(one.target for one in model.graph.outgoing(node.name))):
+            yield f"'{node.name}' generates and feeds '{twice}' by two streams: only a stage without tokens can"
+        ids = [one.edge for one in model.graph.outgoing(node.name) if one.edge != STATES]
+        if node.generates and len(ids) > 1:
+            yield f"'{node.name}' generates and streams its ids as {' and '.join(ids)}: it can have one such stream"
+        if node.generates and any(walk.body not in (Node(node.name), Loop(Node(node.name))) for walk in stage.walks):
+            yield f"'{node.name}' generates, and a step of it is one node: a walk is Node or Loop(Node) of its name"
         if unknown := [name for name in node.prefill_walks if stage.walk(name) is None]:
             yield f"the stage '{node.name}' has no walk '{unknown[0]}' for its prefill worker"
         if node.splits and len(node.prefill_walks) == len(stage.walks):
@@ -116,11 +124,18 @@ def stage_mistakes(model: GraphModel) -> Iterator[str]:
             )
 
 
+def double(names: Iterable[str]) -> str | None:
+    """Return a name that comes twice, if there is one."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
 def edge_name(connection: Connection) -> str:
     """Return the name by which messages know a connection."""
     return "/".join(connection.key)
 
 
+# The edge of a generating stage that carries states; any other carries what is made of its ids.
+STATES = "states"
 # Prompts of first stages are streamed in items of so many positions, whatever the chunks in which they are computed.
 PROMPT_UNIT = 32
 PREFILL, DECODE = "prefill_text", "decode_text"
@@ -183,7 +198,7 @@ QWEN3_OMNI = GraphModel(
             partition("code2wav", ("code2wav_chunk", Node("code2wav"))),
         ),
         (
-            Connection("thinker", "talker", "states", Fixed(1, frozenset({TALKER_DECODE})), talker_walk, 64),
+            Connection("thinker", "talker", STATES, Fixed(1), talker_walk, 64),
             Connection("talker", "code2wav", "codes", LeftContext(300, 25), code2wav_walk, 400),
         ),
     ),
@@ -210,7 +225,7 @@ SPEECH_DEMO = GraphModel(
             partition("speaker", ("speak", Node("speaker"))),
         ),
         (
-            Connection("recognizer", "llm", "transcript"),
+            # The text of a recording comes with the request for an answer to it.
             Connection("llm", "speaker", "text", Fixed(1), speak_walk, 256),
         ),
     ),

@@ -17,15 +17,15 @@ ConnectionKey: TypeAlias = tuple[str, str, str]
 class Connection:
     """An edge between two partitions, known by (source, target, edge).
 
-    With a `policy` it is a stream: one item for each pass that emits on the edge. Without one it is an input that is
-    given once. A stream with a `callback` drives its target: the callback names the target's walk for each item.
+    It is a stream: one item for each pass that emits on the edge, taken in chunks as `policy` says. With a `callback`
+    it drives its target: the callback names the target's walk for each item.
     `capacity` is the number of items that the producer may be ahead of what the consumer has run.
     """
 
     source: str
     target: str
     edge: str
-    policy: ChunkPolicy | None = None
+    policy: ChunkPolicy
     callback: WalkCallback | None = None
     capacity: int = 512
 

@@ -4,7 +4,6 @@
 from itertools import count
 
 from pontil.runtime.stages.graph.catalog import GraphModel
-from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.graph import Graph
 from pontil.runtime.stages.graph.walk import Loop, Node, Sequential, WalkPart
 
@@ -31,18 +30,11 @@ def mermaid(graph: Graph) -> str:
         lines += [f"        {walks[here]} --> {walks[there]}" for here, there in partition.transitions.items()]
         lines.append("    end")
     lines += (
-        f'    {names[one.source]} {"==>" if one.drives else "-->"}|"{text(one.edge)}: {text(label(one))}"|'
+        f'    {names[one.source]} {"==>" if one.drives else "-->"}|"{text(one.edge)}: {text(one.policy.label)}"|'
         f" {names[one.target]}"
         for one in graph.connections
     )
     return "\n".join(lines) + "\n"
-
-
-def label(connection: Connection) -> str:
-    """Return the connection's policy as it is written, with the walks in which the consumer goes on."""
-    if connection.policy is None:
-        return "whole"
-    return connection.policy.label + "".join(f", goes on in {walk}" for walk in sorted(connection.policy.goes_on))
 
 
 def shown(part: WalkPart) -> str:

@@ -9,8 +9,8 @@ from pontil.runtime.stages.graph.walk import Walk
 
 
 class Authority(Enum):
-    """The mover of a partition from walk to walk. STATE_MACHINE: its own progress, which `transitions` describe.
-    PRODUCER_TRIGGERED: the callbacks of the connections that drive it."""
+    """The mover of a partition from walk to walk. STATE_MACHINE: each pass is followed by the one that
+    `transitions` say. PRODUCER_TRIGGERED: the callbacks of the connections that drive it, of one producer."""
 
     STATE_MACHINE = "state machine"
     PRODUCER_TRIGGERED = "producer triggered"
@@ -40,6 +40,20 @@ class GraphPartition:
         if not self.is_driven:
             return None
         return self.terminal or self.walks[0].name
+
+    def following(self, walk: str | None) -> str:
+        """Return the walk of a STATE_MACHINE partition's next pass, after one under `walk` (None: of its first). A pure
+        function of the pass before: whoever runs the passes, and whoever hears of them, has the same answer."""
+        assert self.initial is not None, "a STATE_MACHINE partition has a first walk"
+        return self.initial if walk is None else self.transitions.get(walk, walk)
+
+    def walk_of_pass(self, number: int) -> str:
+        """Return the walk of a STATE_MACHINE partition's pass of this number, from 0."""
+        path = [self.following(None)]
+        while (after := self.following(path[-1])) not in path:
+            path.append(after)
+        begin = path.index(after)
+        return path[number if number < len(path) else begin + (number - begin) % (len(path) - begin)]
 
     def walk(self, name: str) -> Walk | None:
         return next((walk for walk in self.walks if walk.name == name), None)

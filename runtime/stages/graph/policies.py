@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk policies: how many items of a stream one pass of the consumer takes, and which earlier ones it sees again.
-
-`goes_on` of a policy is the set of walks in which the consumer goes on by itself, without items, after the final chunk.
-In any other walk the pass of the final chunk is the partition's last. It describes what stages do; no worker reads it.
-"""
+"""Chunk policies: how many items of a stream one pass of the consumer takes, and which earlier ones it sees again."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,12 +9,8 @@ class ChunkPolicy(Protocol):
     """A rule for cutting the items of one walk into chunks. Every function is pure."""
 
     @property
-    def goes_on(self) -> frozenset[str]:
-        """Walks in which the consumer goes on after its producer ended."""
-
-    @property
     def label(self) -> str:
-        """The policy as it is written, without `goes_on`."""
+        """The policy as it is written."""
 
     @property
     def largest(self) -> int:
@@ -43,7 +35,6 @@ class Fixed:
     """Chunks of `count` items."""
 
     count: int = 1
-    goes_on: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -73,7 +64,6 @@ class SlidingWindow:
 
     window: int
     stride: int
-    goes_on: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -105,7 +95,6 @@ class LeftContext:
 
     chunk: int
     left: int
-    goes_on: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:

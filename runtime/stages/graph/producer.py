@@ -44,7 +44,7 @@ class StreamProducer:
 
     def __init__(self, graph: Graph, partition: str) -> None:
         self.graph = graph
-        self.streams = tuple(one for one in graph.outgoing(partition) if one.policy is not None)
+        self.streams = graph.outgoing(partition)
         self.edges = tuple(dict.fromkeys(stream.edge for stream in self.streams))
         self.produced = dict[str, int]()
         self.tracked = dict[str, str]()
@@ -56,6 +56,7 @@ class StreamProducer:
         if unknown := [edge for edge in shapes if edge not in self.edges]:
             raise GraphError(f"the node emitted on '{unknown[0]}', but the streams of its partition are {self.edges}")
         emitted = [stream for stream in self.streams if stream.edge in shapes]
+        self.check_whole(emitted)
         driven = self.asked(walk, emitted)
         now = {**self.tracked, **driven}
         tags = [StreamTag(one, self.produced.get(one.edge, 0), now.get(one.target)) for one in emitted]
@@ -65,6 +66,14 @@ class StreamProducer:
         self.tracked, self.passes = now, self.passes + 1
         counts = {edge: shape[0] if shape else 1 for edge, shape in shapes.items()}
         return PassTags(tuple(tags), markers, counts)
+
+    def check_whole(self, emitted: Sequence[Connection]) -> None:
+        """Raise GraphError if a consumer has a part of what a pass emits to it: its passes take a chunk of each stream,
+        so their indices go together."""
+        fed = {stream.target for stream in emitted}
+        for one in self.streams:
+            if one.target in fed and one not in emitted:
+                raise GraphError(f"a pass emitted to '{one.target}', and nothing on its '{one.edge}'")
 
     def asked(self, walk: str, emitted: Sequence[Connection]) -> dict[str, str]:
         """Return the walk of each consumer that this pass drives. Callbacks that disagree raise GraphError (E1)."""

@@ -50,8 +50,9 @@ class TaggedItem:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Items for one pass of the consumer, all of one walk: new `items` after the `context` of earlier ones. The final
-    chunk may be empty. It is popped only while nothing of another walk is taken and has not run (E8)."""
+    """Items for one pass of the consumer, all of one walk: new `items` after the `context` of earlier ones. Full chunks
+    come before the final one, which has the rest and may be empty: how a stream is cut follows from its items alone. A
+    chunk is popped only while nothing of another walk is taken and has not run (E8)."""
 
     walk: str | None
     items: tuple[object, ...]
@@ -71,7 +72,6 @@ class StreamBuffer:
     def __init__(
         self, connection: Connection, last_walk: str | None = None, hosted: Collection[str] | None = None
     ) -> None:
-        assert connection.policy is not None, "a stream has a chunk policy"
         self.policy, self.capacity, self.label = connection.policy, connection.capacity, connection.label
         self.last_walk = last_walk
         self.hosted = None if hosted is None else frozenset(hosted)
@@ -152,7 +152,8 @@ class StreamBuffer:
         if here.index not in self.items and here.index != self.ends_at:
             return None
         since = here.since if walk == here.walk and here.index not in self.markers else here.index
-        count = self.ready(here.index, walk, self.policy.needed(here.index - since))
+        needed = self.policy.needed(here.index - since)
+        count = self.ready(here.index, walk, needed)
         if count is None:
             return None
         end = here.index + count
@@ -160,7 +161,8 @@ class StreamBuffer:
         # After a take-over the context has to be sent again.
         if any(index not in self.items for index in context):
             return None
-        final = end == self.ends_at and (self.last_walk is None or walk == self.last_walk)
+        # Not of a full chunk: whether the end is known by then would decide how many chunks there are.
+        final = count < needed and end == self.ends_at and (self.last_walk is None or walk == self.last_walk)
         self.taken = StreamPosition(end, walk, since, final)
         return Chunk(
             walk,

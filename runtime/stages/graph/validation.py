@@ -14,7 +14,7 @@ Connections = Sequence[Connection]
 
 def first_mistake(partitions: Partitions, connections: Connections) -> str | None:
     """Return the first mistake of a graph, or None. The later checks rely on the earlier ones."""
-    for check in (names, structures, ends, streams, authorities, agreement, circles, reach):
+    for check in (names, structures, ends, streams, authorities, agreement, circles):
         for mistake in check(partitions, connections):
             return mistake
     return None
@@ -69,10 +69,6 @@ def ends(partitions: Partitions, connections: Connections) -> Iterator[str]:
 
 def streams(partitions: Partitions, connections: Connections) -> Iterator[str]:
     for one in connections:
-        if one.policy is None:
-            if one.drives:
-                yield f"{one.label} has a callback but is no stream: give it a chunk policy"
-            continue
         mistake = one.policy.mistake()
         if mistake is not None:
             yield f"{one.label} has the policy {mistake}"
@@ -81,10 +77,6 @@ def streams(partitions: Partitions, connections: Connections) -> Iterator[str]:
                 f"{one.label} lets its producer be {one.capacity} items ahead, but a chunk may need"
                 f" {one.policy.largest}: raise its capacity"
             )
-        target = next(partition for partition in partitions if partition.name == one.target)
-        for walk in sorted(one.policy.goes_on):
-            if target.walk(walk) is None:
-                yield f"the policy of {one.label} names the walk '{walk}', which '{one.target}' does not have"
 
 
 def authorities(partitions: Partitions, connections: Connections) -> Iterator[str]:
@@ -116,34 +108,26 @@ def authorities(partitions: Partitions, connections: Connections) -> Iterator[st
 
 
 def agreement(partitions: Partitions, connections: Connections) -> Iterator[str]:
-    """A pass takes one chunk of each stream, so the streams of one producer have to be cut alike."""
+    """A pass takes one chunk of each stream, so they are cut alike, and come from one producer: of two, one could be
+    held up by its window while the other waits for it, and nobody could see that their callbacks agree."""
+    for name in (partition.name for partition in partitions):
+        sources = dict.fromkeys(each.source for each in connections if each.target == name)
+        if len(sources) > 1:
+            yield f"{' and '.join(sources)} both lead to partition '{name}': one producer has all of its streams"
     for one in connections:
         for other in connections:
-            if one.key[:2] == other.key[:2] and None not in (one.policy, other.policy) and one.policy != other.policy:
+            if one.key[:2] == other.key[:2] and one.policy != other.policy:
                 yield f"{one.label} and {other.label} have different policies: a pass takes a chunk of each, cut alike"
 
 
 def circles(partitions: Partitions, connections: Connections) -> Iterator[str]:
-    """Refuse circles of connections that are no streams: each partition would wait for the end of another."""
-    waits = {one.name: {each.source for each in connections if each.target == one.name and each.policy is None}
-             for one in partitions}  # fmt: skip
+    """Refuse circles: each partition would wait for the first items of another."""
+    waits = {one.name: {each.source for each in connections if each.target == one.name} for one in partitions}
     done = set[str]()
     while len(done) < len(waits):
         free = {name for name, sources in waits.items() if name not in done and sources <= done}
         if not free:
             left = ", ".join(f"'{name}'" for name in waits if name not in done)
-            yield f"{left} wait for each other's inputs in a circle: make one of the connections a stream"
+            yield f"{left} wait for each other's items in a circle: remove one of the connections"
             return
         done |= free
-
-
-def reach(partitions: Partitions, connections: Connections) -> Iterator[str]:
-    """Refuse partitions to which nothing leads from one that starts by itself."""
-    reached = {one.name for one in partitions if not one.is_driven}
-    more = reached
-    while more:
-        more = {one.target for one in connections if one.source in reached} - reached
-        reached = reached | more
-    for one in partitions:
-        if one.name not in reached:
-            yield f"nothing that starts by itself leads to partition '{one.name}': it would never run"

@@ -29,7 +29,8 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A part of a walk that is repeated: `times` times, or, if that is None, until a node of it stops the loop."""
+    """A part of a walk that is repeated, each round with what the one before made: until a node of it stops the loop,
+    and `times` times at most. A node stops the innermost loop around it."""
 
     body: "WalkPart"
     times: int | None = None
@@ -62,11 +63,18 @@ def names_of(part: WalkPart) -> Iterator[str]:
             yield from names_of(one)
 
 
+def can_stop(part: WalkPart) -> bool:
+    """Return whether a part has a node that is in no loop of its own."""
+    return isinstance(part, Node) or not isinstance(part, Loop) and any(map(can_stop, part.parts))
+
+
 def mistakes_of(part: WalkPart) -> Iterator[str]:
     """Yield what is wrong with the structure of a part."""
     if isinstance(part, Loop):
         if part.times is not None and part.times < 1:
             yield f"a Loop of {part.times} rounds: give a number from 1, or None"
+        if part.times is None and not can_stop(part.body):
+            yield "a Loop that no node can stop, as each is in a Loop of its own: give a number of rounds"
         yield from mistakes_of(part.body)
     elif isinstance(part, Sequential | Parallel):
         if not part.parts:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of nodes that make no tokens to the worker that computes them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ Items = Sequence[NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInput:
+class TaskInput:
     """A task: `data` for a node that is given everything at once, and the client's `options`. The first `delivered`
     outputs are with the client already."""
 
@@ -23,15 +23,50 @@ class NodeInput:
     delivered: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a part of a walk made, by name. At the end of a pass those that are named as edges become their items.
+    `stops`: the loop around it ends with this round."""
+
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    stops: bool = False
+
+
+NOTHING = Made()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInput:
+    """What a node is given in a pass under `walk`: for each stream the `items` of a chunk, after the `context` of
+    earlier ones; or, behind another part of the walk, what that made. With `final` no pass follows."""
+
+    walk: str
+    items: Mapping[str, Items]
+    context: Mapping[str, Items] = field(default_factory=dict)
+    final: bool = False
+    node: str = ""
+
+    def after(self, made: Made) -> "NodeInput":
+        return NodeInput(self.walk, {name: (value,) for name, value in made.values.items()}, final=self.final)
+
+    def of(self, edge: str) -> tuple[Items, Items]:
+        """Return the items of a stream and their context."""
+        return self.items.get(edge, ()), self.context.get(edge, ())
+
+
+# Yields after each piece of work: an output, or None where the piece made none.
+Pieces = Generator[bytes | None, None, Made]
+
+
 class NodeRun(Protocol):
     """The computation of one task. The outputs joined depend on the items alone, not on when they came. Output number n
     is the same in every attempt."""
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
-        """Take the items of a chunk, after the `context` of earlier ones, and yield after each piece of work: an
-        output, or None where the piece made none. Pieces are short, since other tasks have their turn between them. An
-        output that is delivered already may be empty. With `final` no more items follow. The iterator is run to its
-        end before the next chunk, or dropped with the task. Raises RequestError for an input that is not one."""
+    def feed(self, given: NodeInput) -> Pieces:
+        """Run one node of the stage, in pieces that are short, since other tasks have their turn between them; return
+        what it made for the nodes and stages behind it. An output that is delivered already may be empty. The generator
+        is run to its end before the next, or dropped with the task. Raises RequestError for an input that is not
+        one."""
 
 
 class StageNode(Protocol):
@@ -51,5 +86,5 @@ class StageNode(Protocol):
     @property
     def one_per_chunk(self) -> bool: ...
 
-    def begin(self, task: NodeInput) -> NodeRun:
+    def begin(self, task: TaskInput) -> NodeRun:
         """Begin a task; nothing is computed yet. Raises RequestError for one that it cannot compute."""

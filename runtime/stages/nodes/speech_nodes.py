@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.nodes.clauses import Clauses
-from pontil.runtime.stages.nodes.node import AUDIO, TEXT, Items, NodeInput, NodeRun
+from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, TEXT, NodeInput, NodeRun, Pieces, TaskInput
 from pontil.runtime.stages.nodes.recognizer import Transcript
 from pontil.runtime.stages.nodes.wav import Sound, read_wav
 
@@ -42,7 +42,7 @@ class RecognizerNode:
     def __init__(self, transcriber: Transcriber, identity: str) -> None:
         self.transcriber, self.identity = transcriber, identity
 
-    def begin(self, task: NodeInput) -> NodeRun:
+    def begin(self, task: TaskInput) -> NodeRun:
         if not task.data:
             raise RequestError("there is no recording: send a WAV file", param="input_audio")
         return Recognition(self.transcriber, task.data)
@@ -54,11 +54,12 @@ class Recognition:
     def __init__(self, transcriber: Transcriber, data: bytes) -> None:
         self.transcriber, self.data = transcriber, data
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
+    def feed(self, given: NodeInput) -> Pieces:
         gap = ""
         for part in self.transcriber.parts(read_wav(self.data)):
             yield f"{gap}{part.text}".encode() if part.text else None
             gap = " " if part.text else gap
+        return NOTHING
 
 
 class SpeakerNode:
@@ -73,7 +74,7 @@ class SpeakerNode:
     def sample_rate(self) -> int:
         return self.voice.rate
 
-    def begin(self, task: NodeInput) -> NodeRun:
+    def begin(self, task: TaskInput) -> NodeRun:
         return Speech(self.voice, task.delivered, task.data or b"")
 
 
@@ -86,14 +87,16 @@ class Speech:
         self.clauses = Clauses()
         self.made = 0
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
+    def feed(self, given: NodeInput) -> Pieces:
+        items, _ = given.of("text")
         data, self.data = self.data + b"".join(item.tobytes() for item in items), b""
         for start in range(0, len(data), SLICE):
             for piece in self.clauses.feed(self.decoder.decode(data[start : start + SLICE])):
                 yield self.spoken(piece)
-        if final:
+        if given.final:
             for piece in self.clauses.feed(self.decoder.decode(b"", True)) + self.clauses.finish():
                 yield self.spoken(piece)
+        return NOTHING
 
     def spoken(self, piece: str) -> bytes | None:
         """Return the samples of a piece; None for one without a sound, which has no number."""

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from pontil.runtime.accounting.book import stated_count
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.foundation.staged_model import group_of
@@ -22,6 +23,7 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphNode
+from pontil.runtime.stages.graph.partition import GraphPartition
 from pontil.runtime.stages.runs.run import BYTES_PER_SAMPLE, Run, StageRun, inputs_of, producer_of
 from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved, Unread
 
@@ -169,10 +171,9 @@ class Conductor:
         if request is None or run is None or not request.attempts.expects(message.sender, message.attempt):
             return  # The report of the last pass may come after the frame that ended the request.
         name, graph = str(request.work.stage), run.graph
-        walks = {partition.name: [walk.name for walk in partition.walks] for partition in graph.graph.partitions}
-        if message.node != name or message.walk not in walks[name]:
+        if message.node != name or not fits(message, graph.graph.partition(name)):
             self.metrics.drop_malformed(message, "it does not fit its graph")
-        elif run.progress[name].take(message, graph.edges, walks):
+        elif run.progress[name].take(message, graph):
             request.times.waits_since = self.clock()
 
     def ended(self, request: Request, run: Run) -> None:
@@ -219,6 +220,15 @@ class Conductor:
         for worker in [worker for worker in run.served if worker in run.workers]:
             self.dispatcher.cancels.post(worker, Release(self.incarnation, worker, run.id))
         run.audio.close(end)
+
+
+def fits(message: PassDone, partition: GraphPartition) -> bool:
+    """Return whether a pass can have run under the walk that its report names: the worker that ran it moved the
+    partition by the same declaration (E1)."""
+    passes = stated_count(message.passes)
+    if partition.is_driven or not passes:
+        return passes is not None and partition.walk(message.walk) is not None
+    return message.walk == partition.walk_of_pass(passes - 1)
 
 
 def run_of(request: Request) -> Run | None:

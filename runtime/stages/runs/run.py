@@ -13,7 +13,6 @@ from pontil.runtime.proxy.requests.generation import submits
 from pontil.runtime.proxy.requests.request import Request, Work, WorkPart
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, edge_name
-from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.part import GraphPart, Producer
 from pontil.runtime.stages.runs.audio_mailbox import AudioMailbox
 from pontil.runtime.stages.runs.stage_progress import StageProgress
@@ -34,24 +33,19 @@ MOST_CODES = 64
 NO_TOKENS = SamplingParams(max_tokens=0, seed=0)
 
 
-def streams(graph: GraphModel) -> list[Connection]:
-    """Return the connections over which items go from worker to worker."""
-    return [connection for connection in graph.graph.connections if connection.policy is not None]
-
-
 def inputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
     """Return the names of the streams into a stage."""
-    return tuple(edge_name(stream) for stream in streams(graph) if stream.target == node)
+    return tuple(edge_name(stream) for stream in graph.graph.incoming(node))
 
 
 def outputs_of(graph: GraphModel, node: str) -> tuple[str, ...]:
     """Return the names of the streams out of a stage."""
-    return tuple(edge_name(stream) for stream in streams(graph) if stream.source == node)
+    return tuple(edge_name(stream) for stream in graph.graph.outgoing(node))
 
 
 def later_stages(graph: GraphModel) -> tuple[GraphNode, ...]:
     """Return the stages that a run needs after its first, each after those that feed it."""
-    connections = streams(graph)
+    connections = graph.graph.connections
     order, last = list[str](), {graph.first}
     for _ in graph.nodes:
         last = {connection.target for connection in connections if connection.source in last}

@@ -27,7 +27,7 @@ class FrameStream:
         for place in range(max(0, self.taken - index), len(ids)):
             self.taken += 1
             if self.waiting is not None:
-                self.writer.write(self.walk, np.asarray([self.waiting], dtype=np.int32))
+                self.writer.put(self.walk, np.asarray([self.waiting], dtype=np.int32))
             self.waiting = None if ids[place] in self.ends else frames[place]
 
     def finish(self) -> None:

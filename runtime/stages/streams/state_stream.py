@@ -45,7 +45,7 @@ class StateStream:
         inside = max(0, min(fresh, self.prompt - self.position))
         self.take_prompt(rows[:inside])
         for place in range(inside, fresh):
-            self.writer.write(DECODE, rows[place : place + 1].numpy())
+            self.writer.put(DECODE, rows[place : place + 1].numpy())
             self.position += 1
 
     def take_prompt(self, rows: Tensor) -> None:
@@ -55,7 +55,7 @@ class StateStream:
             rows = rows[count:]
             self.position += count
             if self.position % PROMPT_UNIT == 0 or self.position == self.prompt:
-                self.writer.write(PREFILL, torch.cat(self.held).numpy())
+                self.writer.put(PREFILL, torch.cat(self.held).numpy())
                 self.held.clear()
 
     def finish(self) -> None:

@@ -37,7 +37,7 @@ class TextStream:
             self.taken += 1
 
     def write(self, text: str) -> None:
-        self.writer.write(DECODE, np.frombuffer(text.encode(), dtype=np.uint8))
+        self.writer.put(DECODE, np.frombuffer(text.encode(), dtype=np.uint8))
 
     def shown(self, token: int) -> str:
         text = (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of the node of a worker without tokens, up to a first run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -13,7 +13,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
-from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput, StageNode
+from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, StageNode, TaskInput
 from pontil.runtime.stages.nodes.recognizer import Recognizer
 from pontil.runtime.stages.nodes.speaker import Speaker
 from pontil.runtime.stages.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
@@ -34,7 +34,7 @@ class Code2WavNode:
     def __init__(self, code2wav: Code2Wav, identity: str) -> None:
         self.code2wav, self.identity = code2wav, identity
 
-    def begin(self, task: NodeInput) -> "FrameRun":
+    def begin(self, task: TaskInput) -> "FrameRun":
         if task.data is not None:
             raise RequestError("this model speaks its own answers only: use a chat with audio")
         return FrameRun(self.code2wav)
@@ -46,14 +46,16 @@ class FrameRun:
     def __init__(self, code2wav: Code2Wav) -> None:
         self.code2wav = code2wav
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
+    def feed(self, given: NodeInput) -> Pieces:
+        items, context = given.of("codes")
         if not items:
-            return
+            return NOTHING
         frames, config = [*context, *items], self.code2wav.config
         alike = all(frame.dtype == np.int32 and frame.shape == (1, config.groups) for frame in frames)
         if not alike or any(frame.min() < 0 or frame.max() >= config.codebook_size for frame in frames):
             raise RequestError("a frame is not of this model", status=503)
         yield pcm16(self.code2wav.decode(torch.from_numpy(np.concatenate(frames).astype(np.int64)), len(context)))
+        return NOTHING
 
 
 def pcm16(samples: torch.Tensor) -> bytes:

@@ -12,7 +12,8 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import GraphModel
 from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
-from pontil.runtime.stages.nodes.node import NodeInput, StageNode
+from pontil.runtime.stages.nodes.node import StageNode, TaskInput
+from pontil.runtime.stages.streams.pass_writer import PassWriter
 from pontil.runtime.stages.worker.open_task import OpenTask, skip
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, Message, NodeOutput, NodeTask, Starved
@@ -68,28 +69,43 @@ class NodeWorker(Workload):
             if not 0 <= message.delivered <= MOST_OUTPUTS:
                 raise GraphError(f"a client cannot have {message.delivered} outputs of {message.node}")
             part = None if message.graph is None else graph_part(message.graph)
-            run = self.node.begin(NodeInput(message.data, message.options, message.delivered))
-            task = OpenTask(self.sockets.incarnation, message, now, run)
-            if part is not None and part.inputs:
-                self.open_input(task, part, now)
+            if part is not None:
+                self.check(part)
+            run = self.node.begin(TaskInput(message.data, message.options, message.delivered))
+            partition = self.model.graph.partition(message.node)
+            task = OpenTask(self.sockets.incarnation, message, now, run, partition)
+            if part is not None:
+                self.open_streams(task, part, now)
         except PontilError as error:
             self.link.refuse(message, failure_of(error))
         else:
             self.tasks[key] = task
             self.look(task, now)
 
-    def open_input(self, task: OpenTask, part: GraphPart, now: float) -> None:
-        """Open the stream that a task reads."""
-        if len(part.inputs) > 1:
-            raise GraphError(f"{self.sockets.config.node} reads one stream, and was given {', '.join(part.inputs)}")
-        (edge,) = part.inputs
-        connection = self.model.connection(edge)
-        walk = self.model.graph.partition(connection.target).last_walk
-        buffer = StreamBuffer(connection, walk)
-        if self.node.one_per_chunk:
-            task.consumed, task.outputs = skip(buffer, walk, task.message.delivered), task.message.delivered
-        self.ports.open_input(*task.key, part, edge, buffer, now)
-        task.edge, task.buffer = edge, buffer
+    def check(self, part: GraphPart) -> None:
+        """Raise GraphError for a part of a run that is not one of this stage."""
+        sources = {self.model.connection(edge).source for edge in part.outputs}
+        targets = {self.model.connection(edge).target for edge in part.inputs}
+        if not sources | targets <= {self.sockets.config.node}:
+            raise GraphError(f"the part of the run is not one of the stage {self.sockets.config.node}")
+
+    def open_streams(self, task: OpenTask, part: GraphPart, now: float) -> None:
+        """Open the streams that a task reads and those that it writes."""
+        connections = {edge: self.model.connection(edge) for edge in (*part.inputs, *part.outputs)}
+        last = task.partition.last_walk
+        task.buffers = {edge: StreamBuffer(connections[edge], last) for edge in part.inputs}
+        if self.node.one_per_chunk and len(part.inputs) == 1 and not part.outputs:
+            # The last one may have been that of a chunk that was not full: it is made once more.
+            (edge,), task.outputs = part.inputs, max(0, task.message.delivered - 1)
+            task.consumed[edge] = skip(task.buffers[edge], last, task.outputs)
+        for edge, buffer in task.buffers.items():
+            self.ports.open_input(*task.key, part, edge, buffer, now)
+        if part.outputs:
+            streams = {
+                edge: self.ports.open_output(*task.key, part, edge, window=connections[edge].capacity)
+                for edge in part.outputs
+            }
+            task.writer = PassWriter(self.model.graph, task.message.node, streams)
 
     def poll(self, now: float) -> None:
         """Move the streams, and end the tasks that are late or whose streams contradict themselves."""
@@ -144,31 +160,29 @@ class NodeWorker(Workload):
         if not over:
             task.times.chunks.add(began, time.monotonic(), 0)
             if piece is not None:
-                self.send(task, piece, final=self.node.one_per_chunk and task.is_at_end)
+                self.send(task, piece, final=False)
             return True
-        if task.put_down():
+        over = task.put_down()
+        if task.buffers:
+            self.link.send(task.report(over))
+        if over:
             self.finish(task)
         return False
 
     def finish(self, task: OpenTask) -> None:
         """End a task of which everything is computed. Its items are kept for another attempt until the run ends, since
         the last output may be lost with this worker."""
-        if not task.said_final:
-            self.send(task, b"", final=True)
+        if task.writer is not None:
+            task.writer.finish()
+        self.send(task, b"", final=True)
         self.end(task.key, time.monotonic(), finished=False)
 
     def send(self, task: OpenTask, data: bytes, *, final: bool) -> None:
-        """Send an output under its number, unless it is delivered. The final one is preceded by the report that the
-        partition has ended (E5)."""
+        """Send an output under its number, unless it is delivered."""
         number = task.outputs
         task.outputs += 1
         if number < task.message.delivered and not final:
             return
-        if final:
-            task.said_final = True
-            report = task.last_report(self.model.graph.partition(task.message.node).walks[-1].name)
-            if report is not None:
-                self.link.send(report)
         queued = None if task.said else task.queue_seconds
         task.said = True
         node = self.node
@@ -180,7 +194,7 @@ class NodeWorker(Workload):
                 data,
                 final,
                 node.sample_rate,
-                task.consumed,
+                sum(task.consumed.values()),
                 queued,
             )
         )

@@ -1,43 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task of a stage without tokens, from its arrival to its last output."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
-from numpy.typing import NDArray
-
-from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer, StreamPosition
-from pontil.runtime.stages.nodes.node import NodeRun
+from pontil.runtime.stages.graph.partition import GraphPartition
+from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer, StreamFault, StreamPosition
+from pontil.runtime.stages.nodes.node import Items, Made, NodeInput, NodeRun, Pieces
+from pontil.runtime.stages.streams.pass_writer import NO_ITEMS, PassWriter
+from pontil.runtime.stages.worker.walk_executor import run_part
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import NodeTask, PassDone
 
 
 @dataclass(slots=True, eq=False)
 class OpenTask:
-    """One attempt, at the `worker` of this incarnation. Its input is a stream, `edge` with its `buffer`, or (None) the
-    data of the message.
+    """One attempt, at the `worker` of this incarnation, at a stage with the walks of `partition`. Its input are the
+    streams in `buffers`, by edge, or (with none) the data of the message. What its passes make goes to `writer`.
 
-    `pieces` is the work on the `chunk` that was taken from the buffer. `ready_at` is the time when something could
-    first be computed, `begun_at` when it was. `outputs` counts those made, `consumed` the tokens that went into them.
-    `said` is true once an output was sent, `said_final` once the last was.
+    A pass takes a chunk of each stream that has not ended, so number n has the same ones in every attempt. `chunks` are
+    those that were taken from the buffers for the next pass, or the one whose work is `pieces`, under `walk`. `passes`
+    counts those that have run. `ready_at` is the time when something could first be computed, `begun_at` when it was.
+    `outputs` counts those made, `consumed` the tokens that went into passes by edge (A1). `said` is true once an output
+    was sent.
     """
 
     worker: str
     message: NodeTask
     arrived: float
     run: NodeRun
-    edge: str | None = None
-    buffer: StreamBuffer | None = None
-    chunk: Chunk | None = None
-    pieces: Iterator[bytes | None] | None = None
+    partition: GraphPartition
+    buffers: Mapping[str, StreamBuffer] = field(default_factory=dict)
+    writer: PassWriter | None = None
+    chunks: dict[str, Chunk] = field(default_factory=dict)
+    pieces: Pieces | None = None
+    walk: str | None = None
+    passes: int = 0
     ready_at: float | None = None
     begun_at: float | None = None
     outputs: int = 0
-    consumed: int = 0
+    consumed: dict[str, int] = field(default_factory=dict)
     said: bool = False
-    said_final: bool = False
-    seen: tuple[int, int, int | None] | None = field(default=None, repr=False)
+    seen: list[tuple[int, int, int | None]] | None = field(default=None, repr=False)
     times: WorkTimes = field(default_factory=WorkTimes)
 
     @property
@@ -51,73 +56,102 @@ class OpenTask:
 
     @property
     def is_at_end(self) -> bool:
-        """True while the last chunk is computed."""
-        return self.chunk is None or self.chunk.final
+        """True while the last pass is computed: each stream has had its final chunk."""
+        return all(buffer.finished for buffer in self.buffers.values())
 
     def look(self, now: float) -> bool:
-        """Return whether there is something to compute; take the next chunk of the stream if it is ready. It costs next
-        to nothing as long as nothing has arrived."""
-        if self.pieces is None and self.chunk is None and self.buffer is not None:
-            arrived = len(self.buffer.items), len(self.buffer.markers), self.buffer.ends_at
-            if arrived == self.seen:
-                return False
-            self.seen, self.chunk = arrived, self.buffer.pop()
-            if self.chunk is None:
-                return False
+        """Return whether there is something to compute; take the next chunks of the streams that are ready. It costs
+        next to nothing as long as nothing has arrived."""
+        if self.pieces is None and self.writer is not None and self.writer.is_full:
+            return False
+        if self.pieces is None and self.buffers and not self.take_chunks():
+            return False
         if self.ready_at is None:
             self.ready_at = now
         return True
 
+    def take_chunks(self) -> bool:
+        """Take a chunk of each stream that goes on. Return whether the next pass has all of its own."""
+        arrived = [(len(one.items), len(one.markers), one.ends_at) for one in self.buffers.values()]
+        if arrived != self.seen:
+            self.seen = arrived
+            for edge, buffer in self.buffers.items():
+                chunk = None if edge in self.chunks else buffer.pop()
+                if chunk is not None:
+                    self.chunks[edge] = chunk
+        return all(edge in self.chunks or buffer.finished for edge, buffer in self.buffers.items())
+
     def is_late(self, now: float) -> bool:
         """Return whether it has waited for its turn past its deadline. One that waits for items waits for others."""
         deadline = self.message.deadline
-        waits = self.buffer is None and self.begun_at is None and not self.message.delivered
+        waits = not self.buffers and self.begun_at is None and not self.message.delivered
         return waits and deadline is not None and now >= self.arrived + deadline
 
     def compute(self, now: float) -> tuple[bytes | None, bool]:
-        """Do one piece of work. Return its output, if it has one, and whether the work on the chunk has ended."""
+        """Do one piece of work. Return its output, if it has one, and whether the work on the pass has ended."""
         if self.begun_at is None:
             self.begun_at = now
         if self.pieces is None:
-            items, context = arrays(self.chunk)
-            self.consumed += sum(item.shape[0] if item.ndim else 1 for item in items)
-            self.pieces = self.run.feed(items, context, self.is_at_end)
+            self.pieces = self.begin_pass()
         try:
             return next(self.pieces), False
-        except StopIteration:
+        except StopIteration as end:
             self.pieces = None
+            self.emit(end.value)
             return None, True
 
-    def put_down(self) -> bool:
-        """Record that the node ran with the chunk: another attempt begins with what is not recorded (E9). Return
-        whether it was the last one."""
-        chunk, self.chunk, self.seen = self.chunk, None, None
-        if chunk is None or self.buffer is None:
-            return True
-        self.buffer.record(chunk)
-        return chunk.final
+    def begin_pass(self) -> Pieces:
+        self.walk = self.next_walk()
+        walk = self.partition.walk(self.walk)
+        if walk is None:
+            raise StreamFault(f"{self.partition.name} has no walk '{self.walk}'")
+        items, context = dict[str, Items](), dict[str, Items]()
+        for edge, chunk in self.chunks.items():
+            name = edge.rpartition("/")[2]
+            # Of a worker's buffers all items are arrays.
+            items[name], context[name] = cast(Items, chunk.items), cast(Items, chunk.context)
+            new = sum(item.shape[0] if item.ndim else 1 for item in items[name])
+            self.consumed[edge] = self.consumed.get(edge, 0) + new
+        return run_part(walk.body, self.run, NodeInput(walk.name, items, context, self.is_at_end))
 
-    def last_report(self, walk: str) -> PassDone | None:
-        """Return the report that the partition has ended (E5), if its input is a stream."""
-        if self.edge is None or self.buffer is None:
-            return None
-        position = self.buffer.next_index if self.chunk is None else self.chunk.after.index
-        counts = {self.edge: self.consumed}
-        return PassDone(*self.address, self.message.node, walk, {}, counts, {self.edge: position}, {}, done=True)
+    def next_walk(self) -> str:
+        """Return the walk of the pass that begins: that of its chunks, or that which follows the one before."""
+        if not self.partition.is_driven:
+            return self.partition.following(self.walk)
+        walks = {chunk.walk for chunk in self.chunks.values()} - {None}
+        if len(walks) > 1:
+            raise StreamFault(f"a pass of {self.partition.name} is driven to {' and '.join(sorted(map(str, walks)))}")
+        return str(walks.pop() if walks else self.partition.last_walk)
+
+    def emit(self, made: Made) -> None:
+        """Send what a pass made to the stages behind."""
+        self.passes += 1
+        if self.writer is not None and self.walk is not None:
+            self.writer.write(self.walk, made.values)
+
+    def put_down(self) -> bool:
+        """Record that the nodes ran with the chunks: another attempt begins with what is not recorded (E9). Return
+        whether they were the last."""
+        chunks, self.chunks, self.seen = self.chunks, {}, None
+        for edge, chunk in chunks.items():
+            self.buffers[edge].record(chunk)
+        return self.is_at_end
+
+    def report(self, done: bool) -> PassDone:
+        """Return the report of the last pass (E5)."""
+        made = NO_ITEMS if self.writer is None else self.writer.totals()
+        return PassDone(
+            *self.address, self.message.node, self.walk or "", made.produced, {**self.consumed, **made.token_counts},
+            {edge: buffer.next_index for edge, buffer in self.buffers.items()}, made.walks, done, self.passes,
+        )  # fmt: skip
 
     @property
     def queue_seconds(self) -> float:
         return (self.begun_at or 0.0) - (self.ready_at or 0.0)
 
 
-def arrays(chunk: Chunk | None) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]:
-    """Return the new items of a chunk and those before them. Of a worker's buffers all items are arrays."""
-    return ((), ()) if chunk is None else (chunk.items, chunk.context)  # type: ignore[return-value]
-
-
 def skip(buffer: StreamBuffer, walk: str | None, outputs: int) -> int:
-    """Begin a stream after the chunks of so many outputs, one each; return how many of its items those had. Chunks that
-    are not final are full."""
+    """Begin a stream after the chunks of so many outputs, one each and full; return how many of its items they had."""
     index = 0
     for _ in range(outputs):
         index += buffer.policy.needed(index)

@@ -230,6 +230,9 @@ class StageSide:
 
     def after(self, outputs: Iterable[Output], now: float) -> None:
         """Stream what a step has accepted, and end the streams of sequences that have ended."""
+        for stage in self.open.values():
+            if stage.rows is not None:
+                stage.rows.record(stage.request.sequence.computed)
         for output in outputs:
             stage = self.open.get(output.sequence.id)
             if stage is None:
@@ -241,11 +244,8 @@ class StageSide:
             elif output.finish is FinishReason.HANDED_OVER:
                 # The worker that goes on makes the states after the prompt, and all items of ids.
                 for writer in stage.writers:
-                    writer.stream.hand_over(writer.next_index)
+                    writer.stream.hand_over(writer.index)
                 self.tell(stage, done=False)
-        for stage in self.open.values():
-            if stage.rows is not None:
-                stage.rows.record(stage.request.sequence.computed)
         self.ports.send(now)
 
     def finish(self, stage: StageRequest, output: Output) -> None:
@@ -260,7 +260,6 @@ class StageSide:
     def tell(self, stage: StageRequest, *, done: bool) -> None:
         """Report to the proxy how far the stage is (E5)."""
         request = stage.request
-        walk = self.model.graph.partition(self.node.name).walks[-1 if done else 0].name
         self.link.send(
             PassDone(
                 self.incarnation,
@@ -268,14 +267,24 @@ class StageSide:
                 request.request_id,
                 request.attempt,
                 self.node.name,
-                walk,
-                produced={writer.edge: writer.next_index for writer in stage.writers},
-                token_counts={writer.edge: writer.counted for writer in stage.writers},
+                self.walk_of(stage),
+                produced={writer.edge: writer.index for writer in stage.writers},
+                token_counts={writer.edge: writer.totals().token_counts[writer.edge] for writer in stage.writers},
                 next_index={edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None},
                 walks={name: walk for writer in stage.writers for name, walk in writer.producer.tracked.items()},
                 done=done,
             )
         )
+
+    def walk_of(self, stage: StageRequest) -> str:
+        """Return the walk that ran last: that of the items of the last rows; of a stage that moves by itself, that of
+        its prompt until a token behind it was computed."""
+        partition, sequence = self.model.graph.partition(self.node.name), stage.request.sequence
+        if partition.is_driven:
+            ran = None if stage.rows is None else stage.rows.buffer.ran.walk
+            return ran or str(partition.last_walk)
+        first = partition.following(None)
+        return first if sequence.computed <= len(sequence.prompt) else partition.following(first)
 
     def keep_only(self, keys: Container[str], now: float) -> None:
         """End the streams into requests that have ended in any way. Their items are kept until the run's Release."""

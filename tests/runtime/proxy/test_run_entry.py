@@ -267,7 +267,12 @@ def test_reports_of_passes_merge_and_restart_the_wait(tokenizer: Tokenizer) -> N
     report(walk="decode_text", produced={states: -1}, token_counts={states: "many"}, done=True)
     assert progress.done and progress.walk == "decode_text" and progress.produced == {states: 3}
     report(walk="painting")
-    assert site.metrics.registry.get_sample_value("pontil_frames_dropped_total", {"reason": "malformed"}) == 1
+    # A stage that moves by itself has only one walk for each number of passes.
+    report(walk="decode_text", passes=1)
+    report(walk="decode_text", passes=10**12)
+    report(walk="prefill_text", passes=-1)
+    assert progress.passes == 10**12
+    assert site.metrics.registry.get_sample_value("pontil_frames_dropped_total", {"reason": "malformed"}) == 3
     stream.cancel()
 
 

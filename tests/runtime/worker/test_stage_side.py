@@ -12,7 +12,7 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.part import GraphPart
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
-from pontil.runtime.wire.messages import Cancel, Release, Submit
+from pontil.runtime.wire.messages import Cancel, PassDone, Release, Submit
 
 EDGE = "llm/speaker/text"
 PROMPT = [20 + 7 * number for number in range(20)]
@@ -63,6 +63,19 @@ def test_the_items_of_an_answer_are_its_text_and_are_kept_until_release(staged: 
     assert staged.text("r") == whole and not staged.worker.is_idle
     assert staged.proxy.server.send(Release(staged.proxy.incarnation, staged.worker.incarnation, "r"))
     staged.proxy.turn_until(lambda: staged.worker.is_idle)
+
+
+@pytest.mark.parametrize(("tokens", "walk"), [(1, "prefill_text"), (2, "decode_text"), (8, "decode_text")])
+def test_a_report_names_the_walk_that_ran(
+    staged: StagedWorker, monkeypatch: pytest.MonkeyPatch, tokens: int, walk: str
+) -> None:  # E5
+    stage, told = staged.worker.stage, list[PassDone]()
+    assert isinstance(stage, StageSide)
+    send = stage.link.send
+    monkeypatch.setattr(stage.link, "send", lambda one: told.append(one) if isinstance(one, PassDone) else send(one))
+    staged.ask("r", part_of("r"), replace(GREEDY, max_tokens=tokens))
+    assert [(one.walk, one.produced, one.done) for one in told] == [(walk, {EDGE: tokens}, True)]
+    assert told[0].token_counts == {EDGE: len(staged.text("r").encode())}
 
 
 def test_nothing_is_made_after_a_cancel(staged: StagedWorker) -> None:
@@ -126,7 +139,6 @@ def test_a_prefix_is_found_by_the_next_run(staged: StagedWorker) -> None:
     [
         {"run": None, "outputs": 3},
         {"outputs": ["llm/speaker/smoke"]},
-        {"outputs": ["recognizer/llm/transcript"]},
         {"inputs": {EDGE: [["w", "ipc://nowhere"]]}},
         {"inputs": {EDGE: ["w"]}},
         {"answer": 7},

@@ -53,8 +53,7 @@ GRAPH = GraphModel(
             partition("wav", ("code2wav_chunk", Node("wav"))),
         ),
         (
-            Connection("hears", "thinker", "transcript"),
-            Connection("thinker", "talker", "states", Fixed(1, frozenset({TALKER_DECODE})), talker_walk, 64),
+            Connection("thinker", "talker", "states", Fixed(1), talker_walk, 64),
             Connection("talker", "wav", "codes", Fixed(1), code2wav_walk, 64),
         ),
     ),

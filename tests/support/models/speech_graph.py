@@ -46,7 +46,7 @@ def decoder_walk(walk: str, tracked: str | None, number: int) -> str:
     return "code2wav_chunk"
 
 
-STATES = Connection("thinker", "talker", "states", Fixed(1, frozenset({"talker_decode"})), talker_walk, capacity=8)
+STATES = Connection("thinker", "talker", "states", Fixed(1), talker_walk, capacity=8)
 FRAMES = Connection("talker", "code2wav", "frames", LeftContext(4, 2), decoder_walk, capacity=8)
 
 

@@ -67,8 +67,7 @@ def test_a_stream_without_items_has_an_empty_final_chunk() -> None:  # E11
 def test_finality_is_that_of_the_walk_after_the_transition() -> None:  # E10
     """The last item is for a walk that is not the terminal one, so its chunk is not the final one; a rule that looked
     at the walk before would end the partition with it."""
-    policy = Fixed(2, frozenset({"A"}))
-    buffer = StreamBuffer(stream(policy), "B")
+    buffer = StreamBuffer(stream(Fixed(2)), "B")
     for index, walk in enumerate("AAAB"):
         buffer.put(index, walk, index)
     buffer.end(4)

@@ -17,7 +17,7 @@ from tiny_omni import GROUPS, omni_code2wav, write_tiny_omni
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI, GraphModel
 from pontil.runtime.stages.graph.policies import LeftContext
-from pontil.runtime.stages.nodes.node import NodeInput
+from pontil.runtime.stages.nodes.node import NodeInput, TaskInput
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav, chunks
 from pontil.runtime.stages.worker.node_assembly import Code2WavNode, make_code2wav, pcm16
 
@@ -82,15 +82,15 @@ def test_a_worker_makes_the_sound_of_all_frames(code2wav: Code2Wav, tmp_path: Pa
     ],
 )  # fmt: skip
 def test_other_frames_are_refused(code2wav: Code2Wav, frame: NDArray[Any]) -> None:
-    run = Code2WavNode(code2wav, "c2w").begin(NodeInput())
+    run = Code2WavNode(code2wav, "c2w").begin(TaskInput())
     with pytest.raises(RequestError, match="not of this model") as caught:
-        next(run.feed([np.zeros((1, GROUPS), np.int32), frame], (), False))
+        next(run.feed(NodeInput("code2wav_chunk", {"codes": [np.zeros((1, GROUPS), np.int32), frame]})))
     assert caught.value.status == 503
 
 
 def test_text_is_not_spoken(code2wav: Code2Wav) -> None:
     with pytest.raises(RequestError, match="its own answers only"):
-        Code2WavNode(code2wav, "c2w").begin(NodeInput(b"text"))
+        Code2WavNode(code2wav, "c2w").begin(TaskInput(b"text"))
 
 
 def test_loud_samples_are_cut_off_and_others_rounded() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pontil.runtime.stages.graph.catalog import SPEECH_DEMO
 from pontil.runtime.stages.graph.policies import Fixed, LeftContext
 from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer
-from pontil.runtime.stages.nodes.node import AUDIO, Items, NodeInput
+from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, TaskInput
 from pontil.runtime.stages.nodes.recognizer import Transcript
 from pontil.runtime.stages.nodes.speech_nodes import RecognizerNode, SpeakerNode
 from pontil.runtime.stages.nodes.wav import Sound, write_wav
@@ -31,11 +31,14 @@ class SummingNode:
 
     kind, sample_rate, one_per_chunk, identity = AUDIO, 24000, True, "sums"
 
-    def begin(self, task: NodeInput) -> "SummingNode":
+    def begin(self, task: TaskInput) -> "SummingNode":
         return self
 
-    def feed(self, items: Items, context: Items, final: bool) -> Iterator[bytes | None]:
-        yield b"".join(item.tobytes() for item in (*context, *items)) if items else b""
+    def feed(self, given: NodeInput) -> Pieces:
+        items, context = given.of("text")
+        if items:
+            yield b"".join(item.tobytes() for item in (*context, *items))
+        return NOTHING
 
 
 class WordListener:
@@ -127,19 +130,19 @@ def test_chunks_are_those_of_the_policy(tmp_path: Path, count: int, late_end: bo
         assert outputs[-1].consumed == count
 
 
-@pytest.mark.parametrize("delivered", [0, 1, 2])
+@pytest.mark.parametrize("delivered", range(4))
 def test_chunks_that_are_delivered_are_not_taken_again(tmp_path: Path, delivered: int) -> None:
-    """But the items before the next chunk are: they are its context."""
+    """But the last of them is, which need not be a full one, and the items before it: they are its context."""
     with opened(NodeSite(tmp_path, SummingNode(), with_policy(LeftContext(3, 3), 5))) as site:
         maker = site.maker()
         name = site.join(maker, delivered=delivered, attempt=1)
         stream(site, maker, numbers(8))
         outputs = site.finish(name, attempt=1)
-        assert [one.index for one in outputs] == list(range(delivered, 3))
-        first = max(0, 3 * delivered - 3)
-        assert heard(outputs)[0] == b"".join(one.tobytes() for one in numbers(8)[first : 3 * delivered + 3])
+        assert [one.index for one in outputs] == list(range(delivered, 4))
+        shown = [numbers(8)[max(0, 3 * number - 3) : 3 * number + 3] for number in range(delivered, 3)]
+        assert heard(outputs) == [b"".join(one.tobytes() for one in chunk) for chunk in shown]
         assert outputs[-1].consumed == 8
-        assert site.worker.ports.counters()["stream_items"] == 8 - first
+        assert site.worker.ports.counters()["stream_items"] == 8 - max(0, 3 * delivered - 6)
 
 
 @pytest.mark.parametrize("delivered", range(4))
