@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.loaders.facts.quantization import FP4_GROUP
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
@@ -68,12 +69,13 @@ class WeightFormats:
     reading: int = 0
 
     def of(self, name: str, shape: Shape) -> NumberFormat:
-        """Return the format of a tensor in a product."""
+        """Return the format of a tensor in a product, with groups as packing divides them."""
         if len(shape) == 1 or ROUTER in name:
             return self.plain
         if self.blocks is not None and name not in (EMBEDDING, HEAD):
             return self.blocks
-        return NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
+        form = NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
+        return form if form.group is None else replace(form, group=shared_inputs(shape[1], form.group))
 
 
 def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
