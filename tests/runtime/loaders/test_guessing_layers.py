@@ -10,7 +10,7 @@ from tiny_latent import write_tiny_deepseek
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.loaders.synthetic import write_tiny_llama
 
 

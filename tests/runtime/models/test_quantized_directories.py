@@ -33,7 +33,7 @@ from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.facts.layout import tensor_shapes
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.loaders.level_formats import level_formats
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model

@@ -11,7 +11,7 @@ from tiny_latent import write_tiny_deepseek
 
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, eagle_source, mtp_source
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.loaders.synthetic import write_json
 
 

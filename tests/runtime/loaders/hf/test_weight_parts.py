@@ -17,12 +17,12 @@ NAME = "x.weight"
 
 def test_scales_are_repeated_for_no_more_than_there_is() -> None:
     """A file of a few bytes may name a block of any size."""
-    form = ScaledForm(None, False, "block", block=(1 << 40, 1 << 70)).form(NAME, (32, 64), (1, 1))
+    form = ScaledForm(None, False, "block", block=(1 << 40, 1 << 70)).form((32, 64), (1, 1))
     assert (form.outputs, form.group, form.groups) == (32, 64, 1)
 
 
 def test_words_that_are_not_full_have_no_more_outputs_than_the_weight() -> None:
-    form = awq_form(NAME, (250, 64), 32)
+    form = awq_form((250, 64), 32)
     found = {
         "qweight": torch.zeros(64, 32, dtype=torch.int32),
         "qzeros": torch.zeros(2, 32, dtype=torch.int32),
@@ -46,7 +46,7 @@ def test_groups_of_one_product_need_not_divide_each_other() -> None:
 
 @pytest.mark.parametrize("lost", [1, 64])
 def test_an_order_is_that_of_all_inputs_or_of_none(lost: int) -> None:
-    parts = WeightParts(NAME, gptq_form(NAME, (8, 64), 4, 32, 1, False), {})
+    parts = WeightParts(NAME, gptq_form((8, 64), 4, 32, 1, False), {})
     listed = torch.arange(63, -1, -1) // 32
     assert torch.equal(parts.order({"g_idx": listed}), listed)
     listed[:lost] = -1
