@@ -24,7 +24,6 @@ def counted(file: Path, *names: str) -> int:
     return sum(int(found[name]) << 10 for name in names)
 
 
-@pytest.mark.long
 def packed_pages(process: Path) -> int:
     """Return the bytes of packed weights that a process has in memory: of a file that others may map too."""
     name, found = "", 0
@@ -36,6 +35,7 @@ def packed_pages(process: Path) -> int:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quantization", ["gguf", "none"])
 def test_a_real_worker_takes_what_its_plan_says(tmp_path: Path, quantization: str) -> None:
     """SmolLM2-135M, about ten seconds each. Pages of files are not counted, but for those of packed weights: they are

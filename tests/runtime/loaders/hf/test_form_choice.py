@@ -65,7 +65,7 @@ def test_types_tell_forms_of_equal_shapes_apart(tmp_path: Path) -> None:
 
 
 def test_zeros_tell_forms_apart(tmp_path: Path) -> None:
-    """Of two groups the first has none, and fits all tensors of weights that do have them, but for the zeros."""
+    """The first of two groups has none, and fits all tensors of weights that have them, but for the zeros."""
     plain, zeros = (INT4 | {"format": "pack-quantized", "symmetric": one} for one in (True, False))
     both = several(plain | {"group_size": 128}, plain | {"group_size": 32}, zeros | {"group_size": 128})
     read(tmp_path, both, ("packed", "packed-zeros"))
