@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,13 @@ from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.architectures import checked
+from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import read_json, section
 from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
-from pontil.runtime.loaders.facts.quantization import with_scales
+from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import Shape
+from pontil.runtime.loaders.facts.weight_schemes import weight_scheme
 from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
@@ -42,7 +45,8 @@ EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
 @dataclass(frozen=True, slots=True)
 class DraftLayerSource:
     """A draft layer in a directory. `config` is that of a model of this one layer; `renamed` has patterns of tensors'
-    names there, with what they are called here; `ignored` ones repeat tensors of the target."""
+    names there, with what they are called here; `ignored` ones repeat tensors of the target. Weights may be quantized
+    by the directory's `scheme`."""
 
     directory: Path
     config: ModelConfig
@@ -50,6 +54,7 @@ class DraftLayerSource:
     renamed: Mapping[str, str]
     ignored: str = ""
     bias: bool = False
+    scheme: WeightScheme | None = None
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -112,7 +117,7 @@ def mtp_source(target: Path) -> DraftLayerSource:
         prefix + r"shared_head\.norm\.(weight)": "model.norm.",
         prefix + r"((?!shared_head|embed_tokens).+)": INNER,
     }
-    return DraftLayerSource(target, one_layer(config), True, renamed)
+    return DraftLayerSource(target, one_layer(config), True, renamed, scheme=weight_scheme(data))
 
 
 def is_eagle(path: Path) -> bool:
@@ -150,7 +155,7 @@ def eagle_source(target: Path, path: Path) -> DraftLayerSource:
     config = replace(one_layer(config), max_model_len=min(config.max_model_len, ours.max_model_len))
     renamed = {r"(?:model\.)?fc\.(.+)": "eh_proj.", r"(?:model\.)?layers\.0\.(.+)": INNER}
     ignored = r"((?:model\.)?embed_tokens|lm_head)\..+"
-    return DraftLayerSource(path, config, False, renamed, ignored, bool(data.get("bias")))
+    return DraftLayerSource(path, config, False, renamed, ignored, bool(data.get("bias")), weight_scheme(data))
 
 
 def one_layer(config: ModelConfig) -> ModelConfig:
@@ -161,19 +166,16 @@ def one_layer(config: ModelConfig) -> ModelConfig:
 
 def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
     """Open the layer's tensors, by their names here. Raises DraftModelError for a directory that does not hold them."""
-    from pontil.runtime.loaders.hf.directory import HfCheckpoint, check_kinds
+    from pontil.runtime.loaders.hf.directory import HfCheckpoint, StoredAs, weight_places
 
-    places = dict(find_tensors(source))
-    shapes = {name: shape for name, (shape, _) in places.items()}
-    wanted = with_scales(source.shapes, shapes, source.config.weight_block)
-    check_tensors(source, wanted, shapes)
-    found = {name: places[name][1] for name in wanted}
-    check_kinds(found, source.directory, source.config.weight_block is not None)
-    return HfCheckpoint(source.config, "", found)
+    stored_as = StoredAs(source.scheme, source.config.weight_block)
+    check = partial(check_tensors, source)
+    places = weight_places(source.shapes, dict(find_tensors(source)), stored_as, check, source.directory)
+    return HfCheckpoint(source.config, "", places)
 
 
 def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:
-    from pontil.runtime.loaders.hf.directory import located, shards
+    from pontil.runtime.loaders.hf.directory import located
     from pontil.runtime.loaders.hf.tensor_files import stored_tensors
 
     for path in shards(source.directory):

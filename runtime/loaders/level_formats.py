@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.layout import tensor_shapes, usual_name
-from pontil.runtime.loaders.facts.safetensors_header import header_shapes
+from pontil.runtime.loaders.facts.safetensors_header import header_tensors
+from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, NumberFormat, gguf_formats, is_float
@@ -42,9 +43,9 @@ def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
     if scheme is None:
         return {}
     architecture = ARCHITECTURES[config.architecture]
-    stored = {name: shape for file in path.glob("*.safetensors") for name, shape in header_shapes(file).items()}
-    named = ((usual_name(architecture, name), shape) for name, shape in stored.items())
-    return stored_forms(scheme, tensor_shapes(config), {name: shape for name, shape in named if name is not None})
+    stored = {name: one for file in shards(path) for name, one in header_tensors(file).items()}
+    named = ((usual_name(architecture, name), one) for name, one in stored.items())
+    return stored_forms(scheme, tensor_shapes(config), {name: one for name, one in named if name is not None})
 
 
 def number_format(form: WeightForm) -> NumberFormat:

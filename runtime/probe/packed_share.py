@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.models.config import ModelConfig
 
 FOLDER = "weights"
@@ -30,7 +31,7 @@ def are_shared(path: Path, config: ModelConfig, quantization: str, has_kernels: 
 
 
 def bytes_of(path: Path) -> int:
-    return sum(file.stat().st_size for file in (path.glob("*.safetensors") if path.is_dir() else [path]))
+    return sum(file.stat().st_size for file in (shards(path) if path.is_dir() else [path]))
 
 
 def lack_of_room(folder: Path, size: int) -> str | None:

@@ -9,10 +9,11 @@ them: each is read whole, and packed some outputs at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.loaders.facts.quantization import FP4_GROUP
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
@@ -31,8 +32,9 @@ JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 PIECE, UNPACKED_BYTES = 64, 24
 # Levels of one number besides its scale and offset, both float32.
 LEVEL_BYTES, LEVEL_SCALES = 1, 8
-# Words, numbers and a copy of them in another order, of a weight of a directory that is quantized.
-READING_BYTES = 3
+# Of a number of a quantized weight in a directory, besides what becomes of it: its place in the file's words, or the
+# whole number or float of 8 bits that becomes a float.
+READING_BYTES = 1
 # Most of packing's freed temporaries that the C library keeps: larger ones are returned to the system at once.
 MOST_FREED_BYTES = 576 << 20
 
@@ -58,30 +60,37 @@ class LoadedProduct:
 class WeightFormats:
     """The formats of a model's weights in memory: in `blocks` that share a scale if there are such, rounded to bytes if
     they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers. An `embedding` that
-    stays as it is in its file has so many bytes. Each number of a weight takes so many bytes for `reading` it."""
+    stays as it is in its file has so many bytes. Those that are `unpacked` when they are read have parts in their
+    directory."""
 
     plain: NumberFormat
     stored: Mapping[str, NumberFormat]
     blocks: NumberFormat | None
     int8: bool
     embedding: int | None
-    reading: int = 0
+    unpacked: Container[str] = ()
 
     def of(self, name: str, shape: Shape) -> NumberFormat:
-        """Return the format of a tensor in a product."""
+        """Return the format of a tensor in a product, with groups as packing divides them."""
         if len(shape) == 1 or ROUTER in name:
             return self.plain
         if self.blocks is not None and name not in (EMBEDDING, HEAD):
             return self.blocks
-        return NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
+        form = NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
+        return form if form.group is None else replace(form, group=shared_inputs(shape[1], form.group))
+
+    def reading(self, weights: Mapping[str, Shape]) -> int:
+        """Return the bytes that reading takes besides its result, for one of these weights after another."""
+        sizes = (math.prod(shape) for name, shape in weights.items() if name in self.unpacked)
+        return READING_BYTES * max(sizes, default=0)
 
 
 def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
     stored = level_formats(path, config) if quantization == "gguf" else {}
     blocks = None if config.weight_block is None else NumberFormat(4 if config.weight_block == (1, FP4_GROUP) else 8)
     embedding = stored_embedding(path) if quantization == "gguf" and path.is_file() else None
-    reading = READING_BYTES if path.is_dir() and directory_forms(path, config) else 0
-    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding, reading)
+    unpacked = directory_forms(path, config) if path.is_dir() else ()
+    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding, unpacked)
 
 
 def weight_memory(
@@ -119,14 +128,14 @@ def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_
         # Gates and ups are joined, and then put in turn.
         inputs = max(shapes[name][-1] for name in names)
         taken = packing(form, whole, own, inputs, 1 + ("gate_proj" in product))
-        largest = max(math.prod(shapes[name]) for name in names)
-        yield LoadedProduct(form.size(own), taken + formats.reading * largest)
+        yield LoadedProduct(form.size(own), taken + formats.reading({name: shapes[name] for name in names}))
     tied = config.tie_word_embeddings
     form = formats.of(EMBEDDING if tied else HEAD, shapes[EMBEDDING])
     if on_host or not tied:
         # Floats of a tied head are packed from the embedding itself.
         read = 0 if tied and form.group is None else embedding
-        yield LoadedProduct(form.size(embedding // ranks), packing(form, read, read // ranks, config.hidden_size, 0))
+        taken = packing(form, read, read // ranks, config.hidden_size, 0) + formats.reading({HEAD: shapes[EMBEDDING]})
+        yield LoadedProduct(form.size(embedding // ranks), taken)
 
 
 def product_of(name: str) -> str:

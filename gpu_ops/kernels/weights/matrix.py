@@ -4,7 +4,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 
 import torch
 from torch import Tensor
@@ -12,13 +11,10 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.kernels.weights.blocks import packed_blocks
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_numbers, packed_scales, stacked
+from pontil.gpu_ops.kernels.weights.shared_scales import WORDS, padded_words, shared_words, stated_words
 from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
 
 PANEL, GROUP = 16, 32
-# The number of words of an output is padded to a multiple of this.
-WORDS = 16
-# Words of which a kernel adds the products exactly (csrc/quantized.h).
-EXACT_WORDS = 32
 # Outputs that are packed at once, a multiple of a group.
 PIECE = 64
 ARENA = Arena()
@@ -68,10 +64,8 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
         return Matrix(KINDS[weight.dtype], outputs, inputs, data.shape[1], 0, data, None, None, own_bias)
     if weight.steps is not None:
         return pack_blocks(weight, own_bias, arena)
-    kind, words = weight.kind, inputs // 2 + -(inputs // 2) % WORDS
-    stated = words if weight.scales.shape[1] == 1 else weight.group // 2
-    # No exact sum begins with one scale and ends with another: scales are repeated where one would.
-    scale_words = stated if stated % EXACT_WORDS == 0 or EXACT_WORDS % stated == 0 else gcd(stated, EXACT_WORDS)
+    kind, words, stated = weight.kind, padded_words(inputs), stated_words(inputs, weight.group)
+    scale_words = shared_words(stated)
     numbers, scales, units = Grouped(outputs, arena), Grouped(outputs, arena), []
     for own in pieces(outputs):
         part = weight.rows(own)

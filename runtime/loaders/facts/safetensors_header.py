@@ -7,18 +7,18 @@ import json
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.weight_forms import Shape
+from pontil.runtime.loaders.facts.form_choice import Stored
 
 MOST_BYTES = 100_000_000
 """No header is longer, by the format's own rule."""
 
 
-def header_shapes(path: Path) -> dict[str, Shape]:
-    """Return the shape of each tensor. Raises ModelError."""
+def header_tensors(path: Path) -> dict[str, Stored]:
+    """Return the shape and the type of each tensor. Raises ModelError."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             found = json.loads(file.read(size if size <= MOST_BYTES else 0))
-        return {name: tuple(one["shape"]) for name, one in found.items() if name != "__metadata__"}
+        return {name: (tuple(one["shape"]), one["dtype"]) for name, one in found.items() if name != "__metadata__"}
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is damaged or cut off: fetch it again") from error

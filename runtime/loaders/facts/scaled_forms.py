@@ -4,7 +4,6 @@ weight or for each output. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +18,12 @@ from pontil.runtime.loaders.facts.weight_forms import (
     Shape,
     StoredPart,
     WeightForm,
-    groups_of,
-    part_of,
     words_of,
 )
 
 PACKED, BYTES = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized")
 MIXED, DENSE = "mixed-precision", "dense"
 STRATEGIES = ("tensor", "channel", "group", "block")
-MOST_GROUPS = 64
-"""More than any model has: each weight is compared with all of them."""
 SCALE, INVERSE = "weight_scale", "weight_scale_inv"
 
 
@@ -47,11 +42,11 @@ class ScaledForm:
     own_order: bool = False
     scale: str = SCALE
 
-    def forms(self, name: str, shape: Shape) -> list[WeightForm]:
+    def forms(self, shape: Shape) -> list[WeightForm]:
         """The forms that such a weight may have: a single scale may have no dimension, or one."""
-        return [self.form(name, shape, scales) for scales in self.scales(name, shape)]
+        return [self.form(shape, scales) for scales in self.scales(shape)]
 
-    def scales(self, name: str, shape: Shape) -> list[Shape]:
+    def scales(self, shape: Shape) -> list[Shape]:
         outputs, inputs = shape
         if self.shared == "tensor":
             return [(1,), ()]
@@ -59,9 +54,9 @@ class ScaledForm:
             return [(outputs, 1), (outputs,)]
         if self.block is not None:
             return [(-(-outputs // self.block[0]), -(-inputs // self.block[1]))]
-        return [(outputs, groups_of(name, inputs, self.group or inputs))]
+        return [(outputs, -(-inputs // (self.group or inputs)))]
 
-    def form(self, name: str, shape: Shape, scales: Shape) -> WeightForm:
+    def form(self, shape: Shape, scales: Shape) -> WeightForm:
         outputs, inputs = shape
         zeros = StoredPart(scales, ("I8",))
         if self.packed:
@@ -72,11 +67,13 @@ class ScaledForm:
         parts = numbers | {self.scale: StoredPart(scales, NUMBERS)}
         parts |= {"weight_zero_point": zeros} if self.zeros else {}
         parts |= {"weight_g_idx": StoredPart((inputs,), WORDS)} if self.own_order else {}
-        shared = self.block or (outputs if self.shared == "tensor" else 1, self.group or inputs)
         layout: Layout = "packed" if self.packed else "bytes"
-        # A file may name any sizes: scales are repeated for no more than there is.
-        group, rows = min(shared[1], inputs), min(shared[0], outputs)
-        return WeightForm(layout, shape, parts, self.bits, group, rows, self.own_order)
+        if self.block is not None:
+            # A file may name any sizes: scales are repeated for no more than there is.
+            rows, group = (min(size, most) for size, most in zip(self.block, shape, strict=True))
+            return WeightForm(layout, shape, parts, self.bits, group, rows, self.own_order, whole_groups=False)
+        rows = outputs if self.shared == "tensor" else 1
+        return WeightForm(layout, shape, parts, self.bits, self.group or inputs, rows, self.own_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +83,8 @@ class ScaledScheme:
     method: str
     kinds: tuple[ScaledForm, ...]
 
-    def possible(self, name: str, shape: Shape, found: Mapping[str, Shape]) -> list[WeightForm]:
-        here = [kind for kind in self.kinds if self.is_used(kind, name, found)]
-        return [form for kind in here for form in kind.forms(name, shape)]
-
-    def is_used(self, kind: ScaledForm, name: str, found: Mapping[str, Shape]) -> bool:
-        return part_of(name, "weight_packed" if kind.packed else kind.scale) in found
+    def forms(self, shape: Shape) -> list[WeightForm]:
+        return [form for kind in self.kinds for form in kind.forms(shape)]
 
 
 def fp8_scheme(found: dict[str, Any]) -> ScaledScheme:
@@ -104,11 +97,8 @@ def fp8_scheme(found: dict[str, Any]) -> ScaledScheme:
 def compressed_scheme(found: dict[str, Any]) -> ScaledScheme:
     """The forms of all of a file's groups that have weights. Raises ModelError."""
     groups = section(found, "config_groups")
-    if not groups or len(groups) > MOST_GROUPS:
-        raise ModelError(
-            f"config.json needs 1 to {MOST_GROUPS} groups as {SECTION}.config_groups, not {len(groups)}: "
-            "fetch the model again"
-        )
+    if not groups:
+        raise ModelError(f"config.json needs groups as {SECTION}.config_groups, not 0: fetch the model again")
     only(section(found, "sparsity_config"), "format", (DENSE, None), f"{SECTION}.sparsity_config")
     if section(found, "transform_config").get("config_groups"):
         raise refused(f"{SECTION}.transform_config", found["transform_config"], "weights that are not rotated")

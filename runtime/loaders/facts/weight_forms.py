@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pontil.runtime.errors import ModelError
-
 Shape = tuple[int, ...]
 FLOAT8, WEIGHT, BIAS = "F8_E4M3", "weight", "bias"
 EMBEDDING = "model.embed_tokens.weight"
@@ -36,7 +34,7 @@ class WeightForm:
 
     A weight is (number - zero) * scale. Numbers are whole ones of so many `bits`, or with None floats of 8. `group`
     neighbouring inputs of so many `outputs` share a scale and a zero; if inputs have their `own_order`, `group` of them
-    do that are listed. Stored zeros lack `added`.
+    do that are listed. Stored zeros lack `added`. Groups that are no `whole_groups` may be cut off at the end.
     """
 
     layout: Layout
@@ -47,6 +45,17 @@ class WeightForm:
     outputs: int = 1
     own_order: bool = False
     added: int = 0
+    whole_groups: bool = True
+
+    @property
+    def mark(self) -> str:
+        """The end of the name of a tensor that only quantized weights have."""
+        return next(end for end in self.parts if end != WEIGHT)
+
+    @property
+    def leaves_over(self) -> bool:
+        """Return whether groups should divide the inputs, and do not."""
+        return self.whole_groups and self.shape[1] % self.group > 0
 
     @property
     def groups(self) -> int:
@@ -77,20 +86,10 @@ def words_of(count: int, bits: int) -> int:
     return -(-count * bits // WORD_BITS)
 
 
-def groups_of(name: str, inputs: int, size: int) -> int:
-    """The number of groups of an output. Raises ModelError for a size that leaves some inputs over."""
-    if inputs % size:
-        raise ModelError(
-            f"the model has quantization_config with groups of {size} inputs (group_size), which do not divide the "
-            f"{inputs} inputs of {name}: fetch the model again, or another version of it"
-        )
-    return inputs // size
-
-
-def awq_form(name: str, shape: Shape, group: int | None) -> WeightForm:
+def awq_form(shape: Shape, group: int | None) -> WeightForm:
     """AutoAWQ's "gemm" (awq/modules/linear/gemm.py): numbers of 4 bits, eight outputs in a word."""
     (outputs, inputs), size = shape, group or shape[1]
-    groups, words = groups_of(name, inputs, size), words_of(outputs, 4)
+    groups, words = -(-inputs // size), words_of(outputs, 4)
     parts = {
         "qweight": StoredPart((inputs, words), WORDS),
         "qzeros": StoredPart((groups, words), WORDS),
@@ -99,11 +98,11 @@ def awq_form(name: str, shape: Shape, group: int | None) -> WeightForm:
     return WeightForm("awq", shape, parts, 4, size)
 
 
-def gptq_form(name: str, shape: Shape, bits: int, group: int | None, added: int, ordered: bool) -> WeightForm:
+def gptq_form(shape: Shape, bits: int, group: int | None, added: int, ordered: bool) -> WeightForm:
     """AutoGPTQ's and GPTQModel's tensors (nn_modules/qlinear). If they are not `ordered`, `g_idx` alone says which
     inputs share a scale."""
     (outputs, inputs), size = shape, group or shape[1]
-    groups = groups_of(name, inputs, size)
+    groups = -(-inputs // size)
     parts = {
         "qweight": StoredPart((words_of(inputs, bits), outputs), WORDS),
         "qzeros": StoredPart((groups, words_of(outputs, bits)), WORDS),

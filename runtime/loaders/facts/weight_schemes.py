@@ -2,15 +2,16 @@
 """The quantization_config of a Hugging Face directory, and the weights that are stored by it. No torch here.
 
 Which of a model's weights are quantized, and in which of the forms that the configuration has, is seen from their
-tensors' names and shapes: patterns of names, which some files have besides, are not used.
+tensors' names, shapes and types: patterns of names, which some files have besides, are not used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+from pontil.runtime.loaders.facts.form_choice import FormChoice, Stored, WeightScheme
 from pontil.runtime.loaders.facts.json_fields import section
 from pontil.runtime.loaders.facts.quantization_fields import SECTION, group_size, only, refused
 from pontil.runtime.loaders.facts.scaled_forms import compressed_scheme, fp8_scheme
@@ -35,17 +36,6 @@ BESIDE = (
 """Last parts of the names of tensors that are not read: they repeat a shape, or are for activations of 8 bits."""
 
 
-class WeightScheme(Protocol):
-    """A way to store weights. `method` is the name that files have for it."""
-
-    @property
-    def method(self) -> str: ...
-
-    def possible(self, name: str, shape: Shape, found: Mapping[str, Shape]) -> list[WeightForm]:
-        """The forms that a weight [outputs, inputs] of this name may have in a file with these tensors; none if it is
-        not quantized there. Raises ModelError."""
-
-
 @dataclass(frozen=True, slots=True)
 class AwqScheme:
     """Groups of so many inputs; None for all of them."""
@@ -53,8 +43,8 @@ class AwqScheme:
     group: int | None
     method: str = "awq"
 
-    def possible(self, name: str, shape: Shape, found: Mapping[str, Shape]) -> list[WeightForm]:
-        return [awq_form(name, shape, self.group)] if part_of(name, "qweight") in found else []
+    def forms(self, shape: Shape) -> list[WeightForm]:
+        return [awq_form(shape, self.group)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +58,8 @@ class GptqScheme:
     ordered: bool
     method: str = "gptq"
 
-    def possible(self, name: str, shape: Shape, found: Mapping[str, Shape]) -> list[WeightForm]:
-        if part_of(name, "qweight") not in found:
-            return []
-        return [gptq_form(name, shape, self.bits, self.group, self.added, self.ordered)]
+    def forms(self, shape: Shape) -> list[WeightForm]:
+        return [gptq_form(shape, self.bits, self.group, self.added, self.ordered)]
 
 
 def awq_scheme(found: dict[str, Any]) -> AwqScheme:
@@ -116,19 +104,18 @@ def keeps_blocks(found: dict[str, Any]) -> bool:
 
 
 def stored_forms(
-    scheme: WeightScheme | None, wanted: Mapping[str, Shape], found: Mapping[str, Shape]
+    scheme: WeightScheme | None, wanted: Mapping[str, Shape], found: Mapping[str, Stored]
 ) -> dict[str, WeightForm]:
     """The forms of those weights that a file with these tensors has quantized. An embedding is looked up, not
     multiplied. Raises ModelError."""
     forms: dict[str, WeightForm] = {}
     if scheme is None:
         return forms
+    choice = FormChoice(scheme, found)
     for name, shape in wanted.items():
         if len(shape) == 2 and name.endswith(f".{WEIGHT}") and name != EMBEDDING:
-            possible = scheme.possible(name, shape, found)
-            if possible:
-                form = next((form for form in possible if fits(form, name, found)), possible[0])
-                bias = part_of(name, BIAS)
+            form, bias = choice.form(name, shape), part_of(name, BIAS)
+            if form is not None:
                 forms[name] = with_bias(form) if bias in found and bias not in wanted else form
     return forms
 
@@ -138,10 +125,6 @@ def with_bias(form: WeightForm) -> WeightForm:
     if form.layout != "gptq":
         return form
     return replace(form, parts={**form.parts, BIAS: StoredPart(form.shape[:1], NUMBERS)})
-
-
-def fits(form: WeightForm, name: str, found: Mapping[str, Shape]) -> bool:
-    return all(found.get(part_of(name, end)) == part.shape for end, part in form.parts.items())
 
 
 def in_parts(wanted: dict[str, Shape], forms: Mapping[str, WeightForm]) -> dict[str, Shape]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.architectures import check_scaling, checked, unknown
+from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import MOST, integer, layer_count, number, read_json, section, short
 from pontil.runtime.loaders.facts.quantization import weight_block
-from pontil.runtime.loaders.facts.weight_schemes import WeightScheme, weight_scheme
+from pontil.runtime.loaders.facts.weight_schemes import weight_scheme
 from pontil.runtime.loaders.hf.experts import expert_config
 from pontil.runtime.loaders.hf.rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
@@ -49,9 +50,9 @@ def read_hf_config(directory: Path, part: str | None = None) -> ModelConfig:
     return checked(model_config(architecture, data, end_ids(directory, data)))
 
 
-def read_weight_scheme(directory: Path) -> WeightScheme | None:
-    """Read the scheme by which the text model's weights are quantized. Raises ModelError."""
-    return weight_scheme(text_model(read_json(directory / "config.json")))
+def read_weight_scheme(directory: Path, part: str | None = None) -> WeightScheme | None:
+    """Read the scheme by which the weights of the text model, or of another part, are quantized. Raises ModelError."""
+    return weight_scheme(text_model(read_json(directory / "config.json"), part))
 
 
 def text_model(data: dict[str, Any], part: str | None = None) -> dict[str, Any]:

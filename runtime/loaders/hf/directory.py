@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
-from pontil.runtime.loaders.facts.json_fields import read_json
+from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes, usual_name
 from pontil.runtime.loaders.facts.quantization import FP4_PARTS, SCALE, with_scales
+from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import FLOAT8, Shape, WeightForm, part_of
-from pontil.runtime.loaders.facts.weight_schemes import WeightScheme, in_parts, is_beside, stored_forms
+from pontil.runtime.loaders.facts.weight_schemes import in_parts, is_beside, stored_forms
 from pontil.runtime.loaders.hf.config import read_hf_config, read_weight_scheme
 from pontil.runtime.loaders.hf.fused_experts import parts_of
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
@@ -24,7 +26,7 @@ from pontil.runtime.loaders.hf.weight_parts import StoredNumbers, WeightParts
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+Placed = tuple[Shape, TensorLocation]
 READABLE = ("F32", "F16", "BF16")
 """Types of numbers that are read as they are. Others need scales, which each of their formats stores elsewhere."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -43,16 +45,14 @@ class HfCheckpoint:
     @classmethod
     def open(cls, directory: Path, config: ModelConfig | None = None) -> HfCheckpoint:
         """Open the text model, or the part of a model of several whose `config` this is."""
-        scheme = read_weight_scheme(directory) if config is None else None
+        scheme = read_weight_scheme(directory, None if config is None else config.architecture)
         config, files = config or read_hf_config(directory), shards(directory)
         stored = [(path, name, *kept) for path in files for name, kept in stored_tensors(path).items()]
         found = {name: place for one in stored for name, place in located(config, *one)}
         others = ARCHITECTURES[config.architecture].others
         left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
-        forms, wanted = wanted_tensors(config, {name: shape for name, (shape, _) in found.items()}, scheme, directory)
-        locations = {name: found[name][1] for name in in_parts(wanted, forms)}
-        check_kinds(locations, directory, config.weight_block is not None, forms)
-        places = {name: location_of(name, forms.get(name), locations) for name in wanted}
+        check = partial(check_shapes, config, source=directory)
+        places = weight_places(tensor_shapes(config), found, StoredAs(scheme, config.weight_block), check, directory)
         own = fingerprint(config, files, "" if scheme is None else repr(scheme))
         return cls(config, own, places, dict(left_out))
 
@@ -95,17 +95,33 @@ class HfCheckpoint:
                         yield name, place.read(file)
 
 
-def wanted_tensors(
-    config: ModelConfig, found: dict[str, Shape], scheme: WeightScheme | None, source: object
-) -> tuple[dict[str, WeightForm], dict[str, Shape]]:
-    """The forms of quantized weights, and all tensors of the model with their shapes. Raises ModelError if what a file
-    has contradicts them."""
-    wanted = tensor_shapes(config)
-    forms = stored_forms(scheme, wanted, found)
-    wanted = with_scales(wanted, found, config.weight_block)
-    found = {name: shape for name, shape in found.items() if scheme is None or not is_beside(name)}
-    check_shapes(config, in_parts(wanted, forms), found, source)
-    return forms, wanted
+@dataclass(frozen=True, slots=True)
+class StoredAs:
+    """The ways in which a directory has weights of less than 16 bits: by a scheme, or in blocks."""
+
+    scheme: WeightScheme | None
+    block: tuple[int, int] | None = None
+
+
+def weight_places(
+    wanted: dict[str, Shape],
+    found: Mapping[str, Placed],
+    stored_as: StoredAs,
+    check: Callable[[dict[str, Shape], dict[str, Shape]], None],
+    source: object,
+) -> dict[str, TensorLocation | WeightParts]:
+    """The places of wanted tensors, of which quantized ones have parts. Raises ModelError, as `check` does for wanted
+    tensors and found ones that differ."""
+    scheme, block = stored_as.scheme, stored_as.block
+    found = {name: one for name, one in found.items() if scheme is None or not is_beside(name)}
+    shapes = {name: shape for name, (shape, _) in found.items()}
+    forms = stored_forms(scheme, wanted, {name: (shape, place.kind) for name, (shape, place) in found.items()})
+    wanted = with_scales(wanted, shapes, block)
+    parts = in_parts(wanted, forms)
+    check(parts, shapes)
+    locations = {name: found[name][1] for name in parts}
+    check_kinds(locations, source, block is not None, forms)
+    return {name: location_of(name, forms.get(name), locations) for name in wanted}
 
 
 def location_of(
@@ -116,9 +132,7 @@ def location_of(
     return WeightParts(name, form, {end: locations[part_of(name, end)] for end in form.parts})
 
 
-def located(
-    config: ModelConfig, path: Path, stored: str, shape: Shape, kind: str
-) -> Iterator[tuple[str, tuple[Shape, TensorLocation]]]:
+def located(config: ModelConfig, path: Path, stored: str, shape: Shape, kind: str) -> Iterator[tuple[str, Placed]]:
     """The model's tensors that a stored one holds, by their usual names: none if it is of another part of a model of
     several."""
     architecture = ARCHITECTURES[config.architecture]
@@ -154,18 +168,3 @@ def check_kinds(
                 f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(known)} there, "
                 "and quantized weights from GGUF files, or as quantization_config in config.json says"
             )
-
-
-def shards(directory: Path) -> list[Path]:
-    """The model's files in the order of their names."""
-    if not (directory / INDEX).is_file():
-        if (directory / WHOLE).is_file():
-            return [directory / WHOLE]
-        raise ModelError(f"{directory} has neither {WHOLE} nor {INDEX}: fetch the model's safetensors files")
-    places = read_json(directory / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise ModelError(f"{directory / INDEX} has no weight_map: fetch the model again")
-    for name in sorted(set(places.values())):
-        if Path(name).name != name or not (directory / name).is_file():
-            raise ModelError(f"{directory} lacks the shard {name}: fetch the model again")
-    return [directory / name for name in sorted(set(places.values()))]

@@ -13,7 +13,8 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.architectures import SIZES, check_range, check_size
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.json_fields import integer, layer_count, number, read_json, short
-from pontil.runtime.loaders.hf.directory import check_kinds, shards
+from pontil.runtime.loaders.facts.shards import shards
+from pontil.runtime.loaders.hf.directory import check_kinds
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.models.encoder_config import EncoderConfig, Pooling
 

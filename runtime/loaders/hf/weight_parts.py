@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ NO_ORDER = -1
 
 @dataclass(frozen=True, slots=True)
 class StoredNumbers:
-    """A weight [outputs, inputs] is (numbers - zeros) * scales: int8, uint8 or float8 numbers, scales and zeros float32
-    [outputs, groups], of which each input has one of `groups`, int64 [inputs]."""
+    """A weight [outputs, inputs] is (numbers - zeros) * scales: numbers int8, uint8 below 128 or float8, scales and
+    zeros float32 [outputs, groups], of which each input has one of `groups`, int64 [inputs]."""
 
     form: WeightForm
     numbers: Tensor
@@ -46,11 +46,7 @@ class StoredNumbers:
 
     def levels(self) -> tuple[Tensor, Tensor, Tensor]:
         """The kernels' form: numbers int8, or uint8 below 128, scales and offsets float32 [outputs, groups]."""
-        numbers, middle = self.numbers, 0
-        if numbers.dtype == torch.uint8 and (self.form.bits or 0) > LEVEL_BITS:
-            middle = 1 << LEVEL_BITS
-            numbers = (numbers ^ middle).view(torch.int8)
-        return numbers, self.scales, (middle - self.zeros) * self.scales
+        return self.numbers, self.scales, (0 - self.zeros) * self.scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +108,50 @@ Read = tuple[Tensor, Tensor, Tensor]
 
 
 def read_awq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
-    numbers, zeros = (
-        fields(found[end], 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)[:, : form.shape[0]]
-        for end in ("qweight", "qzeros")
-    )
-    return numbers.T.contiguous(), found["scales"].T, zeros.T
+    def numbers(own: slice) -> Tensor:
+        return in_order(found["qweight"][:, own.start // len(AWQ_PLACES) : own.stop // len(AWQ_PLACES)]).T
+
+    zeros = in_order(found["qzeros"])[:, : form.shape[0]]
+    return by_outputs(form, numbers), found["scales"].T, signed(form, zeros.T)
+
+
+def in_order(words: Tensor) -> Tensor:
+    return fields(words, 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)
 
 
 def read_gptq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
     (outputs, inputs), bits = form.shape, form.bits or 0
-    numbers = fields(found["qweight"].T.contiguous(), bits)[:, :inputs]
+
+    def numbers(own: slice) -> Tensor:
+        return fields(found["qweight"][:, own].T.contiguous(), bits)[:, :inputs]
+
     zeros = (fields(found["qzeros"], bits)[:, :outputs] + form.added) & ((1 << bits) - 1)
-    return numbers, found["scales"].T, zeros.T
+    return by_outputs(form, numbers), found["scales"].T, signed(form, zeros.T)
 
 
 def read_packed(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
     """Signed numbers are stored with the half of their range added."""
     (outputs, inputs), bits = form.shape, form.bits or 0
-    numbers, scales = fields(found["weight_packed"], bits)[:, :inputs], found["weight_scale"]
+    scales = found["weight_scale"]
+    numbers = by_outputs(form, lambda own: fields(found["weight_packed"][own], bits)[:, :inputs])
     if "weight_zero_point" not in found:
-        return numbers, scales, torch.full(scales.shape, 1 << (bits - 1))
+        return numbers, scales, signed(form, torch.full(scales.shape, 1 << (bits - 1), dtype=torch.uint8))
     zeros = found["weight_zero_point"].reshape(-1, form.groups).T.contiguous()
-    return numbers, scales, fields(zeros, bits)[:, :outputs].T
+    return numbers, scales, signed(form, fields(zeros, bits)[:, :outputs].T)
+
+
+def by_outputs(form: WeightForm, read: Callable[[slice], Tensor]) -> Tensor:
+    """The numbers of all outputs, read some outputs at a time, so that little more is in memory than these."""
+    numbers = torch.empty(form.shape, dtype=signed(form, torch.empty(0, dtype=torch.uint8)).dtype)
+    for first in range(0, form.shape[0], OUTPUTS):
+        rows = numbers[first : first + OUTPUTS]
+        rows.copy_(signed(form, read(slice(first, first + OUTPUTS))[..., : form.shape[1]][: len(rows)]))
+    return numbers
+
+
+def signed(form: WeightForm, numbers: Tensor) -> Tensor:
+    """Numbers uint8 as the kernels have them: of 8 bits less the half of their range, so that they have a sign."""
+    return (numbers ^ (1 << LEVEL_BITS)).view(torch.int8) if (form.bits or 0) > LEVEL_BITS else numbers
 
 
 def read_bytes(form: WeightForm, found: Mapping[str, Tensor]) -> Read:

@@ -6,19 +6,25 @@ The Talker's decoder is a checkpoint like any other (`talker_checkpoint`); the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import HasFingerprint, fingerprint
+from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
+from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import Shape
-from pontil.runtime.loaders.hf.directory import HfCheckpoint, check_kinds, shards
+from pontil.runtime.loaders.hf.config import read_weight_scheme
+from pontil.runtime.loaders.hf.directory import HfCheckpoint, StoredAs, weight_places
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
+from pontil.runtime.loaders.hf.weight_parts import WeightParts
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.stages.qwen3_omni.config import Code2WavConfig, TalkerConfig
 
@@ -34,18 +40,24 @@ class PartCheckpoint:
     these tensors only these rows are read."""
 
     fingerprint: str
-    places: dict[str, TensorLocation]
+    places: dict[str, TensorLocation | WeightParts]
     rows: dict[str, tuple[int, ...]]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors; quantized weights as float32, which has them exactly."""
         for path in dict.fromkeys(place.path for place in self.places.values()):
             with opened(path) as file:
                 for name, place in self.places.items():
-                    if place.path == path and name in self.rows:
-                        stored = file.get_slice(place.stored_name)
-                        yield name, torch.cat([stored[row : row + 1] for row in self.rows[name]])
-                    elif place.path == path:
-                        yield name, place.read(file)
+                    if place.path == path:
+                        yield name, self.read(name, place, file)
+
+    def read(self, name: str, place: TensorLocation | WeightParts, file: Any) -> torch.Tensor:
+        if isinstance(place, WeightParts):
+            return place.read(file).dense(torch.float32)
+        if name in self.rows:
+            stored = file.get_slice(place.stored_name)
+            return torch.cat([stored[row : row + 1] for row in self.rows[name]])
+        return place.read(file)
 
 
 def talker_checkpoint(directory: Path, config: TalkerConfig) -> HfCheckpoint:
@@ -82,7 +94,7 @@ def part(
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> PartCheckpoint:
     """Find the tensors whose names begin with the prefix, and check them where their shapes are known."""
-    files = shards(directory)
+    files, scheme = shards(directory), read_weight_scheme(directory)
     found = {
         stored.removeprefix(prefix): (shape, TensorLocation(path, stored, kind))
         for path in files
@@ -91,19 +103,37 @@ def part(
     }
     if not found:
         raise ModelError(f"{directory} holds no tensors {prefix}*, so it cannot speak: fetch the whole model")
-    for name, shape in (shapes or {}).items():
-        if name in found and found[name][0] != shape:
+    if shapes is None:
+        refuse_quantized(found, scheme, f"{directory}: the part {prefix}*")
+    all_of_them = shapes or {name: shape for name, (shape, _) in found.items()}
+    check = partial(check_part, directory=directory, prefix=prefix)
+    places = weight_places(all_of_them, found, StoredAs(scheme), check, directory)
+    return PartCheckpoint(fingerprint(config, files, "" if scheme is None else repr(scheme)), places, {})
+
+
+def refuse_quantized(found: Mapping[str, object], scheme: WeightScheme | None, part: str) -> None:
+    """Raise ModelError for quantized weights whose shapes nothing states."""
+    marks = () if scheme is None else tuple({f".{form.mark}" for form in scheme.forms((1, 1))})
+    names = [name for name in found if name.endswith(marks)] if marks else []
+    if names:
+        raise ModelError(
+            f"{part} has quantized weights, {name_list(names)}, which this version reads of the other parts only: "
+            "fetch a version of the model that has these in 16 bits"
+        )
+
+
+def check_part(wanted: Mapping[str, Shape], found: Mapping[str, Shape], directory: Path, prefix: str) -> None:
+    """Raise ModelError for tensors that are missing, of another shape, or not of the part."""
+    for name, shape in wanted.items():
+        if name in found and found[name] != shape:
             raise ModelError(
-                f"{directory} holds {prefix}{name} as {list(found[name][0])}, not {list(shape)}: fetch the model again"
+                f"{directory} holds {prefix}{name} as {list(found[name])}, not {list(shape)}: fetch the model again"
             )
-    missing = [name for name in shapes or {} if name not in found]
-    extra = [name for name in found if shapes is not None and name not in shapes]
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
     if missing or extra:
         fault = f"lacks {name_list(missing)}" if missing else f"holds {name_list(extra)}, which it does not have"
         raise ModelError(f"{directory}: the part {prefix}* {fault}: fetch the model again")
-    places = {name: found[name][1] for name in (shapes or found)}
-    check_kinds(places, directory)
-    return PartCheckpoint(fingerprint(config, files), places, {})
 
 
 def embedding(directory: Path) -> tuple[Shape, TensorLocation]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from quantized_directory import FORMS, quantize
 from safetensors.torch import load_file, save_file
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 from tiny_llama import write_json, write_tiny_llama
 
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.loaders.draft_layers import find_draft_layer, is_eagle, open_draft_layer
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.worker.start.draft_pair import check_pair
 
 
@@ -103,3 +104,25 @@ def test_an_mtp_layer_is_the_one_behind_the_last(tmp_path: Path) -> None:
     change(tmp_path, num_nextn_predict_layers=0)
     with pytest.raises(ModelError, match="needs a checkpoint with an MTP layer"):
         find_draft_layer(tmp_path, "mtp")
+
+
+@pytest.mark.parametrize("form", ["gptq-8", "bytes"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle"])
+def test_quantized_layers_are_the_weights_that_they_stand_for(
+    tmp_path: Path, target: Path, head: Path, kind: str, form: str
+) -> None:
+    folder = head
+    if kind == "mtp":
+        folder = target = tmp_path / "mtp"
+        write_mtp_model(folder)
+    source = find_draft_layer(target, "mtp" if kind == "mtp" else head)
+    assert source is not None
+    plain = dict(open_draft_layer(source).tensors(torch.float32))
+    stands_for = quantize(folder, *FORMS[form], kept=("embed", "head", "norm", "gate.", "kv_", "q_a", "q_b"))
+    source = find_draft_layer(target, "mtp" if kind == "mtp" else head)
+    assert source is not None
+    expected = plain | {source.name_here(name): torch.from_numpy(one).float() for name, one in stands_for.items()}
+    found = dict(open_draft_layer(source).tensors(torch.float32))
+    assert sorted(found) == sorted(plain) and any(not torch.equal(found[name], plain[name]) for name in plain)
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-6)

@@ -20,7 +20,7 @@ from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.models.layers.fused_block import kernels_fit
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -10,19 +10,30 @@ import torch
 from architectures import VOCAB, hugging_model, read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
 from kernels import opened
-from quantized_directory import EIGHT_BITS, FORMS, LARGE, UNPACKED, quantize, write_quantized
+from quantized_directory import (
+    EIGHT_BITS,
+    FORMS,
+    LARGE,
+    PACKED,
+    UNPACKED,
+    compressed,
+    packed,
+    quantize,
+    write_quantized,
+)
 from safetensors.torch import load_file, save_file
 from tiny import rig, sequence
 from transformers import PreTrainedModel
 
 from pontil.gpu_ops.kernels.linear import matrix_of
+from pontil.gpu_ops.kernels.weights.matrix import GROUP
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES, NIBBLES
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.facts.layout import tensor_shapes
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.loaders.level_formats import level_formats
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
@@ -118,13 +129,42 @@ def test_company_chunks_replay_and_a_handoff_change_nothing(folders: dict[str, P
 @pytest.mark.parametrize("name", [name for name in FORMS if name not in UNPACKED])
 def test_weights_take_the_memory_that_a_plan_counts(folders: dict[str, Path], name: str) -> None:
     model = by_kernels(folders[name])
-    matrices = [matrix_of(product) for product in (*model.linears, *model.head)]
-    packed = sum(part.nbytes for one in matrices for part in (one.data, one.scales) if part is not None)
-    embedding = VOCAB * LARGE["hidden_size"] * 2
     said = weight_memory(folders[name], model.config, "gguf", 2)
-    assert said.held == pytest.approx(packed + embedding, rel=0.05)
+    assert said.held == pytest.approx(taken(model), rel=0.02)
     plain = weight_memory(folders[name], model.config, "none", 2)
     assert said.held < plain.held and plain.packing > 0
+
+
+def taken(model: Model) -> float:
+    """The bytes of a model's packed products, without outputs that pad them, and of its embedding."""
+    parts = 0.0
+    for one in map(matrix_of, (*model.linears, *model.head)):
+        used = one.outputs / (len(one.data) * GROUP)
+        parts += sum(used * part.nbytes for part in (one.data, one.scales) if part is not None)
+    return parts + model.config.vocab_size * model.config.hidden_size * 2
+
+
+def square(size: int) -> dict[str, int]:
+    """A model whose weights have so many inputs, all of them."""
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), size)
+    return LARGE | sizes | {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.mark.parametrize("group", [48, 80, 96])
+def test_groups_that_packing_divides_are_counted_as_it_divides_them(tmp_path: Path, group: int) -> None:
+    form = compressed(PACKED, num_bits=4, type="int", strategy="group", group_size=group)
+    write_quantized(hugging_model("llama", square(2 * group)), tmp_path, form, packed(4, group, True))
+    model = by_kernels(tmp_path)
+    assert weight_memory(tmp_path, model.config, "gguf", 2).held == pytest.approx(taken(model), rel=0.02)
+
+
+def test_bytes_with_one_scale_an_output_are_counted_as_they_are_packed(tmp_path: Path) -> None:
+    """Exact sums do not fit 96 inputs, so that their scale is there three times."""
+    hugging_model("llama", square(96)).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    tensors, packing = checkpoint.tensors(torch.bfloat16), Packing.of(opened(), int8=True)
+    model = build_model(checkpoint.config, Weights(tensors, torch.device("cpu"), torch.bfloat16, packing))
+    assert weight_memory(tmp_path, model.config, "int8", 2).held == pytest.approx(taken(model), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe", "mixtral", "deepseek_v2", "glm4_moe"])

@@ -87,8 +87,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/models/families": {"gpu_ops/kv", "runtime/models", "runtime/models/layers"},
     "runtime/probe": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/cache", "runtime/loaders", "runtime/loaders/facts",
-        "runtime/loaders/gguf", "runtime/models/config", "runtime/models/partition", "runtime/transfer",
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights/shared_scales", "runtime/cache",
+        "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/gguf", "runtime/models/config",
+        "runtime/models/partition", "runtime/transfer",
     },
     "runtime/stages/graph": set(),
     "runtime/timeline": {"runtime/wire/messages"},

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pontil.runtime.loaders.facts.quantization import SCALE
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 
 BLOCK = (32, 16)
 LARGEST = 448.0

@@ -12,7 +12,7 @@ from tiny_llama import write_json
 
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, eagle_source, mtp_source
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 
 
 def random_layer(source: DraftLayerSource, seed: int) -> dict[str, torch.Tensor]:

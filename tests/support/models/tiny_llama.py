@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from pontil.runtime.loaders.facts.layout import tensor_shapes
-from pontil.runtime.loaders.hf.directory import INDEX, WHOLE
+from pontil.runtime.loaders.facts.shards import INDEX, WHOLE
 from pontil.runtime.models.config import ModelConfig
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.facts.layout import tensor_shapes
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 
 
 @pytest.mark.parametrize("shards", [1, 2])

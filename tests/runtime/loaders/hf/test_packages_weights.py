@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms, weight_scheme
-from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened
+from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.loaders.hf.weight_parts import WeightParts
 
 FILE = Path(__file__).with_name("packages_weights.safetensors")
@@ -30,12 +30,13 @@ NAMES = (
 def test_weights_are_those_of_the_formats_own_packages(name: str) -> None:
     with safe_open(FILE, framework="pt") as file:
         scheme = weight_scheme({"quantization_config": json.loads(file.metadata()["forms"])[name]})
+    kinds = {one.removeprefix(f"{name}/"): kind for one, (_, kind) in stored_tensors(FILE).items()}
     tensors = {
         one.removeprefix(f"{name}/"): found for one, found in load_file(FILE).items() if one.startswith(f"{name}/")
     }
     expected = tensors.pop("expected")
-    shapes = {f"m.{end}": tuple(tensor.shape) for end, tensor in tensors.items()}
-    (form,) = stored_forms(scheme, {"m.weight": tuple(expected.shape)}, shapes).values()
+    stored = {f"m.{end}": (tuple(tensor.shape), kinds[end]) for end, tensor in tensors.items()}
+    (form,) = stored_forms(scheme, {"m.weight": tuple(expected.shape)}, stored).values()
     assert set(form.parts) == set(tensors) - {"weight_shape"}
     parts = {end: TensorLocation(FILE, f"{name}/{end}", part.kinds[0]) for end, part in form.parts.items()}
     with opened(FILE) as file:

@@ -21,7 +21,7 @@ from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.runner import TileRunner
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer, open_draft_layer
-from pontil.runtime.loaders.hf.directory import WHOLE
+from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.models.weights import Weights

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from quantized_directory import FORMS, quantize
 from safetensors.torch import load_file, save_file
 from tiny_llama import write_tiny_llama
 from tiny_omni import CODES, GROUPS, SPEAKERS, THINKER_SIZE, omni_code2wav, omni_talker, write_tiny_omni
@@ -24,7 +25,12 @@ from pontil.runtime.stages.qwen3_omni.config_file import (
     read_talker_config,
     speech_obstacle,
 )
-from pontil.runtime.stages.qwen3_omni.directory import code2wav_checkpoint, projections_checkpoint
+from pontil.runtime.stages.qwen3_omni.directory import (
+    code2wav_checkpoint,
+    predictor_checkpoint,
+    projections_checkpoint,
+    talker_checkpoint,
+)
 
 Fields = dict[str, Any]
 
@@ -72,6 +78,38 @@ def test_marks_of_text_are_rows_of_the_thinkers_embedding(source: Path) -> None:
     embedding = load_file(source / "model.safetensors")["thinker.model.embed_tokens.weight"]
     ids = [config.text.tts_bos, config.text.tts_eos, config.text.tts_pad]
     assert len(set(ids)) == 3 and torch.equal(found["text_marks"], embedding[ids])
+
+
+def test_quantized_parts_are_the_weights_that_they_stand_for(directory: Path) -> None:
+    config = read_talker_config(directory)
+
+    def read() -> list[dict[str, torch.Tensor]]:
+        opened = talker_checkpoint(directory, config), predictor_checkpoint(directory, config)
+        return [dict(one.tensors()) for one in (*opened, projections_checkpoint(directory, config))]
+
+    plain = read()
+    stands_for = quantize(directory, *FORMS["bytes"], kept=("thinker", "code2wav", "embed", "head", "norm", "gate."))
+    for before, found in zip(plain, read(), strict=True):
+        changed = 0
+        assert sorted(found) == sorted(before)
+        for name, tensor in found.items():
+            ends = [weight for stored, weight in stands_for.items() if stored.endswith(name)]
+            expected = [torch.from_numpy(weight).float() for weight in ends] or [before[name].float()]
+            changed += bool(ends)
+            assert any(
+                torch.allclose(tensor.float(), weight, atol=1e-6) for weight in expected if weight.shape == tensor.shape
+            )
+        assert changed
+    assert dict(code2wav_checkpoint(directory, read_code2wav_config(directory)).tensors())
+
+
+def test_quantized_weights_of_unknown_shapes_are_refused(directory: Path) -> None:
+    quantize(directory, *FORMS["bytes"], kept=("thinker", "talker", "embed", "norm"))
+    with pytest.raises(
+        ModelError, match=r"code2wav\.\* has quantized weights, .*weight_scale.*: fetch a version"
+    ) as caught:
+        code2wav_checkpoint(directory, read_code2wav_config(directory))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_type_of_numbers_at_the_top_is_that_of_all_parts(directory: Path) -> None:
