@@ -15,6 +15,7 @@ WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
+ATTENTION_BACKENDS = ("auto", "triton", "flash-attn", "flashinfer")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")
 # The most guesses of a draft model, unless --speculative-tokens says otherwise.
@@ -180,6 +181,13 @@ class WorkerOptions(SharedOptions):
         "What computes on a CPU: our kernels for an instruction set, or torch.",
         choice(*KERNELS),
         "auto|torch|SET",
+    )
+    attention_backend: str = option(
+        ENGINE,
+        "auto",
+        "What computes attention on GPUs; auto: Triton's kernels, until others were proved on that kind of GPU.",
+        choice(*ATTENTION_BACKENDS),
+        "|".join(ATTENTION_BACKENDS),
     )
     deterministic: bool = option(
         ENGINE, False, "Compute products on GPUs so that a row's bits know no batch, as on CPUs; slower.", switch

@@ -42,8 +42,8 @@ TRAITS = (
 # so may another kind of GPU.
 ON_GPU = "torch/cuda:"
 SAME_DEVICE = (
-    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic as "
-    "there"
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
+    "and --attention-backend as there"
 )
 # The KV layout follows from the other traits, so it is named only where none of them explains the difference.
 LAYOUT = CompatibilityTrait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
