@@ -95,11 +95,11 @@ class DeviceRunner(ModelRunner):
             if batch.copies:
                 self.followers.copy(batch.copies)
             step = self.start(batch, rounds)
-            return Launched(step.collect, step.places, frozenset(), step.draw)
+            return Launched(step.collect, step.places, frozenset(), step.draw, late=True)
         # Copies of an attempt may still read host memory that the next one writes.
         step, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
         step.ends += dropped
-        return Launched(step.collect, step.places, left_out_of(dropped), step.draw)
+        return Launched(step.collect, step.places, left_out_of(dropped), step.draw, late=True)
 
     def start(self, batch: Batch, rounds: list[Round]) -> DeviceStep:
         """Start an attempt at a step. It writes what another attempt would write, too, and nothing that one would read:
