@@ -25,18 +25,26 @@ class DeviceAttention:
     def __call__(
         self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None
     ) -> Tensor:
+        return self.attend(layer, self.written(layer, q, k, v, turn))
+
+    def written(self, layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None) -> Tensor:
+        """Store k and v, and return the queries, turned if the keys were."""
         # A machine without devices has no Triton.
-        from pontil.gpu_ops.triton.decode_attention import decode
         from pontil.gpu_ops.triton.paged_kv import write_kv
-        from pontil.gpu_ops.triton.prompt_attention import prompt
         from pontil.gpu_ops.triton.rotary import turn_and_write
 
-        tile = self.tile
         if turn is None or v is None:
             q, k = (q, k) if turn is None else turn_heads(q, k, turn)
-            write_kv(self.pool, layer.layer, tile.slots, k, v)
-        else:
-            q = turn_and_write(self.pool, layer.layer, tile.slots, q, k, v, turn)
+            write_kv(self.pool, layer.layer, self.tile.slots, k, v)
+            return q
+        return turn_and_write(self.pool, layer.layer, self.tile.slots, q, k, v, turn)
+
+    def attend(self, layer: LayerAttention, q: Tensor) -> Tensor:
+        """Attend to what the pool has."""
+        from pontil.gpu_ops.triton.decode_attention import decode
+        from pontil.gpu_ops.triton.prompt_attention import prompt
+
+        tile = self.tile
         if tile.owners is not None and tile.lengths is not None:
             return decode(self.pool, layer, q, tile.tables, tile.owners, tile.lengths)
         assert tile.query_tiles is not None

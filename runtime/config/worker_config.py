@@ -15,6 +15,7 @@ WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")
+ATTENTION_BACKENDS = ("auto", "triton", "flash-attn", "flashinfer")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")
 # The ways in which the ranks of a worker share out sums.
@@ -182,6 +183,13 @@ class WorkerOptions(SharedOptions):
         "What computes on a CPU: our kernels for an instruction set, or torch.",
         choice(*KERNELS),
         "auto|torch|SET",
+    )
+    attention_backend: str = option(
+        ENGINE,
+        "auto",
+        "What computes attention on GPUs; auto: Triton's kernels, until others were proved on that kind of GPU.",
+        choice(*ATTENTION_BACKENDS),
+        "|".join(ATTENTION_BACKENDS),
     )
     tensor_parallel_arithmetic: str = option(
         ENGINE,

@@ -184,7 +184,7 @@ class Engine:
         began = self.scheduler.clock()
         launched = self.runner.launch(batch)
         self.scheduler.advance(batch.without(launched.left_out))
-        if launched.places:
+        if launched.late:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
         for sequence, place in launched.places.items():
             sequence.drawn(place)
@@ -193,13 +193,16 @@ class Engine:
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
         """Return whether the next step may be launched before this one is over. Not if something reads what it computed
         as soon as it is marked as computed, or needs its tokens, or if requests end with it."""
-        if not step.launched.places or step.launched.left_out:
+        if not step.launched.late or step.launched.left_out:
             return False
         if self.scheduler.held_up or self.scheduler.drafts.has_room:
             return False
         for span in step.batch.spans:
             sequence = span.sequence
-            if sequence.hands_over or sequence.is_streamed or sequence.params.prompt_logprobs is not None:
+            if sequence.is_streamed or sequence.params.prompt_logprobs is not None:
+                return False
+            # The last block is made ready for a peer behind all that is launched: nothing shall be behind this step.
+            if sequence.hands_over and sequence.computed >= len(sequence.prompt):
                 return False
         return True
 

@@ -42,8 +42,8 @@ TRAITS = (
 # so may another kind of GPU.
 ON_GPU = "torch/cuda:"
 SAME_DEVICE = (
-    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic as "
-    "there"
+    "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
+    "and --attention-backend as there"
 )
 # Behind the name of kernels, where the ranks of a worker add parts of sums, before the number of ranks.
 ROW_PARALLEL = " row-parallel/"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
@@ -14,7 +15,7 @@ from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import rounds_of
 from pontil.runtime.engine.device.link import Arrival, DeviceLink
 from pontil.runtime.engine.device.step_buffer import COPIES_IN_FLIGHT, StepBuffer, StepSections
-from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, Shape, TileForward
 from pontil.runtime.engine.device.tile_logits import TileLogits
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.runner import TileRunner
@@ -29,7 +30,7 @@ class DeviceFollower:
     exchange the same shapes in the same order: their rows are padded alike."""
 
     def __init__(
-        self, model: Model, storage: KVStorage, link: DeviceLink, limits: DeviceLimits, attention: MakeAttention
+        self, model: Model, storage: KVStorage, link: DeviceLink, limits: DeviceLimits, attention: AttentionBackend
     ) -> None:
         self.model, self.storage, self.link = model, storage, link
         # Tiles that the driver computes by its plain runner.

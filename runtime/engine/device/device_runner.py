@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kv.block_copies import copy_blocks
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
@@ -17,7 +18,7 @@ from pontil.runtime.engine.device.device_step import DeviceStep
 from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer, StepSections
-from pontil.runtime.engine.device.tile_forward import DeviceLimits, MakeAttention, Shape, TileForward, drawn_whole
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, Shape, TileForward, drawn_whole
 from pontil.runtime.engine.device.tile_step import TileStep
 from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
@@ -60,7 +61,7 @@ class DeviceRunner(ModelRunner):
         storage: KVStorage,
         link: DeviceLink,
         limits: DeviceLimits,
-        attention: MakeAttention,
+        attention: AttentionBackend,
         followers: Followers = NONE,
         frame_maker: FrameMaker | None = None,
     ) -> None:
@@ -94,11 +95,11 @@ class DeviceRunner(ModelRunner):
             if batch.copies:
                 self.followers.copy(batch.copies)
             step = self.start(batch, rounds)
-            return Launched(step.collect, step.places, frozenset(), step.draw)
+            return Launched(step.collect, step.places, frozenset(), step.draw, late=True)
         # Copies of an attempt may still read host memory that the next one writes.
         step, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
         step.ends += dropped
-        return Launched(step.collect, step.places, left_out_of(dropped), step.draw)
+        return Launched(step.collect, step.places, left_out_of(dropped), step.draw, late=True)
 
     def start(self, batch: Batch, rounds: list[Round]) -> DeviceStep:
         """Start an attempt at a step. It writes what another attempt would write, too, and nothing that one would read:

@@ -4,10 +4,13 @@
 import logging
 from collections.abc import Callable
 
-from pontil.gpu_ops.kv.device_attention import CELLS, DeviceAttention
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
+from pontil.gpu_ops.attention_backends.choice import open_backend
+from pontil.gpu_ops.kv.device_attention import CELLS
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.device.buckets import widths
 from pontil.runtime.engine.device.device_follower import DeviceFollower
 from pontil.runtime.engine.device.device_runner import DeviceRunner
 from pontil.runtime.engine.device.link import CudaLink
@@ -36,7 +39,8 @@ def make_runner(
     if not runs_on_device(model, storage):
         return ModelRunner(model, storage, followers, maker)
     limits = limits_of(config, storage, max_model_len)
-    return DeviceRunner(model, storage, CudaLink(model.device), limits, DeviceAttention, followers, maker)
+    backend = backend_of(config, model, limits)
+    return DeviceRunner(model, storage, CudaLink(model.device), limits, backend, followers, maker)
 
 
 def make_follower(config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int) -> FollowerTiles:
@@ -44,7 +48,11 @@ def make_follower(config: WorkerConfig, model: Model, storage: KVStorage, max_mo
     if not runs_on_device(model, storage):
         return TileRunner(model, storage)
     limits = limits_of(config, storage, max_model_len)
-    return DeviceFollower(model, storage, CudaLink(model.device), limits, DeviceAttention)
+    return DeviceFollower(model, storage, CudaLink(model.device), limits, backend_of(config, model, limits))
+
+
+def backend_of(config: WorkerConfig, model: Model, limits: DeviceLimits) -> AttentionBackend:
+    return open_backend(config.attention_backend, model.device, limits.generated, widths(limits.blocks)[-1])
 
 
 def runs_on_device(model: Model, storage: KVStorage) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kv.attention import PagedAttention
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend, TileRuns
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
@@ -21,8 +21,6 @@ from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.model import Model
 
 NO_ROWS = TilePlan(True, [], [], [], [], [])
-# Makes the attention of a tile over a pool.
-MakeAttention = Callable[[Tensor, DeviceTile], PagedAttention]
 # The rows of a decode step, and the width of its tables.
 Shape = tuple[int, int]
 
@@ -64,7 +62,7 @@ class TileForward:
         link: DeviceLink,
         limits: DeviceLimits,
         last: Tensor,
-        attention: MakeAttention,
+        attention: AttentionBackend,
     ) -> None:
         self.model, self.storage, self.limits, self.last, self.attention = model, storage, limits, last, attention
         self.generated_rows, self.prompt_rows = buckets(limits.generated), buckets(limits.prompt)
@@ -101,6 +99,7 @@ class TileForward:
     def hidden(self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor], leads: bool) -> Tensor:
         """Final hidden states float32 of the tile's rows if it is `drawn_whole`, else of the plan's rows; behind them
         are those of padding. Only a tile that `leads` a step has its sections where a recorded step reads them."""
+        self.attention.plan(self.storage.tensor, partial(self.runs, plan))
         if not plan.generated:
             ids, positions, slots = fixed
             tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
@@ -112,6 +111,9 @@ class TileForward:
         run = partial(self.decode, fixed, width)
         return self.captured.run((len(fixed[0]), width), run) if leads else run()
 
+    def runs(self, plan: TilePlan) -> TileRuns:
+        return runs_of(plan, self.rows(plan), self.width(plan))
+
     @property
     def shapes(self) -> list[Shape]:
         """The rows and the widths of tables of all decode steps, the largest first: later ones fit into its memory."""
@@ -121,6 +123,8 @@ class TileForward:
         """Record decode steps of some shapes. `send` puts sections where those of a step's first tile are."""
         for rows, width in shapes:
             fixed = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
+            empty = runs_of(NO_ROWS, rows, width)
+            self.attention.plan(self.storage.tensor, lambda runs=empty: runs)  # type: ignore[misc]
             self.captured.record((rows, width), partial(self.decode, fixed, width))
 
     def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
@@ -133,7 +137,18 @@ class TileForward:
         return self.forward(known, tile)
 
     def forward(self, ids: Tensor, tile: DeviceTile) -> Tensor:
-        return self.model.forward(ids, tile.positions, self.attention(self.storage.tensor, tile))
+        return self.model.forward(ids, tile.positions, self.attention.attention(self.storage.tensor, tile))
+
+
+def runs_of(plan: TilePlan, rows: int, width: int) -> TileRuns:
+    """The runs of a tile of so many rows, and tables of so many blocks."""
+    if plan.generated:
+        ends = np.zeros(rows, np.int32)
+        ends[: len(plan.ids)] = np.array(plan.positions, np.int32) + 1
+        return TileRuns(True, rows, width, np.ones(rows, np.int32), ends)
+    counts = np.array([span.count for span in plan.spans], np.int32)
+    starts = np.array([span.start for span in plan.spans], np.int32)
+    return TileRuns(False, rows, width, counts, starts + counts)
 
 
 def padded(places: Sequence[int], sizes: tuple[int, ...]) -> Array:

@@ -22,14 +22,16 @@ def nothing() -> None:
 class Launched:
     """A batch that is being computed. `collect` waits for it and returns the sampled tokens of each sequence whose
     known tokens are all computed. `places` are those of the drawn ids among the results, of sequences that drew one:
-    rows of the next batch may refer to them. There are none where all is done at once. Nothing was computed of those
-    `left_out`, which end. `draw` starts draws that need the tokens of the batch before: it is called as soon as these
-    are accepted, if there was one whose tokens were not when this was launched."""
+    rows of the next batch may refer to them. Nothing was computed of those `left_out`, which end. `draw` starts draws
+    that need the tokens of the batch before: it is called as soon as these are accepted, if there was one whose tokens
+    were not when this was launched. Another batch may be launched before a `late` one was collected: what it computes
+    is there for all that is started on the device from now on."""
 
     collect: Callable[[], list[Sampled]]
     places: Mapping[Sequence, int] = field(default_factory=dict)
     left_out: frozenset[Sequence] = frozenset()
     draw: Callable[[], None] = nothing
+    late: bool = False
 
 
 class Runner(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from pontil.gpu_ops.attention_backends.choice import OWN
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.kernels.compile.build import KernelError
 from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
@@ -36,6 +37,7 @@ from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.compatibility import ON_GPU, ROW_PARALLEL
+from pontil.runtime.worker.start.attention_check import check_attention
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
@@ -97,7 +99,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         config.block_size, model_config.num_layers, model_config.num_kv_heads, model_config.head_dim, cells,
         packed=kernels is not None, rank=config.rank, ranks=config.ranks, planes=model_config.kv_planes,
     )  # fmt: skip
-    named = name_of_kernels(device, kernels, config.deterministic)
+    check_attention(config, model_config, layout, device)
+    named = name_of_kernels(device, kernels, config.deterministic, config.attention_backend)
     if config.quantization != "none":
         named = f"{named} {config.quantization}"
     if config.row_parallel:
@@ -135,11 +138,14 @@ def memory_errors(device: str) -> Iterator[None]:
         ) from error
 
 
-def name_of_kernels(device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False) -> str:
+def name_of_kernels(
+    device: torch.device, kernels: KernelLibrary | None, deterministic: bool = False, attention: str = AUTO
+) -> str:
     """Return the name of the kernels. Workers with equal names round alike: torch's operations are assumed to, on all
-    CPUs, and on GPUs of one kind that are `deterministic` or not alike."""
+    CPUs, and on GPUs of one kind that are `deterministic` or not alike and have one `attention`."""
     if device.type == "cuda":
-        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{' deterministic' if deterministic else ''}"
+        others = "" if attention in OWN else f" {attention}"
+        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{' deterministic' if deterministic else ''}{others}"
     return kernels.name if kernels else TORCH
 
 

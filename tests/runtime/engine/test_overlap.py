@@ -16,7 +16,7 @@ from tiny import rig as rig_of
 from pontil.runtime.engine.drafts.drafter import Draft, LookupDrafter
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.batch import Batch
-from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.models.model import Model
 from pontil.runtime.sampling_params import SamplingParams
@@ -139,6 +139,23 @@ def test_a_sequence_whose_blocks_are_being_written_is_preempted_a_step_later(mod
         assert one.scheduler.preemptions and (runner is None or runner.referred)
         check_free(one)
     assert found[0] == found[1]
+
+
+def test_parts_of_prompts_overlap_too_but_for_the_last_of_one_that_is_handed_over(model: Model) -> None:
+    """Its last block is made ready for a peer, behind all that is launched."""
+    one = rig_of(model, budget=8)
+    make_late(one.engine)
+    theirs = sequence("theirs", prompt(24), 6)
+    theirs.purpose = Purpose.HANDOVER
+    one.engine.add(theirs)
+    seen = []
+    while one.engine.has_work:
+        outputs = one.engine.step()
+        seen.append((theirs.computed, one.engine.in_flight is not None, len(outputs)))
+    assert seen[:3] == [(8, True, 0), (16, True, 0), (24, True, 0)]
+    assert seen[3:] == [(24, False, 1)] and theirs.finish is FinishReason.HANDED_OVER
+    one.scheduler.memory.give_back(theirs)
+    check_free(one)
 
 
 def test_the_next_step_is_launched_before_the_last_one_is_known(model: Model) -> None:

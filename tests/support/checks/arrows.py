@@ -15,6 +15,7 @@ ARROWS: dict[str, set[str]] = {
     "gpu_ops": {"gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels/compile": set(),
     "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
+    "gpu_ops/attention_backends": {"gpu_ops/kv", "gpu_ops/parameters"},
     "gpu_ops/kernels/weights": {"gpu_ops/kv"},
     "gpu_ops/products": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels": {
@@ -68,7 +69,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
     },
     "runtime/engine/device": {
-        "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters", "gpu_ops/products", "runtime/cache",
+        "gpu_ops/attention_backends", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters",
+        "gpu_ops/products", "runtime/cache",
         "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences", "runtime/engine/tiles",
         "runtime/models",
     },
@@ -146,7 +148,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/start": {
-        "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights",
+        "gpu_ops/attention_backends", "gpu_ops/collectives", "gpu_ops/kernels", "gpu_ops/kernels/compile",
+        "gpu_ops/kernels/weights",
         "runtime/cache", "runtime/cache/tier",
         "runtime/engine", "runtime/engine/device", "runtime/engine/drafts", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/grammar", "runtime/loaders", "runtime/loaders/facts",

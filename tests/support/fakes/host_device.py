@@ -8,6 +8,7 @@ import torch
 from tiny import layout_of
 from torch import Tensor
 
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kv.attention import (
     KEY_CHUNK,
     KEY_STRIP,
@@ -102,6 +103,11 @@ def attend(pool: Tensor, tile: DeviceTile) -> PagedAttention:
     return GeneratedAttention(pool, blocks, offsets, tables, lengths)
 
 
+class HostBackend(AttentionBackend):
+    def attention(self, pool: Tensor, tile: DeviceTile) -> PagedAttention:
+        return attend(pool, tile)
+
+
 def nothing(layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None) -> Tensor:
     """The attention of padding alone."""
     return torch.zeros_like(q)
@@ -117,11 +123,11 @@ def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor
 
 def device_engine(
     model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, drafts: int = 0,
-    link: HostLink | None = None,
+    link: HostLink | None = None, backend: AttentionBackend | None = None,
 ) -> tuple[Engine, DeviceRunner]:  # fmt: skip
     layout = layout_of(model, block_size)
     storage = KVStorage(layout, blocks, model.device)
     scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(budget), drafts=StepDrafts(drafts))
     limits = DeviceLimits(seats + 32, budget, layout.blocks_for(model.config.max_model_len))
-    runner = DeviceRunner(model, storage, link or HostLink(), limits, attend)
+    runner = DeviceRunner(model, storage, link or HostLink(), limits, backend or HostBackend())
     return Engine(runner, scheduler), runner

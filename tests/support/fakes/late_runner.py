@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.runner.model_runner import ModelRunner
-from pontil.runtime.engine.runner.runner import Launched
+from pontil.runtime.engine.runner.runner import Launched, nothing
 from pontil.runtime.engine.sampling.logit_entries import needs_unknown_tokens
 from pontil.runtime.engine.sampling.sampler import Sampled, plan_draws, sample_planned
 from pontil.runtime.engine.sequences.batch import Batch, Span, Tile
@@ -38,7 +38,7 @@ class LateRunner(ModelRunner):
         draw = partial(self.draw, self.planned, arrived)
         if not waits:
             draw()
-        return Launched(arrived.pop, places, draw=draw) if waits else Launched(arrived.pop, places)
+        return Launched(arrived.pop, places, draw=draw if waits else nothing, late=True)
 
     @torch.inference_mode()
     def draw(self, planned: Sequence[Callable[[], list[Sampled]]], arrived: list[list[Sampled]]) -> None:

@@ -65,7 +65,7 @@ class FormulaRunner:
                 places |= {one: len(drawn)} if len(tokens) == 1 else {}
                 drawn += tokens
         self.last = drawn
-        return Launched(lambda: sampled, places if self.late else {})
+        return Launched(lambda: sampled, places if self.late else {}, late=self.late)
 
     def run(self, batch: Batch) -> list[Sampled]:
         return self.launch(batch).collect()

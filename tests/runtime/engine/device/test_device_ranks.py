@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 from device_ranks import TurnFollowers
-from host_device import HostLink, attend
+from host_device import HostBackend, HostLink
 from pretend_device import PretendDevice
 from rank_turns import RankTurns, TurnCommunicator, TurnMeetings
 from strict_collectives import StrictCollectives
 from strict_driver import DriverFault
 from tiny import VOCAB, config, drain, reference, rig, sequence
 
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator, open_communicator
-from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -131,8 +131,8 @@ def test_two_ranks_have_the_tokens_of_one(records: int, drafts: int, blocks: int
     )
     found, _ = turns.run(
         [
-            lambda: two.drive(own[0], links[0], attend, answers, records),
-            lambda: two.follow(own[1], links[1], attend, records),
+            lambda: two.drive(own[0], links[0], HostBackend(), answers, records),
+            lambda: two.follow(own[1], links[1], HostBackend(), records),
         ]
     )
     assert found == alone and own[0].calls == own[1].calls
@@ -160,8 +160,8 @@ def run_pretended(there: PretendDevice, records: int = 3) -> tuple[StrictCollect
             own.meet()
             link = CudaLink(device)
             if rank == 0:
-                return two.drive(own, link, DeviceAttention, few_answers, records)
-            return two.follow(own, link, DeviceAttention, records)
+                return two.drive(own, link, AttentionBackend(), few_answers, records)
+            return two.follow(own, link, AttentionBackend(), records)
 
     with collectives.entered():
         return collectives, turns.run([lambda: live(0), lambda: live(1)])[0]

@@ -14,7 +14,7 @@ from tiny import layout_of, sequence
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from pontil.gpu_ops.kv.device_attention import DeviceAttention
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.triton.launch import launch
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -65,7 +65,7 @@ def site_of(there: PretendDevice, model: Model, blocks: int = 100, seats: int = 
     storage = KVStorage(layout, blocks, there.device)
     scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(64))
     limits = DeviceLimits(seats + 32, 64, layout.blocks_for(model.config.max_model_len))
-    runner = DeviceRunner(model, storage, link, limits, DeviceAttention)
+    runner = DeviceRunner(model, storage, link, limits, AttentionBackend())
     return Site(there, Engine(runner, scheduler), runner)
 
 

@@ -11,7 +11,7 @@ from pretend_device import PretendDevice
 from strict_driver import DriverFault
 from tiny import build, layout_of, reference, sequence
 
-from pontil.gpu_ops.kv.device_attention import DeviceAttention
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.triton.launch import launch
 from pontil.runtime.cache.device_memory import CudaMemory
 from pontil.runtime.cache.pool import BlockPool
@@ -43,7 +43,7 @@ def engine_on(there: PretendDevice) -> tuple[Engine, DeviceRunner]:
     layout = layout_of(model)
     storage = KVStorage(layout, 60, there.device)
     limits = DeviceLimits(8 + 32, 64, layout.blocks_for(model.config.max_model_len))
-    runner = DeviceRunner(model, storage, CudaLink(there.device), limits, DeviceAttention)
+    runner = DeviceRunner(model, storage, CudaLink(there.device), limits, AttentionBackend())
     return Engine(runner, Scheduler(BlockPool(60), layout, 8, StepBudget(64))), runner
 
 

@@ -14,7 +14,7 @@ from pretend_device import PretendDevice
 from rule_guide import END, Rule, every_third
 from tiny import VOCAB, build, layout_of, reference, rig, sequence
 
-from pontil.gpu_ops.kv.device_attention import DeviceAttention
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
@@ -49,7 +49,7 @@ def engine_on(there: PretendDevice) -> Engine:
     layout = layout_of(model)
     storage = KVStorage(layout, 60, there.device)
     limits = DeviceLimits(8 + 32, 128, layout.blocks_for(model.config.max_model_len))
-    runner = DeviceRunner(model, storage, CudaLink(there.device), limits, DeviceAttention)
+    runner = DeviceRunner(model, storage, CudaLink(there.device), limits, AttentionBackend())
     return Engine(runner, Scheduler(BlockPool(60), layout, 8, StepBudget(128)))
 
 
