@@ -14,8 +14,7 @@ from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION
 from pontil.http.openai.completions.route import GenerationRoutes, Preparation
-from pontil.http.openai.embeddings.request import EMBEDDING
-from pontil.http.openai.embeddings.route import EMBEDDINGS, EmbeddingRoutes
+from pontil.http.openai.embeddings.route import EMBEDDING, EMBEDDINGS, EmbeddingRoutes
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.openai.responses import schema as shown
 from pontil.http.openai.responses.conversations import Conversations
@@ -30,7 +29,7 @@ from pontil.http.stream import reply_schema as reply
 from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.http.vllm.chat_batch import CHAT_BATCH, ChatBatchRoutes
 from pontil.http.vllm.compatibility import CompatibilityRoutes
-from pontil.http.vllm.generate_request import GENERATE
+from pontil.http.vllm.generate import GENERATE
 from pontil.http.vllm.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.chat.dialect import dialect_of
 from pontil.runtime.proxy.proxy import Proxy

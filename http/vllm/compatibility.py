@@ -11,8 +11,7 @@ from pontil.http.openai.chat.request import ChatRequest, read_chat
 from pontil.http.openai.completions.request import CompletionRequest, read_completion
 from pontil.http.openai.completions.route import GenerationRoutes
 from pontil.http.schema.reader import IgnoredFields
-from pontil.http.vllm.generate_request import read_generate
-from pontil.http.vllm.generate_shape import GenerateShape
+from pontil.http.vllm.generate import GenerateShape, read_generate
 
 NOTHING: tuple[Any, ...] = (None, "", [])
 

@@ -38,7 +38,7 @@ from pontil.launcher.options.parsers import WILDCARDS
 from pontil.launcher.plan.addresses import controls_of
 from pontil.launcher.plan.child_plan import devices_of
 from pontil.launcher.plan.topology import Topology, plan
-from pontil.launcher.supervisor.chaos_runner import ChaosTerms
+from pontil.launcher.supervisor.chaos import ChaosTerms
 from pontil.launcher.supervisor.reload import Reloader
 from pontil.launcher.supervisor.restart_policy import RestartPolicy
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor
@@ -122,9 +122,8 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return at_home(found, launch_environment.run_base)
 
     options = read()
+    check_rooms(options)
     if options.on == "ray":
-        if (lack := missing("ray")) is not None:
-            raise OptionError(f"{lack}.")
         launch_on_ray: Callable[[LaunchOptions, LaunchEnvironment, bool], int] = entry_point("ray")
         return launch_on_ray(options, launch_environment, dry_run)
     secret = read_key_file(Path(options.keys)) if options.keys else None
@@ -160,6 +159,13 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return orders, [*stage_lines(orders.topology), *said, *more]
 
     return supervise(chosen, begin, directory, Notifier(launch_environment.variables))
+
+
+def check_rooms(options: LaunchOptions) -> None:
+    """Raise OptionError for options that need a room which is left out of this installation."""
+    for name, is_needed in (("ray", options.on == "ray"), ("disturbances", options.allow_chaos)):
+        if is_needed and (lack := missing(name)) is not None:
+            raise OptionError(f"{lack}.")
 
 
 def take_devices(

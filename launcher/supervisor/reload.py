@@ -8,7 +8,7 @@ from pathlib import Path
 from pontil.launcher.child.child import Child
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.keys.client_keys import change_client_keys, read_client_keys
-from pontil.launcher.keys.key_change import change_keys
+from pontil.launcher.keys.key_file import change_keys
 from pontil.launcher.options.options import NOTHING, OPTIONS, LaunchOptions, flag_name
 
 # Options that a running process can change.

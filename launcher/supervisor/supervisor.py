@@ -24,7 +24,7 @@ from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.announcement import Announcement, SelfTestMonitor
-from pontil.launcher.supervisor.chaos_runner import WARNING, ChaosRunner, ChaosTerms
+from pontil.launcher.supervisor.chaos import WARNING, ChaosTerms, open_chaos
 from pontil.launcher.supervisor.child_streams import ChildStreams
 from pontil.launcher.supervisor.page_changes import take_change
 from pontil.launcher.supervisor.process_table import ProcessTable
@@ -109,7 +109,7 @@ class Supervisor:
         self.rollouts = RolloutRunner(
             self, RolloutContext(orders.topology, orders.machine, orders.shares_devices, limits)
         )
-        self.chaos = ChaosRunner(self, orders.chaos, self.rollouts.take)
+        self.chaos = open_chaos(self, orders.chaos, self.rollouts.take)
         self.control = ControlSocket(directory.path / NAME, self.selector, self.chaos.take)
 
     def run(self) -> int:

@@ -27,6 +27,7 @@ ENTRY_POINTS = {
     "bench": EntryPoint(TOOLS, "launcher.tools.bench.command:bench", "`pontil bench`"),
     "chaos": EntryPoint(TOOLS, "launcher.tools.chaos.command:chaos", "`pontil chaos`"),
     "conformance": EntryPoint(TOOLS, "launcher.tools.conformance.command:conformance", "`pontil conformance`"),
+    "disturbances": EntryPoint(TOOLS, "launcher.tools.disturbances.runner:ChaosRunner", "--allow-chaos"),
     "diagram": EntryPoint(STAGES, "runtime.stages.graph.mermaid:diagram", SEVERAL),
     "graph-named": EntryPoint(STAGES, "runtime.stages.graph.catalog:graph_named", SEVERAL),
     "graph-of-architectures": EntryPoint(STAGES, "runtime.stages.graph.catalog:graph_of_architectures", SEVERAL),

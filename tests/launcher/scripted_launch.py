@@ -24,7 +24,7 @@ from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice  
 from pontil.launcher.options.options import LaunchOptions, read_environment, read_options  # noqa: E402
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks  # noqa: E402
 from pontil.launcher.plan.topology import Topology  # noqa: E402
-from pontil.launcher.supervisor.chaos_runner import ChaosTerms  # noqa: E402
+from pontil.launcher.supervisor.chaos import ChaosTerms  # noqa: E402
 from pontil.launcher.supervisor.reload import Reloader  # noqa: E402
 from pontil.launcher.supervisor.restart_policy import RestartPolicy  # noqa: E402
 from pontil.launcher.supervisor.supervisor import Orders, Supervisor  # noqa: E402

@@ -30,8 +30,7 @@ from pontil.launcher.control.run_directory import RunDirectory
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
-from pontil.launcher.keys.key_change import change_keys
-from pontil.launcher.keys.key_file import make_key_file, read_key_file
+from pontil.launcher.keys.key_file import change_keys, make_key_file, read_key_file
 from pontil.launcher.logs.console import Console
 from pontil.launcher.options.worker_roles import EMBED, NODE
 from pontil.launcher.plan.child_plan import ChildPlan

@@ -23,12 +23,12 @@ from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.grammar.grammar import check_grammar
 from pontil.runtime.grammar.grammar_text import (
+    bounded_object,
     grammar_of_choices,
     grammar_of_regex,
     grammar_of_rules,
     grammar_of_schema,
 )
-from pontil.runtime.grammar.json_object import bounded_object
 from pontil.runtime.grammar.processes.compile_process import GrammarProcess
 from pontil.runtime.grammar.tag_grammar import (
     FixedText,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pontil.launcher.host import gpus
-from pontil.launcher.host.amd_gpus import find_amd_gpus
+from pontil.launcher.host.gpus import find_amd_gpus
 
 GIB = 1 << 30
 

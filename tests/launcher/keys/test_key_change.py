@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pontil.launcher.child.child import Child
 from pontil.launcher.child.starter import ExecStarter
-from pontil.launcher.keys.key_change import change_keys
-from pontil.launcher.keys.key_file import make_key_file, read_key_file
+from pontil.launcher.keys.key_file import change_keys, make_key_file, read_key_file
 from pontil.launcher.plan.child_plan import ChildPlan
 
 

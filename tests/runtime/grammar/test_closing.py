@@ -17,11 +17,11 @@ from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.grammar.grammar_text import (
     Thought,
     behind_thought,
+    bounded_object,
     grammar_of_choices,
     grammar_of_regex,
     grammar_of_schema,
 )
-from pontil.runtime.grammar.json_object import bounded_object
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 ENDS = frozenset({END_ID})

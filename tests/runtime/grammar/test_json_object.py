@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pontil.runtime.grammar.byte_matcher import ByteMatcher, byte_words
-from pontil.runtime.grammar.grammar_text import grammar_of_schema
-from pontil.runtime.grammar.json_object import MOST_ITEMS, MOST_MEMBERS, bounded_object
+from pontil.runtime.grammar.grammar_text import MOST_ITEMS, MOST_MEMBERS, bounded_object, grammar_of_schema
 
 MATCHER = ByteMatcher(grammar_of_schema(bounded_object()), byte_words())
 RECORD: dict[str, Any] = {"name": "é", "born": 1815, "height": 1.65, "alive": False, "title": None, "tags": ["a", "b"]}

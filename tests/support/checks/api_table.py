@@ -10,7 +10,7 @@ from pontil.http.fields.client_fields import FOREIGN
 from pontil.http.fields.delivery import STREAM_OPTIONS
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION, OF_CHATS
-from pontil.http.openai.embeddings.request import EMBEDDING
+from pontil.http.openai.embeddings.route import EMBEDDING
 from pontil.http.openai.responses.request import RESPONSES
 from pontil.http.openai.sound.speech_request import SPEECH
 from pontil.http.openai.sound.transcription_request import TRANSCRIPTION

@@ -294,6 +294,9 @@ ARROWS: dict[str, set[str]] = {
         "launcher/commands/api_key", "launcher/commands/terminal/chat_session",
         "launcher/commands/terminal/status_table", "launcher/options",
     },
+    "launcher/tools/disturbances": {
+        "launcher/child", "launcher/control", "launcher/logs", "launcher/options", "launcher/supervisor",
+    },
 }  # fmt: skip
 FOUNDATION = "runtime/foundation"
 # Third-party packages that only one room may import.

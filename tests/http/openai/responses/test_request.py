@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pontil.http.openai.chat.request import read_chat
-from pontil.http.openai.responses.messages import messages_of
-from pontil.http.openai.responses.request import RESPONSES, ResponsesRequest, read_responses
+from pontil.http.openai.responses.request import RESPONSES, ResponsesRequest, messages_of, read_responses
 from pontil.http.schema.reader import IgnoredFields
 from pontil.runtime.errors import RequestError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.launcher.supervisor.disturbance import (
+from pontil.launcher.tools.disturbances.disturbance import (
     BEGINNINGS,
     RUNS,
     STILL,

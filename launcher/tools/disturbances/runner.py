@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disturbances of workers and proxies, each for no longer than its client is connected.
-
-Only a launch with `--allow-chaos` has the terms under which it may be disturbed; the others refuse.
-"""
+"""Disturbances of workers and proxies, each for no longer than its client is connected."""
 
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -18,30 +15,15 @@ from pontil.launcher.control.control_socket import ControlConnection
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.logs.console import Console
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
-from pontil.launcher.supervisor.disturbance import Disturbance, FaultAction, FaultKind, advance, begin
+from pontil.launcher.supervisor.chaos import ChaosTerms, Take
 from pontil.launcher.supervisor.process_table import told
+from pontil.launcher.tools.disturbances.disturbance import Disturbance, FaultAction, FaultKind, advance, begin
 
-NO_CHAOS = "This launch does not allow chaos: start one with --allow-chaos, and not one that serves others."
-WARNING = "chaos is allowed (--allow-chaos): `pontil chaos` of this user may kill, stop and slow workers and proxies"
 LONGEST_SECONDS = 120.0
 PROXY = "proxy"
 DISTURBED_ROLES = (*GENERATING_ROLES, PROXY)
 # Seconds between messages to a client that show that the supervisor is alive.
 BEAT = 5.0
-
-Take = Callable[[ControlConnection, dict[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ChaosTerms:
-    """The facts by which a client plans: the silence after which a process is killed, the deaths after which it is
-    given up, and the files that the launch writes to."""
-
-    silence: float
-    restart_attempts: int
-    restart_window: float
-    usage_log: str | None = None
-    folders: tuple[str, ...] = ()
 
 
 class ChaosSupervisor(Protocol):
@@ -69,7 +51,7 @@ class ChaosRunner:
     """Takes the command `chaos`, and passes on others. With a `fault` it disturbs a worker that generates or a proxy,
     and answers when that is over; without one it states the facts. Each child has at most one disturbance."""
 
-    def __init__(self, supervisor: ChaosSupervisor, terms: ChaosTerms | None, others: Take) -> None:
+    def __init__(self, supervisor: ChaosSupervisor, terms: ChaosTerms, others: Take) -> None:
         self.supervisor, self.terms, self.others = supervisor, terms, others
         self.open: list[OpenDisturbance] = []
         self.clock = time.monotonic
@@ -79,18 +61,16 @@ class ChaosRunner:
             self.others(client, request)
             return
         try:
-            if self.terms is None:
-                raise OptionError(NO_CHAOS)
             if not self.supervisor.monitors or not self.supervisor.serving:
                 raise LaunchError("The launch is starting or stopping: try again when it is ready.")
             if "fault" not in request:
-                client.end("", **self.facts(self.terms, request.get("since")))
+                client.end("", **self.facts(request.get("since")))
             else:
                 self.begin(client, request)
         except (OptionError, LaunchError) as error:
             client.end(error.message, error.exit_code)
 
-    def facts(self, terms: ChaosTerms, since: object) -> dict[str, Any]:
+    def facts(self, since: object) -> dict[str, Any]:
         """Return the terms, the children, and their exits since a time, by default none."""
         begun = since if isinstance(since, int | float) else math.inf
         children = self.supervisor.children
@@ -100,7 +80,7 @@ class ChaosRunner:
             for one in child.exits
             if one.at >= begun
         ]
-        return asdict(terms) | {
+        return asdict(self.terms) | {
             "now": self.clock(),
             "children": [self.row(child) for child in children],
             "exits": exits,
