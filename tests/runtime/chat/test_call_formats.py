@@ -242,8 +242,8 @@ def test_what_is_written_is_read(form: CallFormat, values: list[dict[str, Any]],
     assert found_in(parts)[:2] == ("", [("get_weather", one) for one in values]) and parser.complete
 
 
-# Characters of a hostile answer, enough for a square to be more than the bound, and levels of one that is deep: more than
-# Python's stack has.
+# Characters of a hostile answer, enough for a square to be more than the bound, and levels of one that is deep: more
+# than Python's stack has.
 SIZE, LEVELS = examples(500, 5000), examples(1250, 5000)
 # Beginnings of calls, each with text that may go on for ever.
 HOSTILE: list[tuple[str, Callable[[CallFormat], str]]] = [
