@@ -242,12 +242,13 @@ def test_what_is_written_is_read(form: CallFormat, values: list[dict[str, Any]],
     assert found_in(parts)[:2] == ("", [("get_weather", one) for one in values]) and parser.complete
 
 
-# Characters of a hostile answer: more than Python's stack is deep, and enough for a square to be more than the bound.
-SIZE = examples(1250, 5000)
+# Characters of a hostile answer, enough for a square to be more than the bound, and levels of one that is deep: more
+# than Python's stack has.
+SIZE, LEVELS = examples(500, 5000), examples(1250, 5000)
 # Beginnings of calls, each with text that may go on for ever.
 HOSTILE: list[tuple[str, Callable[[CallFormat], str]]] = [
-    ("depth", lambda form: form.begin + form.head("get_weather") + "[" * SIZE),
-    ("depth of arguments", lambda form: form.begin + form.head("get_weather") + '{"x":' * SIZE),
+    ("depth", lambda form: form.begin + form.head("get_weather") + "[" * LEVELS),
+    ("depth of arguments", lambda form: form.begin + form.head("get_weather") + '{"x":' * LEVELS),
     ("a number", lambda form: form.begin + form.head("get_weather") + '{"x": ' + "9" * SIZE),
     ("a number by name", lambda form: form.begin + form.head("get_weather") + "x=" + "9" * SIZE),
     ("a text", lambda form: form.begin + form.head("get_weather") + '{"x": "' + "a\\n" * (SIZE // 3)),
@@ -262,7 +263,7 @@ HOSTILE: list[tuple[str, Callable[[CallFormat], str]]] = [
     ("a header", lambda form: "<|channel|>final " + "x" * SIZE),
     ("messages", lambda form: "<|channel|>final<|message|>a<|end|>" * (SIZE // 32)),
     ("ends of messages", lambda form: "<|end|>" * (SIZE // 7)),
-    ("brackets", lambda form: "{[(" * (SIZE // 3)), ("lines of brackets", lambda form: "\n{" * (SIZE // 2)),
+    ("brackets", lambda form: "{[(" * (LEVELS // 3)), ("lines of brackets", lambda form: "\n{" * (SIZE // 2)),
     ("ends", lambda form: form.begin + form.written("now", {}) + "".join(form.closings) * (SIZE // 16)),
     ("calls", lambda form: form.begin + form.between.join([form.written("now", {})] * (SIZE // 50))),
 ]  # fmt: skip

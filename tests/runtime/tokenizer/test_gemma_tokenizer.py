@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_reference import reference_of
 from mixed_text import mixed_lines
-from transformers import AutoTokenizer
 
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ ZWJ = "👩‍👩‍👧‍👦"
 
 @pytest.fixture(scope="module")
 def reference(gemma_path: Path) -> Any:
-    return AutoTokenizer.from_pretrained(gemma_path.parent, gguf_file=gemma_path.name)
+    return reference_of(gemma_path)
 
 
 @pytest.mark.long  # transformers takes half a minute to read the vocabulary

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kept_reference import reference_of
 from tiny_bert import write_tiny_bert
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
@@ -41,7 +42,7 @@ texts = st.text(max_size=80) | st.lists(st.sampled_from(LINES), max_size=3).map(
 @pytest.fixture(scope="module")
 def reference(smollm2_path: Path) -> Any:
     """transformers' reading of the GGUF file, which lacks the step by which `smollm` splits digits off first."""
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_path.parent, gguf_file=smollm2_path.name)
+    tokenizer = reference_of(smollm2_path)
     backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
     return tokenizer
