@@ -91,8 +91,8 @@ struct LatentHalf {
 };
 
 // result += after(down(activation(gate) * up)) of before(x). Gates and ups alternate by panels of 16. `inner` is the
-// number of gates; where the inputs of `down` are more, this rank has a part of the outputs of both matrices. Where `down`
-// is partial, it has a part of the outputs of the first, and the same inputs of the second.
+// number of gates; where the inputs of `down` are more, this rank has a part of the outputs of both matrices. A
+// partial `down` has as inputs the outputs of the first that are this rank's.
 struct MlpHalf {
     Matrix gate_up, down;
     const float *before, *after;

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -82,7 +83,7 @@ def opened(fake: FakeSymmetric, ranks: int) -> list[tuple[SymmetricSums | None, 
         sums(torch.ones(5, 8))
         return sums, sums(torch.full((3, 8), 2.0 + rank, dtype=torch.bfloat16))
 
-    return turns.run([lambda rank=rank: live(rank) for rank in range(ranks)])
+    return turns.run([partial(live, rank) for rank in range(ranks)])
 
 
 def test_parts_are_added_in_memory_of_all(fake: FakeSymmetric) -> None:

@@ -344,7 +344,7 @@ def test_a_draft_model_is_for_workers_that_decode() -> None:
 
 
 def test_workers_that_add_parts_of_sums_have_as_many_devices() -> None:
-    fast = {"tensor_parallel_arithmetic": "fast", "share_devices": True}
+    fast: dict[str, Any] = {"tensor_parallel_arithmetic": "fast", "share_devices": True}
     with pytest.raises(OptionError, match="prefill:0 has 2 and decode:0 1: give each as many"):
         topology(prefill="cpu:0+cpu:1", decode="cpu:0", **fast)
     alike = topology(prefill="cpu:0+cpu:1", decode="cpu:0+cpu:1", embed="cpu:0", embedding_model="bge", **fast)
