@@ -15,7 +15,7 @@ from pathlib import Path
 
 from simulate import ROOT, Sums, model_for, show
 
-# What a seed of the world has: few requests, since each is the work of all stages.
+# Of a seed of the world. Each request is the work of all stages.
 REQUESTS, FAULTS = 6, 3
 
 
