@@ -75,7 +75,7 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), *(str(ROOT / "tests/support" / room) for room in ("models", "checks"))]
     import_module("app")
     if given.show:
-        from random_graphs import random_model
+        from random_models import random_model
 
         from pontil.runtime.stages.graph.mermaid import mermaid
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
-from random_graphs import PlainRun, counts_of, plain_run, random_model
+from random_models import PlainRun, counts_of, plain_run, random_model
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.answer import Finished

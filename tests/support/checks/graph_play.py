@@ -3,11 +3,12 @@
 and a random choice decides what arrives, which task computes, and which one dies."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from random_graphs import FIRST, Array, HashStage, PlainRun, counts_of, plain_run, random_model, random_text
+from random_models import FIRST, Array, HashStage, PlainRun, counts_of, plain_run, random_model, random_text
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.stages.graph.catalog import DECODE, GraphModel, edge_name
@@ -28,7 +29,8 @@ class PlayedStream(ProducerStream):
     def __init__(self, connection: Connection, last_walk: str | None) -> None:
         self.connection, self.last_walk = connection, last_walk
         self.items = dict[int, tuple[str | None, Array]]()
-        self.emitted_to, self.last, self.ended = 0, None, False
+        self.emitted_to = 0
+        self.last: int | None = None
         self.subscribe_anew()
 
     def subscribe_anew(self) -> None:
@@ -149,8 +151,9 @@ class GraphPlay:
         stages = [node.name for node in self.model.nodes[1:]]
         if self.deadly and self.tasks and self.deaths < MOST_DEATHS and self.chance.random() < DIES:
             return self.die(self.chance.choice(stages))
-        things = [self.speak, *(lambda one=one: one.deliver(self.chance) for one in self.streams.values())]
-        things += (lambda stage=stage: self.compute(stage) for stage in self.tasks)
+        things: list[Callable[[], bool]] = [self.speak]
+        things += [partial(one.deliver, self.chance) for one in self.streams.values()]
+        things += [partial(self.compute, stage) for stage in self.tasks]
         self.chance.shuffle(things)
         return any(thing() for thing in things)
 

@@ -48,7 +48,7 @@ def test_another_producer_makes_what_is_missing() -> None:
 
 
 def test_a_worker_whose_attempt_was_cancelled_is_not_waited_for() -> None:  # C14
-    """Of a pair the one that prefills gave the whole answer, and is lost; the other one was never to make an item."""
+    """The prefill worker of a pair gave the whole answer and is lost; the other one was never to make an item."""
     world, prefilled, consumer = pair()
     cancelled = world.worker("d")
     output, buffer = prefilled.output(), a_buffer()
