@@ -15,7 +15,7 @@ from pathlib import Path
 
 from simulate import ROOT, Sums, model_for, show
 
-# What a seed of the world has: few requests, since each is the work of all stages.
+# Of a seed of the world. Each request is the work of all stages.
 REQUESTS, FAULTS = 6, 3
 
 
@@ -75,7 +75,7 @@ def main() -> int:
     sys.path[:0] = [str(ROOT), *(str(ROOT / "tests/support" / room) for room in ("models", "checks"))]
     import_module("app")
     if given.show:
-        from random_graphs import random_model
+        from random_models import random_model
 
         from pontil.runtime.stages.graph.mermaid import mermaid
 

@@ -29,6 +29,7 @@ from operators import (
     every_change_ends,
     who_asked_a_leaving_proxy_has_an_answer,
 )
+from random_runs import counts_equal_the_plain_run
 from rank_checks import every_plan_is_carried_out_and_answered, every_rank_holds_what_the_prefix_cache_names
 from releases import salt_of_answer
 from sounds import sounds_equal_the_oracle
@@ -292,6 +293,7 @@ CHECKS: tuple[Check, ...] = (
     texts_equal_the_oracle,
     vectors_equal_the_oracle,
     sounds_equal_the_oracle,
+    counts_equal_the_plain_run,
     events_come_in_their_order,
     a_stream_goes_on_within_its_window,
     a_late_reader_has_all_or_nothing,

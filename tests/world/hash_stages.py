@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from hash_model import WIDTH, mixed, numbers_of, token_after, value_of
 from numpy.typing import NDArray
-from random_graphs import HashStage
+from random_models import HashStage
 from torch import Tensor
 from virtual_time import HERE
 

@@ -12,6 +12,7 @@ import engine_process
 import fairness
 import hash_stages
 import install
+import random_runs
 import rank_meetings
 import served_proxy
 import stream_memory
@@ -33,6 +34,7 @@ def read(folder: Path) -> TinyModel:
     copying.map_peers_of_the_world()
     stream_memory.connect_streams_in_the_world()
     hash_stages.serve_small_omni()
+    random_runs.keep_whole_runs()
     rank_meetings.meet_in_the_world()
     install.show_failures()
     bounded_answers.answer_in_this_process()

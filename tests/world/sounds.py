@@ -5,20 +5,16 @@ what they must hear."""
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from answer_forms import SPEECH, SPOKEN, prompt_of
 from clients import ClientTry, ClientWish, SoundWish
 from conversations import letters_of
 from hash_model import answer_of
 from hash_stages import VOICES, sound_of_frames, sound_of_text, spoken_frames
-from numpy.typing import NDArray
-from random_graphs import plain_run, random_model
+from random_runs import plain_run_of
 from staged_sites import SMALL_OMNI, TINY_SPEECH, StagedSite
 
-from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.streams.text_stream import TextStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -87,34 +83,10 @@ def right_sound(run: "SeedRun", wish: ClientWish) -> tuple[bytes, int]:
         count = next((count for count in range(1, len(ids) + 1) if wish.stop in decode(ids[:count])), len(ids))
         ids = ids[:count]
     if wish.sound.graph not in (TINY_SPEECH, SMALL_OMNI):
-        return plain_sound(wish.sound.graph, tuple(ids), wish.stop, run.model.tokenizer), 0
+        stops = () if wish.stop is None else (wish.stop,)
+        return plain_run_of(wish.sound.graph, tuple(ids), stops, run.model.tokenizer).sound, 0
     if wish.sound.graph == TINY_SPEECH:
         text = decode(ids)
         return sound_of_text(text if wish.stop is None else text.partition(wish.stop)[0]), 0
     frames = spoken_frames(wish.prompt, ids, wish.seed, wish.sound.voice or VOICES[0])
     return sound_of_frames(frames), len(frames)
-
-
-class TextItems:
-    """Stands for the writer of a TextStream: keeps its items."""
-
-    is_full = False
-
-    def __init__(self) -> None:
-        self.items = list[bytes]()
-
-    def put(self, walk: str, item: NDArray[Any]) -> None:
-        self.items.append(item.tobytes())
-
-    def finish(self) -> None: ...
-
-
-@cache
-def plain_sound(graph: str, ids: tuple[int, ...], stop: str | None, tokenizer: Tokenizer) -> bytes:
-    """Return the sound that a random model makes of an answer."""
-    params = SamplingParams(max_tokens=len(ids), seed=0, stop=() if stop is None else (stop,))
-    made: Any = TextItems()
-    text = TextStream(made, tokenizer, params, frozenset())
-    text.take(0, list(ids))
-    text.finish()
-    return plain_run(random_model(int(graph.rpartition("-")[2])), made.items).sound

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from hash_stages import serve
-from random_graphs import random_model
+from random_models import random_model
 
 from pontil.launcher.options.stage_list import stem
 from pontil.launcher.options.worker_roles import NODE

@@ -24,20 +24,20 @@ class TaskInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a part of a walk made, by name. At the end of a pass those that are named as edges become their items.
-    `stops`: the loop around it ends with this round."""
+class WalkValues:
+    """The values that a part of a walk made, by name. At the end of a pass those that are named as edges become their
+    items. `stops`: the loop around it ends with this round."""
 
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stops: bool = False
 
 
-NOTHING = Made()
+NOTHING = WalkValues()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInput:
-    """What a node is given in a pass under `walk`: for each stream the `items` of a chunk, after the `context` of
+    """The input of a node in a pass under `walk`: for each stream the `items` of a chunk, after the `context` of
     earlier ones; or, behind another part of the walk, what that made. With `final` no pass follows."""
 
     walk: str
@@ -46,7 +46,7 @@ class NodeInput:
     final: bool = False
     node: str = ""
 
-    def after(self, made: Made) -> "NodeInput":
+    def after(self, made: WalkValues) -> "NodeInput":
         return NodeInput(self.walk, {name: (value,) for name, value in made.values.items()}, final=self.final)
 
     def of(self, edge: str) -> tuple[Items, Items]:
@@ -55,7 +55,7 @@ class NodeInput:
 
 
 # Yields after each piece of work: an output, or None where the piece made none.
-Pieces = Generator[bytes | None, None, Made]
+Pieces = Generator[bytes | None, None, WalkValues]
 
 
 class NodeRun(Protocol):

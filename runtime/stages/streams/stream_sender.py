@@ -113,10 +113,13 @@ class StreamSender:
         self.port.post(message.sender, refusal)
 
     def end(self, request_id: str, attempt: int, now: float) -> None:
-        """Record that a request has ended. Its items are kept."""
+        """Record that a request has ended. Its items are kept. Of one that was cancelled the consumers hear that this
+        worker makes no more: they would wait for them here, while nobody else has what they miss."""
         for stream in self.streams.values():
             if (stream.request_id, stream.attempt) == (request_id, attempt):
                 stream.ended_at = now
+                if stream.last_index is None and stream.handed_over_at is None:
+                    stream.hand_over(stream.emitted)
 
     def release(self, run: str) -> None:
         """Let go of every item of a run. Unknown runs are no error."""

@@ -7,7 +7,7 @@ from typing import cast
 
 from pontil.runtime.stages.graph.partition import GraphPartition
 from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer, StreamFault, StreamPosition
-from pontil.runtime.stages.nodes.node import Items, Made, NodeInput, NodeRun, Pieces
+from pontil.runtime.stages.nodes.node import Items, NodeInput, NodeRun, Pieces, WalkValues
 from pontil.runtime.stages.streams.pass_writer import NO_ITEMS, PassWriter
 from pontil.runtime.stages.worker.walk_executor import run_part
 from pontil.runtime.timeline.work_times import WorkTimes
@@ -123,7 +123,7 @@ class OpenTask:
             raise StreamFault(f"a pass of {self.partition.name} is driven to {' and '.join(sorted(map(str, walks)))}")
         return str(walks.pop() if walks else self.partition.last_walk)
 
-    def emit(self, made: Made) -> None:
+    def emit(self, made: WalkValues) -> None:
         """Send what a pass made to the stages behind."""
         self.passes += 1
         if self.writer is not None and self.walk is not None:

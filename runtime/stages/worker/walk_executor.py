@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pontil.runtime.errors import GraphError
 from pontil.runtime.stages.graph.walk import Loop, Node, Parallel, Sequential, WalkPart
-from pontil.runtime.stages.nodes.node import NOTHING, Made, NodeInput, NodeRun, Pieces
+from pontil.runtime.stages.nodes.node import NOTHING, NodeInput, NodeRun, Pieces, WalkValues
 
 # Rounds of a loop that no node stops. Nothing real comes near it.
 MOST_ROUNDS = 1 << 16
@@ -39,7 +39,7 @@ def run_side_by_side(part: Parallel, run: NodeRun, given: NodeInput) -> Pieces:
         if twice := sorted(values.keys() & made.values.keys()):
             raise GraphError(f"two parts of a Parallel make '{twice[0]}': give what each makes its own name")
         values, stops = {**values, **made.values}, stops or made.stops
-    return Made(values, stops)
+    return WalkValues(values, stops)
 
 
 def run_in_rounds(part: Loop, run: NodeRun, given: NodeInput) -> Pieces:

@@ -3,11 +3,12 @@
 and a random choice decides what arrives, which task computes, and which one dies."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
-from random_graphs import FIRST, Array, HashStage, PlainRun, plain_run, random_model, random_text
+from random_models import FIRST, Array, HashStage, PlainRun, counts_of, plain_run, random_model, random_text
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.stages.graph.catalog import DECODE, GraphModel, edge_name
@@ -28,7 +29,8 @@ class PlayedStream(ProducerStream):
     def __init__(self, connection: Connection, last_walk: str | None) -> None:
         self.connection, self.last_walk = connection, last_walk
         self.items = dict[int, tuple[str | None, Array]]()
-        self.emitted_to, self.last, self.ended = 0, None, False
+        self.emitted_to = 0
+        self.last: int | None = None
         self.subscribe_anew()
 
     def subscribe_anew(self) -> None:
@@ -149,8 +151,9 @@ class GraphPlay:
         stages = [node.name for node in self.model.nodes[1:]]
         if self.deadly and self.tasks and self.deaths < MOST_DEATHS and self.chance.random() < DIES:
             return self.die(self.chance.choice(stages))
-        things = [self.speak, *(lambda one=one: one.deliver(self.chance) for one in self.streams.values())]
-        things += (lambda stage=stage: self.compute(stage) for stage in self.tasks)
+        things: list[Callable[[], bool]] = [self.speak]
+        things += [partial(one.deliver, self.chance) for one in self.streams.values()]
+        things += [partial(self.compute, stage) for stage in self.tasks]
         self.chance.shuffle(things)
         return any(thing() for thing in things)
 
@@ -168,21 +171,12 @@ def differences(play: GraphPlay, plain: PlainRun) -> list[str]:
     if b"".join(play.sounds) != plain.sound:
         found.append("another sound")
     for stage, task in play.done.items():
-        report = task.report(True)
-        outgoing, incoming = play.model.graph.outgoing(stage), play.model.graph.incoming(stage)
-        made = {edge_name(one): plain.items[stage, one.edge] for one in outgoing}
-        taken = {edge_name(one): plain.items[one.source, one.edge] for one in incoming}
-        tokens = {edge: sum(len(item) for item in items) for edge, items in {**taken, **made}.items()}
-        walks = play.walks[stage], [report.walk], report.passes
-        right = plain.passes[stage], plain.passes[stage][-1:], len(plain.passes[stage])
-        if walks != right:
-            found.append(f"other walks of {stage}: {walks}, not {right}")
-        if report.produced != {edge: len(items) for edge, items in made.items()}:
-            found.append(f"other items of {stage}")
-        if report.next_index != {edge: len(items) for edge, items in taken.items()}:
-            found.append(f"other positions of {stage}")
-        if report.token_counts != tokens:
-            found.append(f"other tokens of {stage}: {report.token_counts}, not {tokens}")
+        said = task.report(True)
+        counts = said.passes, said.walk, said.produced, said.next_index, said.token_counts
+        if counts != (right := counts_of(plain, stage)):
+            found.append(f"{stage} counts {counts}, not {right}")
+        if play.walks[stage] != plain.passes[stage]:
+            found.append(f"{stage} ran {play.walks[stage]}, not {plain.passes[stage]}")
     return found
 
 

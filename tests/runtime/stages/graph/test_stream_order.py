@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import example, given
 from hypothesis import strategies as st
-from random_graphs import plain_cut
+from random_models import plain_cut
 from speech_graph import stream
 
 from pontil.runtime.stages.graph.policies import ChunkPolicy, Fixed, LeftContext, SlidingWindow

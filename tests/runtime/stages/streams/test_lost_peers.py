@@ -47,6 +47,23 @@ def test_another_producer_makes_what_is_missing() -> None:
     assert read(buffer) == [5, 6, 7] and buffer.finished and list(stream.links) == ["q"]
 
 
+def test_a_worker_whose_attempt_was_cancelled_is_not_waited_for() -> None:  # C14
+    """The prefill worker of a pair gave the whole answer and is lost; the other one was never to make an item."""
+    world, prefilled, consumer = pair()
+    cancelled = world.worker("d")
+    output, buffer = prefilled.output(), a_buffer()
+    cancelled.output()
+    consumer.input(buffer, "p", "d")
+    world.turn()
+    output.emit(0, "speak", item(0))
+    output.finish(1)
+    del world.workers["p"]
+    consumer.receiver.lose("p", "its link was silent")
+    cancelled.sender.end("r.talker", 1, world.now)
+    world.settle(lambda: bool(consumer.receiver.starved))
+    assert [one.lost for one in consumer.receiver.starved] == ["p"] and world.now < 7.0
+
+
 def test_an_attempt_on_the_same_worker_goes_on_with_the_items() -> None:
     world, producer, consumer = pair()
     output, buffer = producer.output(), a_buffer()

@@ -13,7 +13,7 @@ from graph_play import play_seed
 from pontil.runtime.stages.graph.partition import GraphPartition
 from pontil.runtime.stages.graph.producer import StreamProducer
 from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer
-from pontil.runtime.stages.nodes.node import Made, NodeInput
+from pontil.runtime.stages.nodes.node import NodeInput, WalkValues
 from pontil.runtime.stages.worker import walk_executor
 from pontil.runtime.stages.worker.open_task import OpenTask
 
@@ -40,7 +40,7 @@ def full_and_final(buffer: StreamBuffer) -> Chunk | None:
     return chunk
 
 
-def without_stop(made: Made, values: Any = (), stops: bool = False) -> None:
+def without_stop(made: WalkValues, values: Any = (), stops: bool = False) -> None:
     object.__setattr__(made, "values", dict(values))
     object.__setattr__(made, "stops", False)
 
@@ -60,7 +60,7 @@ FAULTS: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "a loop has one round": (walk_executor, "run_in_rounds", ends_early),
     "a chunk is final when the end happens to be known": (StreamBuffer, "pop", full_and_final),
     "a part is not given what was made before it": (NodeInput, "after", lambda given, made: given),
-    "a loop is not stopped": (Made, "__init__", without_stop),
+    "a loop is not stopped": (WalkValues, "__init__", without_stop),
     "a tracked walk changes too early": (StreamProducer, "asked", too_early),
     "a pass does not wait for all of its streams": (OpenTask, "take_chunks", any_of_them),
 }

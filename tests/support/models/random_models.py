@@ -15,13 +15,13 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from pontil.runtime.stages.graph.catalog import DECODE, PREFILL, GraphModel, GraphNode, text_partition
+from pontil.runtime.stages.graph.catalog import DECODE, PREFILL, GraphModel, GraphNode, edge_name, text_partition
 from pontil.runtime.stages.graph.connection import Connection, WalkCallback
 from pontil.runtime.stages.graph.graph import Graph
 from pontil.runtime.stages.graph.partition import Authority, GraphPartition
 from pontil.runtime.stages.graph.policies import ChunkPolicy, Fixed, LeftContext, SlidingWindow
 from pontil.runtime.stages.graph.walk import Loop, Node, Parallel, Sequential, Walk, WalkPart, can_stop
-from pontil.runtime.stages.nodes.node import AUDIO, Made, NodeInput, Pieces, TaskInput
+from pontil.runtime.stages.nodes.node import AUDIO, NodeInput, Pieces, TaskInput, WalkValues
 
 FIRST, RATE = "llm", 8000
 MASK = (1 << 62) - 1
@@ -179,7 +179,7 @@ class HashTask:
         )
         yield None
         yield from sounds
-        return Made(values, stops)
+        return WalkValues(values, stops)
 
 
 # The plain runs.
@@ -278,6 +278,20 @@ def plain_run(model: GraphModel, text: Sequence[bytes]) -> PlainRun:
     for node in model.nodes[1:]:
         run.run_stage(node.name)
     return run
+
+
+# Passes, the walk of the last, items by stream, positions by stream, tokens by stream.
+Counts = tuple[int, str, dict[str, int], dict[str, int], dict[str, int]]
+
+
+def counts_of(plain: PlainRun, stage: str) -> Counts:
+    """Return what a stage's reports must add up to."""
+    graph, walks = plain.model.graph, plain.passes[stage]
+    made = {edge_name(one): plain.items[stage, one.edge] for one in graph.outgoing(stage)}
+    taken = {edge_name(one): plain.items[one.source, one.edge] for one in graph.incoming(stage)}
+    items, positions = ({edge: len(each) for edge, each in one.items()} for one in (made, taken))
+    tokens = {edge: sum(map(len, each)) for edge, each in {**taken, **made}.items()}
+    return len(walks), walks[-1], items, positions, tokens
 
 
 def random_text(chance: random.Random) -> Iterator[bytes]:
