@@ -163,7 +163,8 @@ def test_who_starts_while_somebody_waits_to_write_has_the_copy(
     cutting = threading.Thread(target=os.truncate, args=(path, 0))
     cutting.start()
     wait_for_leases(path, 1, "BREAKING")
-    real, seen = packed_weights.is_breaking, []
+    real = packed_weights.is_breaking
+    seen: list[Path] = []
 
     def is_breaking(path: Path) -> bool:
         """The holder moves once this process has seen it."""
