@@ -158,13 +158,7 @@ class KVStorage:
 
     def erase(self, blocks: Iterable[int]) -> None:
         """Zero these blocks, in ascending order, and give back the memory of whole pages. For a pool in host memory."""
-        runs: list[list[int]] = []
-        for block in blocks:
-            if runs and runs[-1][1] == block:
-                runs[-1][1] += 1
-            else:
-                runs.append([block, block + 1])
-        for first, after in runs:
+        for first, after in runs_of(blocks):
             size = self.layout.block_bytes
             zero(self.map, HEADER_BYTES + first * size, HEADER_BYTES + after * size)
 
@@ -228,3 +222,14 @@ class KVStorage:
         if pairs:
             sources, targets = zip(*pairs, strict=True)
             self.tensor[list(targets)] = self.tensor[list(sources)]
+
+
+def runs_of(blocks: Iterable[int]) -> list[list[int]]:
+    """Return [first, behind the last] of each run of neighbours among blocks in ascending order."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1][1] += 1
+        else:
+            runs.append([block, block + 1])
+    return runs

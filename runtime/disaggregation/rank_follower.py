@@ -66,6 +66,8 @@ class FollowerTransfers:
             self.storage.set_epoch(slot, epoch)
         for told in plan.grants:
             self.change_grant(told)
+        for first, after in plan.erased:
+            self.storage.erase(range(first, after))
         for block, filled in plan.cleared:
             self.storage.clear_tail(block, filled)
         for number, taking, *blocks in plan.published:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV pools of all ranks of a worker as its driver changes them: its own at once, the followers' by orders."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from pontil.runtime.cache.head_groups import HeadGroups, in_order
-from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.cache.storage import KVStorage, runs_of
 from pontil.runtime.disaggregation.publisher import HostPublisher, PublishedBlocks, Publisher
 from pontil.runtime.disaggregation.rank_orders import RankOrders
 from pontil.runtime.transfer.grants import Grant, Grants
@@ -58,6 +59,11 @@ class RankPools:
     def clear_tail(self, block: int, filled: int) -> None:
         self.storage.clear_tail(block, filled)
         self.orders.add("cleared", [block, filled])
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """Zero blocks that nobody uses, in ascending order, and give back their memory."""
+        self.storage.erase(blocks)
+        self.orders.add("erased", *runs_of(blocks))
 
     def publish(self, blocks: list[int], taking: int, staged: bool = True) -> Publication:
         """Make blocks readable for a peer of so many ranks, and digest them. `staged`: in host memory."""

@@ -69,11 +69,12 @@ class RankReady:
 class RankPlan:
     """From driver to all followers (`receiver` is empty): the work of one step. Any field may be empty. First come the
     orders about blocks, which the driver gave before it planned the step, in the order `recorded`, `dropped`, `epochs`,
-    `grants`, `cleared`, `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies` and
-    `tiles`.
+    `grants`, `erased`, `cleared`, `published`, `forgotten`, `detached`, `attached`, `pulls`, `cancelled`; then `copies`
+    and `tiles`.
 
     `epochs`: [slot, epoch] to write into epoch cells. `grants`: changes of what peers may read, see
-    runtime/disaggregation/rank_orders.py. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
+    runtime/disaggregation/rank_orders.py. `erased`: [first block, block behind the last] of unused ones, whose memory
+    goes back. `cleared`: [block, filled slots] whose rest is zeroed. `published`: requests,
     each a number, the ranks of the taking worker, and then blocks to make readable and to digest. `unstaged`: those of
     these requests, by their numbers, whose blocks need no copy in host memory. `forgotten`: blocks whose copies in host
     memory no transfer needs any more. `detached`: peers. `attached`: {peer: descriptor}. `pulls`: see
@@ -100,6 +101,7 @@ class RankPlan:
     recorded: list[list[int]] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     unstaged: list[int] = field(default_factory=list)
+    erased: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,8 @@ class GgufCheckpoint:
 
     @property
     def unpacked_types(self) -> list[str]:
-        """The types of which `levels` has products as numbers of the model's type, although they are smaller."""
-        kinds = {place.kind for name, place in self.places.items() if len(place.shape) == 2 and ROUTER not in name}
-        return [GGML_TYPES[kind].name for kind in sorted(kinds - set(LEVELS)) if GGML_TYPES[kind].numbers > 1]
+        """None: every type of less than 16 bits that can be read has whole numbers."""
+        return []
 
     @property
     def has_levels(self) -> bool:

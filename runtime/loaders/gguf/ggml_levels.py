@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of GGUF files (ggml/src/ggml-common.h) whose blocks are whole numbers with scales, taken apart.
+"""The types of GGUF files (ggml/src/ggml-common.h) whose blocks are whole numbers with scales, taken apart; those with
+codebooks are in ggml_codebooks.py.
 
 A function takes uint8 [blocks, bytes] and gives numbers [blocks, numbers], int8 or uint8 below 64, and for each group
-of 16 or 32 neighbouring numbers a scale, float32 [blocks, groups]. A weight is its scale times its number, plus an
+of 16, 32 or 256 neighbouring numbers a scale, float32 [blocks, groups]. A weight is its scale times its number, plus an
 offset of its group; or its scale times the sum of its number and a whole number, which is the same in all blocks.
 """
 
@@ -14,17 +15,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-Parts = tuple[Tensor, Tensor, Tensor]
+from pontil.runtime.loaders.gguf.ggml_codebooks import SCALES, Parts, half_at
+from pontil.runtime.loaders.gguf.ggml_codebooks import levels as codebook_levels
+
 Split = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | int]]
 
 # The weights of IQ4_NL and IQ4_XS, by their numbers of 4 bits, and those of MXFP4, doubled.
 UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-
-
-def half_at(blocks: Tensor, at: int) -> Tensor:
-    """The 16-bit float of each block that starts at byte `at`, float32 [blocks, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def signed(bytes_: Tensor) -> Tensor:
@@ -160,7 +158,10 @@ def with_offsets(split: Split, blocks: Tensor) -> Parts:
     return numbers, scales, scales * offset if isinstance(offset, int) else offset
 
 
-LEVELS = {number: partial(with_offsets, split) for number, split in SPLITS.items()}
+LEVELS: dict[int, Callable[[Tensor], Parts]] = {
+    **{number: partial(with_offsets, split) for number, split in SPLITS.items()},
+    **{number: partial(codebook_levels, number) for number in SCALES},
+}
 
 
 def k_steps(scale: int, minimum: int | None) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,7 @@
 """The number formats of GGUF files (ggml/src/ggml-common.h): blocks of so many numbers in so many bytes.
 
 Reading gives float32. A `blocks` is uint8 [blocks, bytes]; results are [blocks, numbers]. Types that a CPU's kernels
-multiply are read here; the others, which become numbers of the model's type, by the gguf package.
+multiply are read here; those with codebooks by the gguf package.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.loaders.gguf.block_sizes import BLOCKS
+from pontil.runtime.loaders.gguf.ggml_codebooks import by_package
 from pontil.runtime.loaders.gguf.ggml_levels import SPLITS, dequantize
 
 
@@ -40,13 +41,6 @@ def bfloat16(blocks: Tensor) -> Tensor:
     return blocks.view(torch.bfloat16).float()
 
 
-def by_package(number: int, blocks: Tensor) -> Tensor:
-    # Few files need it, and it takes a tenth of a second.
-    from gguf import GGMLQuantizationType, quants
-
-    return torch.from_numpy(quants.dequantize(blocks.numpy(), GGMLQuantizationType(number)))
-
-
 FLOATS = {
     0: GgmlType("F32", 1, 4, float32),
     1: GgmlType("F16", 1, 2, float16),
@@ -57,16 +51,9 @@ WITH_SCALES = {
     20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4",
 }  # fmt: skip
 FROM_CODEBOOKS = {
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    29: ("IQ1_M", 256, 56),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-}
+    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M", 34: "TQ1_0",
+    35: "TQ2_0",
+}  # fmt: skip
 """Types whose numbers are places in tables of vectors, or of three values."""
 GGML_TYPES: dict[int, GgmlType] = {
     **FLOATS,
@@ -74,7 +61,7 @@ GGML_TYPES: dict[int, GgmlType] = {
         number: GgmlType(name, *BLOCKS[number], partial(dequantize, SPLITS[number]))
         for number, name in WITH_SCALES.items()
     },
-    **{number: GgmlType(*form, partial(by_package, number)) for number, form in FROM_CODEBOOKS.items()},
+    **{number: GgmlType(name, *BLOCKS[number], partial(by_package, number)) for number, name in FROM_CODEBOOKS.items()},
 }
 OTHER_NAMES = {24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4", 41: "Q1_0"}
 """Types that exist and are not read here, for the message that says so."""

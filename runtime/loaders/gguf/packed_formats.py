@@ -46,8 +46,10 @@ class NumberFormat:
 GGUF_FORMATS = {
     2: NumberFormat(4, 32), 3: NumberFormat(4, 32), 6: NumberFormat(8, 32), 7: NumberFormat(8, 32),
     8: NumberFormat(8, 32), 10: NumberFormat(4, 16), 11: NumberFormat(4, 16), 12: NumberFormat(4, 32, 144),
-    13: NumberFormat(8, 32), 14: NumberFormat(8, 16, 212), 20: NumberFormat(8, 32), 23: NumberFormat(8, 32),
-    39: NumberFormat(8, 32),
+    13: NumberFormat(8, 32), 14: NumberFormat(8, 16, 212), 16: NumberFormat(8, 32), 17: NumberFormat(8, 16),
+    18: NumberFormat(8, 32), 19: NumberFormat(8, 32), 20: NumberFormat(8, 32), 21: NumberFormat(8, 32),
+    22: NumberFormat(8, 16), 23: NumberFormat(8, 32), 29: NumberFormat(8, 16), 34: NumberFormat(4, 256),
+    35: NumberFormat(4, 256), 39: NumberFormat(8, 32),
 }  # fmt: skip
 """By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8, and blocks of
 Q4_K and Q6_K."""

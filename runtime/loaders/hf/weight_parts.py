@@ -116,7 +116,9 @@ def read_awq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
 
 
 def in_order(words: Tensor) -> Tensor:
-    return fields(words, 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)
+    """The numbers of AWQ's words, output by output."""
+    numbers: Tensor = fields(words, 4).unflatten(1, (-1, len(AWQ_PLACES)))[:, :, AWQ_PLACES].flatten(1)
+    return numbers
 
 
 def read_gptq(form: WeightForm, found: Mapping[str, Tensor]) -> Read:

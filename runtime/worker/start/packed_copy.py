@@ -4,6 +4,7 @@
 import os
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import IO
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile, path_of
@@ -21,6 +22,8 @@ COPIED_BYTES = 64 << 20
 # Shares of the time that there is: until then a disk is copied to, and so long the copy of another process waited for.
 # What is left suffices to copy to memory.
 COPYING, WAITING = 1 / 3, 2 / 3
+# Seconds that the system gives a process for handing a lease back, 0 for any number.
+BREAK_TIME, USUAL_BREAK_TIME = Path("/proc/sys/fs/lease-break-time"), 45.0
 
 
 def copy_of(mapped: MappedFile, seconds: float) -> tuple[IO[bytes], str]:
@@ -100,3 +103,11 @@ def check(copy: IO[bytes], mapped: MappedFile) -> None:
 
 def size_of(mapped: MappedFile) -> int:
     return os.fstat(mapped.file.fileno()).st_size
+
+
+def break_time() -> float:
+    """Return the seconds until the system lets go on who waits for a lease."""
+    try:
+        return float(BREAK_TIME.read_text()) or USUAL_BREAK_TIME
+    except OSError:
+        return USUAL_BREAK_TIME

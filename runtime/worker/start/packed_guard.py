@@ -5,19 +5,16 @@ import logging
 import os
 import signal
 from contextlib import ExitStack
-from pathlib import Path
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.runtime.threads import ThreadFailures, TurnThread
-from pontil.runtime.worker.start.packed_copy import copy_of
+from pontil.runtime.worker.start.packed_copy import break_time, copy_of
 
 logger = logging.getLogger("pontil.worker")
 
 # Seconds between two looks at a lease.
 LOOK = 1.0
-# Seconds that the system gives a process for handing a lease back, 0 for any number.
-BREAK_TIME, USUAL_BREAK_TIME = Path("/proc/sys/fs/lease-break-time"), 45.0
 
 
 class PackedGuard:
@@ -87,11 +84,3 @@ class PackedGuard:
     def hand_back(self) -> None:
         for mapped in self.files:
             mapped.hand_back()
-
-
-def break_time() -> float:
-    """Return the seconds until the system lets go on who waits for a lease."""
-    try:
-        return float(BREAK_TIME.read_text()) or USUAL_BREAK_TIME
-    except OSError:
-        return USUAL_BREAK_TIME

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.gpu_ops.kernels.weights.places import NamedFile, SealedMemory
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
 from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES, lack_of_room
+from pontil.runtime.worker.start.packed_copy import break_time
 from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, PackedFile, alone, remove_unused
 
 logger = logging.getLogger("pontil.worker")
@@ -23,6 +25,10 @@ logger = logging.getLogger("pontil.worker")
 SOURCES = ("gpu_ops/kernels/weights", "runtime/models", "runtime/loaders")
 PRODUCT = Path(__file__).resolve().parents[3]
 READ_BYTES = 1 << 20
+# All locks and leases of this host's processes (proc_locks(5)), and the words of a lease that somebody waits for.
+LOCKS, BREAKING = Path("/proc/locks"), ["LEASE", "BREAKING"]
+# Seconds between two looks at these; and times that a file is mapped: a copy has replaced it meanwhile.
+LOOK, ATTEMPTS = 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,30 @@ def damage(file: PackedFile) -> str | None:
 
 
 def whole_shelf(path: Path) -> MappedShelf | None:
+    """Map a file that is there and whole, and that nobody is about to write to: those who map it then move to a copy,
+    which gets the name."""
+    until = time.monotonic() + break_time()
+    shelf = None
+    for _ in range(ATTEMPTS):
+        while is_breaking(path) and time.monotonic() < until:
+            time.sleep(LOOK)
+        shelf = mapped_shelf(path)
+        mapped = None if shelf is None else shelf.mapped
+        if mapped is None or mapped.leased or not (mapped.is_replaced or is_breaking(path)):
+            break
+    return shelf
+
+
+def is_breaking(path: Path) -> bool:
+    """Return whether somebody who wants to write to a file waits for the leases of others."""
+    try:
+        place, lines = f":{path.stat().st_ino}", LOCKS.read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.split()[1:3] == BREAKING and line.split()[5].endswith(place) for line in lines)
+
+
+def mapped_shelf(path: Path) -> MappedShelf | None:
     """Map a file that is there and whole. Its time says when it was last used."""
     try:
         shelf = MappedShelf(path)

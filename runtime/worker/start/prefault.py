@@ -7,7 +7,7 @@ idle worker maps pages ahead of use, as many as were used so far; but not all of
 needed stays free for other processes. After minutes without work they get most of the rest as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
@@ -24,6 +24,9 @@ SPARED_BYTES = 2 << 30
 IDLE_SECONDS = 300.0
 # Bytes that go back at a time, and blocks that leave the prefix cache: a few milliseconds.
 RETURNED_BYTES, EVICTED_BLOCKS = 16 << 20, 256
+
+# Zeroes blocks, in ascending order, and gives back their memory.
+Erase = Callable[[Sequence[int]], None]
 
 
 def bytes_left() -> int:
@@ -75,25 +78,25 @@ class Prefault:
             return
         self.mapped += CHUNK_BYTES
 
-    def give_back(self) -> None:
+    def give_back(self, erase: Erase) -> None:
         """Give back what is mapped behind the blocks that the pool has handed out."""
         if self.mapped > self.used:
             first = (self.used - HEADER_BYTES) // self.storage.layout.block_bytes
-            self.storage.erase(range(first, self.storage.num_blocks))
+            erase(range(first, self.storage.num_blocks))
             self.mapped = self.used - self.used % CHUNK_BYTES
         self.returned_at = self.pool.highest
 
 
 class IdleReturn:
     """The return of the memory of a pool after IDLE_SECONDS without work, except for `kept` bytes of the prefix cache,
-    those used last. Owned blocks stay. For a pool in the memory of this host, of a worker of one process: the blocks of
-    followers stay mapped.
+    those used last. Owned blocks stay. For a pool in the memory of this host. `erase` does it in all ranks of a worker,
+    whose pools are alike.
 
     Not thread-safe: the engine's thread owns it.
     """
 
-    def __init__(self, prefault: Prefault, kept: int) -> None:
-        self.prefault, self.storage, self.pool = prefault, prefault.storage, prefault.pool
+    def __init__(self, prefault: Prefault, kept: int, erase: Erase) -> None:
+        self.prefault, self.storage, self.pool, self.erase = prefault, prefault.storage, prefault.pool, erase
         self.most_idle = kept // self.storage.layout.block_bytes
         self.possible = not self.storage.staged
         # The blocks to give back, in descending order; None before they are known.
@@ -118,10 +121,10 @@ class IdleReturn:
         count = max(1, RETURNED_BYTES // self.storage.layout.block_bytes)
         some, self.left = self.left[-count:], self.left[:-count]
         if some:
-            self.storage.erase(reversed(some))
+            self.erase(some[::-1])
             return
         self.pool.renew()
-        self.prefault.give_back()
+        self.prefault.give_back(self.erase)
         self.left, self.done_for = None, busy_at
 
     def interrupt(self) -> None:

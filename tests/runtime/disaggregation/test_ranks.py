@@ -262,6 +262,7 @@ def test_an_order_in_another_form_ends_the_follower(pair: Pair) -> None:
     (follower,) = pair(1, 2).ours.followers.values()
     wrong: list[dict[str, Any]] = [
         {"pulls": [{}]}, {"epochs": [[1]]}, {"grants": [{}]}, {"cleared": [[1, 2, 3]]}, {"published": [[]]},
+        {"erased": [3]},
     ]  # fmt: skip
     for fields in wrong:
         with pytest.raises(TransferError, match="cannot be read"):

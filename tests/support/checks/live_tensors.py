@@ -15,7 +15,7 @@ class LiveTensors(TorchDispatchMode):
     counted, and neither is what an operation allocates and frees."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = 0
         self.known: set[int] = set()
 

@@ -47,6 +47,7 @@ RANK_MESSAGES: dict[str, Message] = {
         recorded=[[9, -9223372036854775808]],
         dropped=[3],
         unstaged=[4],
+        erased=[[2, 8]],
     ),
     "rank_done": RankDone(
         sender="f1",

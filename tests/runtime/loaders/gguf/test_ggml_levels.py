@@ -21,8 +21,10 @@ from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 BLOCKS = 60
 # Byte offsets of a block's 16-bit floats.
 HALVES = {2: (0,), 3: (0, 2), 6: (0,), 7: (0, 2), 8: (0,), 10: (80, 82), 11: (108,), 12: (0, 2), 13: (0, 2), 14: (208,),
-          20: (0,), 23: (0,), 39: ()}  # fmt: skip
-SIGNED, BY_16, MXFP4 = (8, 20, 23, 39), (10, 11, 14), 39
+          20: (0,), 23: (0,), 39: (), 16: (0,), 17: (0,), 18: (0,), 19: (0,), 21: (0,), 22: (0,), 29: (), 34: (52,),
+          35: (64,)}  # fmt: skip
+SIGNED, MXFP4, IQ1_M = (8, 16, 17, 18, 19, 20, 21, 22, 23, 29, 39), 39, 29
+GROUPS = dict.fromkeys((10, 11, 14, 17, 22, 29), 16) | dict.fromkeys((34, 35), 256)
 
 
 def random_blocks(kind: int, count: int = BLOCKS) -> torch.Tensor:
@@ -32,6 +34,9 @@ def random_blocks(kind: int, count: int = BLOCKS) -> torch.Tensor:
         blocks[:, at : at + 2] = torch.randn(count, 1, generator=generator).half().view(torch.uint8)
     if kind == MXFP4:
         blocks[:, 0] = torch.randint(120, 130, (count,), generator=generator)
+    if kind == IQ1_M:
+        # The exponent of its float is in the upper half of the last byte.
+        blocks[:, 55] = blocks[:, 55] & 15 | 0x20
     return blocks
 
 
@@ -41,7 +46,7 @@ def test_blocks(kind: int) -> None:
     numbers, scales, offsets = LEVELS[kind](blocks)
     assert numbers.dtype == (torch.int8 if kind in SIGNED else torch.uint8) and int(numbers.max()) < 128
     spread = numbers.shape[1] // scales.shape[1]
-    assert spread == (16 if kind in BY_16 else 32) and scales.shape == offsets.shape
+    assert spread == GROUPS.get(kind, 32) and scales.shape == offsets.shape
     weights = scales.repeat_interleave(spread, 1) * numbers.float() + offsets.repeat_interleave(spread, 1)
     torch.testing.assert_close(weights, GGML_TYPES[kind].read(blocks), rtol=1e-6, atol=1e-5)
 
@@ -75,7 +80,7 @@ def test_a_whole_file(tmp_path: Path, write_gguf: Any, tied: bool) -> None:
 
 @pytest.mark.parametrize("kind", GGML_TYPES)
 def test_a_file_of_any_type_is_read_whole(tmp_path: Path, write_gguf: Any, kind: int) -> None:
-    """With numbers for the kernels, or unpacked, as is said then."""
+    """With numbers for the kernels, where it has less than 16 bits."""
     config = write_tiny_llama(tmp_path / "hf", hidden_size=256, intermediate_size=256, num_heads=16)
     number, form = gguf.GGMLQuantizationType(kind), GGML_TYPES[kind]
     path = write_gguf(tmp_path / "hf", config, kind=number, random_blocks=True)
@@ -88,4 +93,4 @@ def test_a_file_of_any_type_is_read_whole(tmp_path: Path, write_gguf: Any, kind:
     theirs = gguf.quants.dequantize(blocks.numpy(), number)
     assert np.array_equal(tensors[name].numpy(), theirs.reshape(256, 256), equal_nan=True)
     assert checkpoint.has_levels == (kind in LEVELS)
-    assert checkpoint.unpacked_types == ([] if kind in LEVELS or form.numbers == 1 else [form.name])
+    assert checkpoint.unpacked_types == [] and (kind in LEVELS or form.numbers == 1)

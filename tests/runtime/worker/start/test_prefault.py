@@ -98,7 +98,7 @@ def used_and_cached(pool: BlockPool, count: int, cached: int, name: int = 0) -> 
 
 def rested(pool: BlockPool, prefault: Prefault, kept: int) -> tuple[IdleWork, int]:
     """Have a worker do nothing for long enough after its last step, and return how often it was at work."""
-    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, kept))
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, kept, prefault.storage.erase))
     idle.after_step(9.0, 10.0)
     assert idle.patience(10.0, 1000.0) == 0.0 if prefault.is_due else IDLE_SECONDS
     finish(prefault)
@@ -141,7 +141,7 @@ def test_blocks_with_an_owner_stay_and_work_interrupts_the_return() -> None:
     storage.tensor[1:304] = 2.5
     prefault = Prefault(storage, pool, left=lambda: PLENTY)
     finish(prefault)
-    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, 0))
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, 0, prefault.storage.erase))
     idle.after_step(9.0, 10.0)
     idle.spend(10.0 + IDLE_SECONDS)
     more = pool.take(5)
@@ -163,6 +163,6 @@ def test_before_the_first_step_nothing_goes_back() -> None:
     used_and_cached(pool, 300, 300)
     prefault = Prefault(storage, pool, left=lambda: PLENTY)
     finish(prefault)
-    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, 0))
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, 0, prefault.storage.erase))
     idle.spend(1e6)
     assert len(pool.idle) == 300 and idle.patience(1e6, 5.0) == 5.0

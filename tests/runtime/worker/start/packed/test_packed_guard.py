@@ -21,7 +21,7 @@ from pontil.gpu_ops.kernels.weights.places import PARTIAL
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf, verify
 from pontil.runtime.probe.host_memory import FreeMemory
 from pontil.runtime.threads import ThreadFailures
-from pontil.runtime.worker.start import packed_copy
+from pontil.runtime.worker.start import packed_copy, packed_weights
 from pontil.runtime.worker.start.packed_files import mappers
 from pontil.runtime.worker.start.packed_guard import LOOK, PackedGuard
 
@@ -153,6 +153,35 @@ def test_who_still_loads_when_the_file_is_cut_off_moves_once_it_guards_it(
     cutting.join(TIMEOUT)
     assert not cutting.is_alive() and [one.read() for one in processes] == [expected] * 2
     assert [one.end() for one in processes] == [0, 0]
+
+
+def test_who_starts_while_somebody_waits_to_write_has_the_copy(
+    model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, (holder,) = digest(model, None), start(1, guarded=False)
+    (path,) = packed_files_of(cache)
+    cutting = threading.Thread(target=os.truncate, args=(path, 0))
+    cutting.start()
+    wait_for_leases(path, 1, "BREAKING")
+    real = packed_weights.is_breaking
+    seen: list[Path] = []
+
+    def is_breaking(path: Path) -> bool:
+        """The holder moves once this process has seen it."""
+        if real(path) and not seen:
+            seen.append(path)
+            holder.guard()
+            return True
+        return real(path)
+
+    monkeypatch.setattr(packed_weights, "is_breaking", is_breaking)
+    loading = Loading(model, cache)
+    mapped = loading.shelf.mapped
+    assert seen and mapped is not None and mapped.leased and not mapped.is_replaced
+    cutting.join(TIMEOUT)
+    assert not cutting.is_alive() and digest_of(bits(loading.model())) == holder.read() == expected
+    mapped.hand_back()
+    assert holder.end() == 0
 
 
 def test_two_hands_at_once_change_one_file_without_a_name(model: Path, cache: Path, start: Start) -> None:
@@ -287,8 +316,11 @@ def test_a_lease_is_taken_once_nobody_has_the_file_open_to_write(
     guard.hand_back()
 
 
-def test_who_has_no_lease_when_others_move_to_a_copy_moves_too(model: Path, cache: Path, start: Start) -> None:
-    """They had theirs before somebody waited for it."""
+def test_who_has_no_lease_when_others_move_to_a_copy_moves_too(
+    model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They had theirs before somebody waited for it, and the system does not tell of that."""
+    monkeypatch.setattr(packed_weights, "LOCKS", cache / "none")
     expected, (holder,) = digest(model, None), start(1, guarded=False)
     (path,) = packed_files_of(cache)
     cutting = threading.Thread(target=os.truncate, args=(path, 0))
