@@ -20,7 +20,7 @@ QUANTIZATIONS = ("auto", "none", "int8", "gguf")
 POOLINGS = ("auto", "mean", "last", "cls")
 # The most guesses of a draft model, unless --speculative-tokens says otherwise.
 DRAFT_TOKENS = 8
-KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True))
+KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True, rdma=True))
 
 
 @dataclass(frozen=True, kw_only=True)
