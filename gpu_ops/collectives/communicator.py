@@ -25,8 +25,9 @@ class Communicator(Protocol):
         """Plain values by which the other ranks join rank 0."""
 
     def meet(self) -> None:
-        """Come together with the other ranks, which takes long where libraries have to find each other. Called once,
-        before any other method, when all ranks have the descriptor."""
+        """Come together with the other ranks, with more patience than other calls have. Called before any other method,
+        when all ranks have the descriptor, which takes long where libraries have to find each other; and again where
+        one rank may come much later than another. Never while a step is recorded."""
 
     def barrier(self) -> None:
         """Return once every rank has called it. What a rank wrote before is visible to the others after it."""

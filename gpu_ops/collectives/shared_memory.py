@@ -89,7 +89,7 @@ class SharedMemoryCommunicator:
             os.close(fd)
 
     def meet(self) -> None:
-        """The memory is mapped already, and who is late shows at the first call."""
+        """Do nothing: the memory is mapped already, and cores wait for each other at the next call."""
 
     def barrier(self) -> None:
         self.group.meet()

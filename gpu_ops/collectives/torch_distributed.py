@@ -54,7 +54,11 @@ class TorchCommunicator:
         return cls(device, checked, rank)
 
     def meet(self) -> None:
-        self.together(lambda group: None)
+        if self.group is None:
+            self.together(lambda group: None)
+        else:
+            # The default group has a meeting's patience.
+            self.together(lambda group: dist.barrier(), self.descriptor["meet_within"])
 
     def barrier(self) -> None:
         self.together(lambda group: dist.barrier(group))
@@ -114,11 +118,12 @@ class TorchCommunicator:
     def broadcast(self, x: Tensor) -> None:
         self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))
 
-    def together(self, call: Callable[[dist.ProcessGroup], T]) -> T:
-        """Make a call of torch.distributed. After a failure every later one fails at once."""
+    def together(self, call: Callable[[dist.ProcessGroup], T], patience: float | None = None) -> T:
+        """Make a call of torch.distributed, which has this patience if it is not the usual one. After a failure every
+        later one fails at once."""
         if self.failure is not None:
             raise CollectiveError(self.failure)
-        patience = self.descriptor["deadline" if self.group else "meet_within"]
+        patience = patience or self.descriptor["deadline" if self.group else "meet_within"]
         try:
             return call(self.group or self.connect())
         except (RuntimeError, ValueError, OSError) as error:

@@ -22,7 +22,7 @@ POOLINGS = ("auto", "mean", "last", "cls")
 EXACT, FAST = "exact", "fast"
 # The most guesses of a draft model, unless --speculative-tokens says otherwise.
 DRAFT_TOKENS = 8
-KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True))
+KV_REACHES = ", else ".join(connectors.CONNECTORS[name].reach for name in connectors.usable(on_gpu=True, rdma=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,8 @@ class ConnectorRow:
     and `reach` says where it can be used. Below `slow` bytes a second a handoff costs more than it should. For a
     connector that does not work here, `without` is the consequence and `mend` the remedy; a launch cannot do without
     one that is `needed`. One that is `on_gpus` moves blocks from GPU to GPU: a worker on a CPU has no use for it. One
-    that needs one of some `packages`, which the extra of its name installs, is never chosen by `auto`; unless it
-    `encrypts`, it carries blocks to other hosts in the clear."""
+    that needs one of some `packages`, which the extra of its name installs, is chosen by `auto` only where hosts have
+    RDMA; unless it `encrypts`, it carries blocks to other hosts in the clear."""
 
     name: str
     target: str
@@ -53,25 +53,26 @@ CONNECTORS = {
             "let processes of one user open each other's memory in /proc, which hardened containers forbid",
         ),
         ConnectorRow(
+            "nixl", ENTRY_POINTS["nixl"].target, "nixl over RDMA", ("nixl-connector",), 0.2e9,
+            "workers with --kv-connector nixl cannot hand over",
+            "see what UCX says with UCX_LOG_LEVEL=info, or take the default, --kv-connector auto",
+            encrypts=False, packages=("nixl_cu12", "nixl_cu13"),
+        ),
+        ConnectorRow(
             "tcp", "runtime.transfer.tcp.connector:TcpConnector", "tcp",
             ("tcp-connector", "tcp-guest", "tcp-server"), 0.2e9,
             "workers of different hosts cannot hand over", "let processes connect over the loopback network",
             needed=True,
-        ),
-        ConnectorRow(
-            "nixl", ENTRY_POINTS["nixl"].target, "nixl", ("nixl-connector",), 0.2e9,
-            "workers with --kv-connector nixl cannot hand over",
-            "see what UCX says with UCX_LOG_LEVEL=info, or take the default, --kv-connector auto",
-            encrypts=False, packages=("nixl_cu12", "nixl_cu13"),
         ),
     )
 }  # fmt: skip
 NAMES = (AUTO, *CONNECTORS)
 
 
-def usable(on_gpu: bool) -> list[str]:
-    """Return the names of the connectors that `auto` tries on a worker on a GPU, or on a CPU."""
-    return [name for name, row in CONNECTORS.items() if (on_gpu or not row.on_gpus) and not row.packages]
+def usable(on_gpu: bool, rdma: bool = False) -> list[str]:
+    """Return the names of the connectors that `auto` tries on a worker on a GPU, or on a CPU. With `rdma` these need
+    not encrypt, and may need packages."""
+    return [name for name, row in CONNECTORS.items() if (on_gpu or not row.on_gpus) and (rdma or not row.packages)]
 
 
 def optional() -> list[str]:

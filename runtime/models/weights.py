@@ -15,7 +15,7 @@ from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, 
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
 from pontil.gpu_ops.kernels.weights.shelf import Packable, PrivateShelf, Shelf
 from pontil.gpu_ops.products.head_linear import HeadLinear
-from pontil.gpu_ops.products.linear import Linear
+from pontil.gpu_ops.products.linear import Linear, NumbersLinear
 from pontil.gpu_ops.products.scaled_weights import (
     FP4_GROUP,
     Fp4Weights,
@@ -253,8 +253,8 @@ class Weights:
         return self.kernels is None and self.device.type != "cpu" and self.dtype == torch.bfloat16
 
     def product_of_numbers(self, weight: Tensor) -> Product:
-        """The product of rows float32 with such a weight, by a kernel: a row's bits do not depend on the others'."""
-        return Linear(weight, deterministic=True)
+        """The product of rows float32 with such a weight."""
+        return NumbersLinear(weight, deterministic=self.deterministic)
 
     def product(self, name: str, make: Callable[[], tuple[Weight, Tensor | None]], is_partial: bool = False) -> Product:
         """The product of a weight and a bias, which are made if no earlier process has kept it under this name."""

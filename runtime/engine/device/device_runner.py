@@ -90,8 +90,7 @@ class DeviceRunner(ModelRunner):
             return Launched(list)
         self.results.begin()
         rounds = rounds_of(batch.copies)
-        if not self.followers.none:
-            # Followers would wait for the rest of a step that is begun anew.
+        if not self.may_begin_anew:
             if batch.copies:
                 self.followers.copy(batch.copies)
             step = self.start(batch, rounds)

@@ -85,6 +85,8 @@ def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:
 def record_steps(runner: ModelRunner | FollowerTiles) -> None:
     """Record the decode steps of a device, together with the other ranks, and say how much memory they take."""
     if isinstance(runner, DeviceRunner | DeviceFollower):
+        # One rank may have made its pool long before another.
+        runner.model.communicator.meet()
         runner.record(runner.layers.shapes)
         captured = runner.layers.captured
         logger.info("recorded %d decode steps in %d MiB", len(captured.steps), captured.bytes >> 20)

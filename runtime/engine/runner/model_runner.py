@@ -77,6 +77,12 @@ class ModelRunner:
         """Return whether a position's KV has the same bits in a prompt and in an answer."""
         return self.model.kernels is not None
 
+    @property
+    def may_begin_anew(self) -> bool:
+        """Return whether a step for which memory does not suffice is attempted again without its largest request. Other
+        ranks would wait for the rest of one that is begun anew."""
+        return self.followers.none and self.model.communicator.size == 1
+
     def beside(self, storage: KVStorage) -> "ModelRunner":
         return ModelRunner(self.model, storage)
 
@@ -91,8 +97,7 @@ class ModelRunner:
         copies = list(batch.copies)
         if copies:
             self.followers.copy(copies)
-        if not self.followers.none:
-            # Followers would wait for the rest of a step that is begun anew.
+        if not self.may_begin_anew:
             return self.compute(batch, copies)
         sampled, dropped = compute_what_fits(batch, lambda some: self.compute(some, copies))
         return [*sampled, *dropped]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pontil.runtime.errors import TransferError
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.foundation.loopback import is_loopback
+from pontil.runtime.transfer.rdma import net_device
 
 KIND = "nixl"
 # Microseconds after which the library's own thread looks for work unasked: events wake it before, but for a fault of
@@ -72,9 +73,10 @@ class NixlAgent:
     """The agent. It is known to peers by its `name`, which no other has. Its calls are made by one thread at a time;
     none of them waits for a peer, and none holds the interpreter while it copies."""
 
-    def __init__(self, host: str, patience: float) -> None:
-        """Make an agent that peers reach at our address `host`. A connection whose peer acknowledges nothing for
-        `patience` seconds is broken, which ends its reads. Raise TransferError."""
+    def __init__(self, host: str, patience: float, gpu: str | None = None) -> None:
+        """Make an agent that peers reach at our address `host`, and by RDMA where there are such devices. A connection
+        whose peer acknowledges nothing for `patience` seconds is broken, which ends its reads. The memory is that of
+        the GPU with this PCI address, or the host's. Raise TransferError."""
         self.library = Bindings.load()
         self.name = secrets.token_hex(16)
         module = self.library.module
@@ -83,14 +85,14 @@ class NixlAgent:
         settings.useListenThread, settings.syncMode = False, module.NIXL_THREAD_SYNC_NONE
         # Without the first UCX listens on every interface, and without the second its TCP waits for a quarter of an
         # hour behind a cut link. UCX_NET_DEVICES and UCX_TCP_USER_TIMEOUT, where they are set, have precedence.
-        interface = interface_of(host)
-        config = f"NET_DEVICES={interface},TCP_USER_TIMEOUT={math.ceil(patience)}s"
+        network = network_for(host, gpu)
+        config = f"NET_DEVICES={network},TCP_USER_TIMEOUT={math.ceil(patience)}s"
         try:
             self.agent = module.nixlAgent(self.name, settings)
             self.agent.createBackend("UCX", {"engine_config": config})
         except self.library.errors as error:
             raise TransferError(
-                f"NIXL cannot open UCX on the interface {interface} ({error}): see whether UCX_NET_DEVICES or UCX_TLS "
+                f"NIXL cannot open UCX on {network} ({error}): see whether UCX_NET_DEVICES or UCX_TLS "
                 "leave it a transport"
             ) from None
         self.registered: list[Any] = []
@@ -191,6 +193,13 @@ class LibraryErrors:
         if issubclass(kind, self.library.module.nixlRemoteDisconnectError):
             raise PeerDisconnected("the peer has ended or cannot be reached any more") from None
         raise TransferError(f"NIXL could not read the peer's memory: {error}") from None
+
+
+def network_for(host: str, gpu: str | None) -> str:
+    """Return the network device of UCX for an agent at this address of ours. NIXL 1.5.1 takes one: what it is told is
+    cut at commas, and names in its own list become ports. Raise TransferError."""
+    interface = interface_of(host)
+    return interface if interface == LOOPBACK_INTERFACE else net_device(interface, gpu)
 
 
 def interface_of(host: str) -> str:

@@ -16,6 +16,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.runner_choice import estimate_recordings, make_runner
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
+from pontil.runtime.engine.runner.memory_errors import is_out_of_memory
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import Sequence
@@ -104,6 +105,8 @@ def measure_room(config: WorkerConfig, model: Model, layout: KVLayout, meter: Me
         meter.reset()
         return meter.total - meter.free
 
+    # One rank may have read its weights long before another.
+    model.communicator.meet()
     taken = held()
     runner = run_largest_steps(config, model, layout)
     step = meter.peak
@@ -143,11 +146,18 @@ def run_largest_steps(config: WorkerConfig, model: Model, layout: KVLayout) -> M
     )
     for number, length in enumerate(prompts):
         engine.add(Sequence(f"largest step {number}", [0] * length, params, frozenset()))
+    too_large = ModelError(
+        f"the largest step does not fit the memory of {config.device} beside the weights: lower "
+        "--max-num-batched-tokens or --max-num-seqs, choose a smaller model or divide it over several GPUs"
+    )
     while engine.has_work:
-        for output in engine.step():
-            if output.failure is not None:
-                raise ModelError(
-                    f"the largest step does not fit the memory of {config.device} beside the weights: lower "
-                    "--max-num-batched-tokens or --max-num-seqs, choose a smaller model or divide it over several GPUs"
-                )
+        try:
+            outputs = engine.step()
+        except (MemoryError, RuntimeError) as error:
+            # A rank of several, whose steps are not begun anew. The others would only say that it did not come.
+            if not is_out_of_memory(error):
+                raise
+            raise too_large from error
+        if any(output.failure is not None for output in outputs):
+            raise too_large
     return runner

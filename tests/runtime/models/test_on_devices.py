@@ -20,8 +20,7 @@ from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Weights
 
 EXPERTS = {"choose_kernel", "sort_kernel", "gate_up_kernel", "down_kernel", "add_kernel"}
-# A product by a kernel is that of the head.
-COMMON = {"rms_norm_kernel", "add_rms_norm_kernel", "turn_kernel", "gated_kernel", "product_kernel"}
+COMMON = {"rms_norm_kernel", "add_rms_norm_kernel", "turn_kernel", "gated_kernel"}
 
 
 class Recorder:
@@ -56,7 +55,7 @@ def forward(model: Model, rows: int) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "more"),
     [("gemma3_text", set()), ("glm4", set()), ("qwen3_moe", EXPERTS), ("gpt_oss", EXPERTS),
-     ("deepseek_v3", EXPERTS)],
+     ("deepseek_v3", EXPERTS | {"product_kernel"})],
 )  # fmt: skip
 def test_a_layer_starts_kernels_and_reads_nothing(
     name: str, more: set[str], recorder: Recorder, tmp_path: Path
@@ -70,6 +69,26 @@ def test_a_layer_starts_kernels_and_reads_nothing(
         # All rows and all experts together: none of them has a kernel of its own.
         assert recorder.started["gate_up_kernel"] <= model.config.num_layers
     assert all(min(grid) > 0 for grid in recorder.grids)
+
+
+@pytest.mark.parametrize(("deterministic", "expected"), [(False, {"mm"}), (True, {"product_kernel"})])
+def test_the_head_is_one_product_of_the_library_unless_it_is_deterministic(
+    deterministic: bool, expected: set[str], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set[str]()
+    multiply = torch.mm
+
+    def noted(*given: Any, **named: Any) -> Tensor:
+        seen.add("mm")
+        assert given[0].dtype == torch.bfloat16 and named == {"out_dtype": torch.float32}
+        return multiply(*given, **named)
+
+    monkeypatch.setattr(torch, "mm", noted)
+    weights = Weights(iter([]), torch.device("meta"), torch.bfloat16, deterministic=deterministic)
+    head = weights.product_of_numbers(torch.empty(40, 24, dtype=torch.bfloat16, device="meta"))
+    made = head(torch.empty(3, 24, device="meta"))
+    assert made.shape == (3, 40) and made.dtype == torch.float32
+    assert seen | set(recorder.started) == expected
 
 
 def test_a_deterministic_product_is_computed_by_a_kernel(recorder: Recorder) -> None:

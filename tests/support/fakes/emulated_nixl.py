@@ -18,7 +18,7 @@ class EmulatedAgent(NixlAgent):
     """The agent. Reads of peers in `held` do not end. `begun` has every read's peer and its rows of the peer's memory;
     `added` and `removed` have the names of agents, `shared` has spans of memory that peers may read."""
 
-    def __init__(self, host: str, patience: float) -> None:
+    def __init__(self, host: str, patience: float, gpu: str | None = None) -> None:
         self.host, self.patience, self.name = host, patience, secrets.token_hex(16)
         self.numbers, self.files = count(1), dict[str, int]()
         self.reads: dict[int, tuple[str, Rows, Rows]] = {}

@@ -241,5 +241,7 @@ def test_ranks_measure_record_and_begin_together(there: PretendDevice, monkeypat
     with collectives.entered():
         found, _ = turns.run([lambda: live(0), lambda: live(1)])
     assert len(found) == 7 and two.followers.kinds == {True}
+    # Each rank when they find each other, when it has its weights, and when it has its pool.
+    assert collectives.meetings == 2 * 3
     ours, theirs = (group.calls for group in collectives.groups)
     assert ours == theirs and there.driver.replays > 10

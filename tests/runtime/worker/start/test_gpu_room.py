@@ -11,6 +11,7 @@ import torch
 from pretend_device import PretendDevice
 from tiny import build, layout_of, reference
 
+from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner, Round
@@ -160,3 +161,26 @@ def test_a_device_runs_its_own_runner_and_records_some_steps(
 def test_a_gpu_without_room_is_refused_with_the_parts_named(model: Model, rows: list[int], share: float) -> None:
     with pytest.raises(ModelError, match=f"--gpu-memory-share {share:g} allows .* 300 MiB, the largest step 10. MiB"):
         measure_room(config(gpu_memory_share=share), model, layout_of(model), ScriptedMeter(rows))
+
+
+class SecondRank(SingleRank):
+    """A rank of two, the other of which has come everywhere."""
+
+    size = 2
+
+
+def test_a_rank_whose_memory_does_not_suffice_says_so_and_does_not_begin_anew(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for the step that it began, and say that it did not come."""
+    tried = list[Tile]()
+
+    def fail(runner: ModelRunner, tile: Tile) -> list[Sampled]:
+        tried.append(tile)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ModelRunner, "run_tile", fail)
+    monkeypatch.setattr(model, "communicator", SecondRank())
+    with pytest.raises(ModelError, match="does not fit the memory of cuda:0 .* lower --max-num-batched-tokens"):
+        measure_room(config(), model, layout_of(model), ScriptedMeter([]))
+    assert len(tried) == 1

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The choice of RDMA devices by a tree of files as Linux shows it, and of NIXL by `auto` where there are such."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pools import LAYOUT, EmulatedNixl
+
+from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.errors import TransferError
+from pontil.runtime.transfer import auto_connector, rdma
+from pontil.runtime.transfer.connector import ConnectorOptions
+from pontil.runtime.transfer.security import TransferSecurity
+
+Host = tuple[Path, Callable[..., None]]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A host with two processors. Below the first, one switch has two GPUs and two ports, another has a GPU and a port;
+    below the second are a GPU and a device with two ports, of which one has no link."""
+
+    def pci(path: str, node: int, kind: str) -> Path:
+        made = tmp_path / "devices" / path
+        made.mkdir(parents=True)
+        (made / "class").write_text(kind + "\n")
+        (made / "numa_node").write_text(f"{node}\n")
+        links = tmp_path / "bus" / "pci" / "devices"
+        links.mkdir(parents=True, exist_ok=True)
+        (links / made.name).symlink_to(made)
+        return made
+
+    def port(path: str, node: int, name: str, states: list[str], interface: str) -> None:
+        made = pci(path, node, "0x020700")
+        folder = made / "infiniband" / name
+        for number, state in enumerate(states, 1):
+            (folder / "ports" / str(number)).mkdir(parents=True)
+            (folder / "ports" / str(number) / "state").write_text(state + "\n")
+        (made / "net" / interface).mkdir(parents=True)
+        (folder / "device").symlink_to(made)
+        (tmp_path / "class" / "infiniband").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "class" / "infiniband" / name).symlink_to(folder)
+
+    near, far, other = "pci0000:00/0000:01:00.0", "pci0000:00/0000:02:00.0", "pci0000:80/0000:81:00.0"
+    for path, node in ((f"{near}/0000:17:00.0", 0), (f"{near}/0000:18:00.0", 0), (f"{far}/0000:27:00.0", 0)):
+        pci(path, node, "0x030200")
+    pci(f"{other}/0000:97:00.0", 1, "0x030200")
+    port(f"{near}/0000:19:00.0", 0, "mlx5_0", ["4: ACTIVE"], "ib0")
+    port(f"{near}/0000:1a:00.0", 0, "mlx5_1", ["4: ACTIVE"], "ib1")
+    port(f"{far}/0000:28:00.0", 0, "mlx5_2", ["4: ACTIVE"], "eth2")
+    port("pci0000:80/0000:82:00.0", 1, "mlx5_3", ["1: DOWN", "4: ACTIVE"], "ib3")
+    return tmp_path, port
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device"),
+    [
+        # Two GPUs below one switch take turns with its two ports.
+        ("0000:17:00.0", "mlx5_0:1"),
+        ("0000:18:00.0", "mlx5_1:1"),
+        ("0000:27:00.0", "mlx5_2:1"),
+        ("0000:97:00.0", "mlx5_3:2"),
+        # Memory of the host goes by the device of the interface that has the worker's address.
+        (None, "mlx5_2:1"),
+    ],
+)
+def test_each_gpu_has_the_port_that_is_nearest(host: Host, gpu: str | None, device: str) -> None:
+    assert rdma.net_device("eth2", gpu, host[0]) == device
+
+
+def test_without_rdma_there_is_the_interface(tmp_path: Path, host: Host) -> None:
+    assert rdma.net_device("eth0", "0000:17:00.0", tmp_path / "nothing") == "eth0"
+    assert rdma.net_device("eth0", None, host[0]) == "eth0", "the interface's own device has no RDMA"
+    assert rdma.rdma_devices(tmp_path / "nothing") == []
+
+
+def test_a_gpu_that_no_port_is_near_to_has_one_of_its_processor(host: Host) -> None:
+    (near,) = rdma.nearest(rdma.rdma_devices(host[0]), "0000:97:00.0", host[0])
+    assert near.node == "1"
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, options: ConnectorOptions, nixl: Any = EmulatedNixl) -> list[str]:
+    found = auto_connector.opener
+    monkeypatch.setattr(auto_connector, "missing_package", lambda row: None)
+    monkeypatch.setattr(auto_connector, "opener", lambda name: nixl if name == "nixl" else found(name))
+    made = auto_connector.AutoConnector(KVStorage(LAYOUT, 4, torch.device("cpu")), lambda: None, options)
+    made.close()
+    return list(made.ways)
+
+
+def no_ucx(*given: Any) -> Any:
+    raise TransferError("NIXL cannot open UCX")
+
+
+def test_auto_takes_nixl_where_it_and_rdma_are_there_and_the_network_is_trusted(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # An address of this machine that is not loopback is not to be had everywhere.
+    monkeypatch.setattr(auto_connector, "is_loopback", lambda address: address == "::1")
+    trusted, keys = ConnectorOptions("127.0.0.1"), ConnectorOptions("127.0.0.1", guard=TransferSecurity(b"s" * 32))
+    assert opened(monkeypatch, trusted) == ["shm", "tcp"], "no RDMA here"
+    devices = rdma.rdma_devices(host[0])
+    monkeypatch.setattr(auto_connector, "rdma_devices", lambda: devices)
+    assert opened(monkeypatch, trusted) == ["shm", "nixl", "tcp"]
+    assert opened(monkeypatch, keys) == ["shm", "tcp"]
+    monkeypatch.setattr(auto_connector, "is_loopback", lambda address: True)
+    assert opened(monkeypatch, trusted) == ["shm", "tcp"]
+    monkeypatch.setattr(auto_connector, "is_loopback", lambda address: False)
+    with caplog.at_level(logging.WARNING):
+        assert opened(monkeypatch, trusted, no_ucx) == ["shm", "tcp"]
+    assert "blocks go over TCP and not over RDMA: NIXL cannot open UCX" in caplog.text
