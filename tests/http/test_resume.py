@@ -16,6 +16,7 @@ from stream_front import ASK, PATHS, TEXT, Front, Reader, ends, told, usages
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.resume import resumable
+from pontil.runtime.proxy.resume.sweep import Sweep
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 
@@ -67,7 +68,7 @@ def test_an_answer_whose_row_cannot_be_written_yet_is_booked_once(
     def counted(at: ScriptedSite) -> None:
         settle = at.proxy.streams.settle
 
-        def settled(found: resumable.Sweep) -> None:
+        def settled(found: Sweep) -> None:
             settle(found)
             looks.append(at)
 

@@ -15,7 +15,8 @@ from stream_front import ASK, TEXT, Front, Reader, told
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.usage_file import UsageFile
 from pontil.runtime.proxy.resume import resumable
-from pontil.runtime.proxy.resume.resumable import ResumableStreams, Sweep
+from pontil.runtime.proxy.resume.resumable import ResumableStreams
+from pontil.runtime.proxy.resume.sweep import Sweep
 from pontil.runtime.proxy.siblings.stream_record import StreamRecord
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

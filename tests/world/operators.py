@@ -102,7 +102,17 @@ class Operators:
         counts = {kind: planned[kind] + (-1 if fewer else 1)}
         self.watch(self.ask({"command": SCALE, "counts": counts, "drain_timeout": timeout}, fault.target))
         back = {"command": SCALE, "counts": dict(planned), "drain_timeout": timeout}
-        self.world.after(fault.seconds, lambda: self.insist(back, fault.target, own))
+        self.world.after(fault.seconds, self.scale_back, back, fault.target, own)
+
+    def scale_back(self, request: dict[str, Any], name: str, own: list[str]) -> None:
+        """Ask for the planned workers, once those that are there have their roles again: counts are those of roles."""
+        roles = planned_roles(self.site.plan)
+        children = [child for child in self.site.launch_of(name).supervisor.children if child.name in own]
+        if all(child.plan.role == roles[child.name] for child in children):
+            self.insist(request, name, own)
+        else:
+            self.busy(LOOK)
+            self.world.after(LOOK, self.scale_back, request, name, own)
 
     def ask(self, request: dict[str, Any], name: str) -> ChangeClient:
         """Ask the launch that has, or had, a process of this name."""
