@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure a GPU's engine beside what the GPU itself can do.
 
-    python scripts/gpu_bench.py [--device cuda:0] [--shape 8b|tiny] [--record]
+    python scripts/gpu_bench.py [--device cuda:0] [--shape 8b|tiny] [--attention-backend NAME] [--record]
 
 Prints a JSON object: `copy`, GB/s that a copy within the device reads and writes; `matrix`, 10^12 floating-point
-operations per second of a large product in bfloat16; then for a model of random weights: `decode_1` and `decode_256`,
-median milliseconds of a step of that many sequences at a context of 1,024, with the share of what `copy` and `matrix`
-allow for the weights and KV that the step reads; `prefill`, milliseconds of a prompt of 2,048 tokens, with the share of
-`matrix`; `gap`, the part of the time of 256 sequences in which no kernel ran (only on CUDA); `pull`, GB/s at which
-another process's KV blocks arrive, with digests. --record appends a row to docs/measurements.md. With --device cpu
+operations per second of a large product in bfloat16; then for a model of random weights: `decode_1`, `decode_64` and
+`decode_256`, median milliseconds of a step of that many sequences at a context of 1,024, with the share of what `copy`
+and `matrix` allow for the weights and KV that the step reads; `prefill`, milliseconds of a prompt of 2,048 tokens, with
+the share of `matrix`; `gap`, the part of the time of 256 sequences in which no kernel ran (only on CUDA); `pull`, GB/s
+at which another process's KV blocks arrive, with digests; `vllm`, where it is installed, its milliseconds of the same
+(gpu_peer.py). --record appends a row to docs/measurements.md. With --device cpu
 --shape tiny it only shows that the script runs.
 """
 
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ import app  # noqa: E402, F401
 from pontil.runtime.cache.layout import KVLayout  # noqa: E402
 from pontil.runtime.cache.pool import BlockPool  # noqa: E402
 from pontil.runtime.cache.storage import KVStorage  # noqa: E402
-from pontil.runtime.config.worker_config import WorkerConfig  # noqa: E402
+from pontil.runtime.config.worker_config import ATTENTION_BACKENDS, WorkerConfig  # noqa: E402
 from pontil.runtime.engine.device.runner_choice import make_runner, record_steps  # noqa: E402
 from pontil.runtime.engine.engine import Engine  # noqa: E402
 from pontil.runtime.engine.prompt_turns import StepBudget  # noqa: E402
@@ -50,6 +52,8 @@ from pontil.runtime.transfer.connector import Pull  # noqa: E402
 MEASUREMENTS = Path(__file__).resolve().parent.parent / "docs" / "measurements.md"
 TABLE = "\n## GPUs\n"
 ROUNDS = 20
+# Seconds of vLLM's start and figures, within a step of the proof.
+PEER_WITHIN = 300.0
 # Steps that are timed together.
 TOGETHER = 5
 # Hidden size, size inside, layers, heads, KV heads, numbers of a head, vocabulary.
@@ -97,7 +101,9 @@ def matrix_peak(device: torch.device, size: int) -> float:
     return 2.0 * float(size) ** 3 / seconds
 
 
-def make_engine(config: ModelConfig, device: torch.device, sequences: int, context: int, prompt: int) -> Engine:
+def make_engine(
+    config: ModelConfig, device: torch.device, sequences: int, context: int, prompt: int, attention: str
+) -> Engine:
     model = build_model(config, Weights(random_tensors(config, device), device, torch.bfloat16))
     layout = KVLayout(16, config.num_layers, config.num_kv_heads, config.head_dim, "bfloat16")
     blocks = 1 + sequences * (layout.blocks_for(context + 2 * ROUNDS) + 1) + layout.blocks_for(prompt + 16)
@@ -105,7 +111,7 @@ def make_engine(config: ModelConfig, device: torch.device, sequences: int, conte
     scheduler = Scheduler(BlockPool(blocks), layout, sequences, StepBudget(step), prefix_caching=False)
     worker = WorkerConfig(
         "bench", "mixed", str(device), (0,), "bench", "bench", "", "", max_num_seqs=sequences,
-        max_num_batched_tokens=step,
+        max_num_batched_tokens=step, attention_backend=attention,
     )  # fmt: skip
     runner = make_runner(worker, model, KVStorage(layout, blocks, device), context + 2 * ROUNDS, NONE, None)
     record_steps(runner)
@@ -153,15 +159,16 @@ def weights_of(config: ModelConfig) -> int:
     return sum(torch.Size(shape).numel() for name, shape in shapes.items() if "embed" not in name)
 
 
-def measure(config: ModelConfig, device: torch.device, large: bool) -> dict[str, Any]:
-    context, prompt, many = (1024, 2048, 256) if large else (64, 128, 8)
+def measure(config: ModelConfig, device: torch.device, large: bool, attention: str) -> dict[str, Any]:
+    context, prompt, counts = (1024, 2048, (1, 64, 256)) if large else (64, 128, (1, 4, 8))
+    many = counts[-1]
     copy = copy_bandwidth(device, (1 << 30) if large else (1 << 24))
     peak = matrix_peak(device, 8192 if large else 256)
-    engine = make_engine(config, device, many, context, prompt)
+    engine = make_engine(config, device, many, context, prompt, attention)
     weights = weights_of(config)
     kv_bytes = context * config.num_layers * 2 * config.num_kv_heads * config.head_dim * 2
     found: dict[str, Any] = {"copy": round(copy / 1e9, 1), "matrix": round(peak / 1e12, 2)}
-    for sequences in (1, many):
+    for sequences in counts:
         seconds = statistics.median(decode_times(engine, sequences, context))
         least = max((2 * weights + sequences * kv_bytes) / copy, 2.0 * weights * sequences / peak)
         found[f"decode_{sequences}"] = {"ms": round(seconds * 1e3, 3), "share": round(least / seconds, 3)}
@@ -171,6 +178,14 @@ def measure(config: ModelConfig, device: torch.device, large: bool) -> dict[str,
     if device.type == "cuda":
         found["gap"] = round(idle_share(engine, many, context), 3)
     return found
+
+
+def beside(device: torch.device) -> Any:
+    """Return the figures of vLLM in a process of its own, or its last line where it fails."""
+    command = [sys.executable, str(Path(__file__).with_name("gpu_peer.py")), "--device", str(device)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_WITHIN)
+    said = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["nothing"]
+    return said[-1] if done.returncode else json.loads(said[-1])
 
 
 def idle_share(engine: Engine, sequences: int, context: int) -> float:
@@ -230,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--lend", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -242,11 +258,16 @@ def main() -> None:
     if arguments.lend:
         lend(device, arguments.lend)
         return
-    found = measure(shape_of(arguments.shape), device, large)
+    found = measure(shape_of(arguments.shape), device, large, arguments.attention_backend)
     found["pull"] = round(pull_rate(device, 1024 if large else 16) / 1e9, 2)
+    if large and arguments.attention_backend == "auto" and find_spec("vllm") is not None:
+        # Our memory is the device's again.
+        torch.cuda.empty_cache()
+        found["vllm"] = beside(device)
     print(json.dumps(found))
     if arguments.record:
-        record(torch.cuda.get_device_name(device) if device.type == "cuda" else "none", arguments.shape, found)
+        shape = f"{arguments.shape}, attention {arguments.attention_backend}"
+        record(torch.cuda.get_device_name(device) if device.type == "cuda" else "none", shape, found)
 
 
 if __name__ == "__main__":

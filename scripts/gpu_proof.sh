@@ -8,7 +8,10 @@
 #   alike     the same pair with --deterministic: answers alone and in company
 #   replay    a pair with little KV memory, whose sequences are preempted: answers alone and in company
 #   ranks     workers of two ranks, one on each device, beside a CPU's answers
-#   figures   steps, prompts and pulls beside what the device can do, appended to docs/measurements.md
+#   fast      the same with the fast arithmetic of ranks, where this version has it
+#   attention FlashAttention-3 and FlashInfer, if they are installed: beside our kernels, a CPU's answers, and figures
+#   figures   steps, prompts and pulls beside what the device can do and beside vLLM, if it is installed, appended to
+#             docs/measurements.md
 #   sanitizer the kernels under compute-sanitizer
 # Goes on after a step that failed, names those that the machine cannot do, and ends with 1 if any failed. With
 # --device cpu the steps of workers run on cores, and figures are not recorded.
@@ -16,7 +19,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/venv.sh
 
-steps=(kernels second pair alike replay ranks figures sanitizer)
+steps=(kernels second pair alike replay ranks fast attention figures sanitizer)
 limit=480
 venv=.venv
 device=cuda:0
@@ -34,7 +37,7 @@ while [ $# -gt 0 ]; do
         --second) second=${2:?--second needs a device}; shift ;;
         --model) model=${2:?--model needs a name or a path}; divided=$model; given=$model; shift ;;
         --alone) alone=yes ;;
-        -h | --help) sed -n '3,14s/^# *//p' "$0"; exit ;;
+        -h | --help) sed -n '3,18s/^# *//p' "$0"; exit ;;
         -*) fail "There is no option $1: try --help." ;;
         *) [[ " ${steps[*]} " == *" $1 "* ]] || fail "There is no step $1: choose from ${steps[*]}."
             chosen+=("$1") ;;
@@ -47,8 +50,12 @@ python=$venv/bin/python
 # Why this machine cannot do a step; nothing if it can.
 lacks() {
     case $1 in
-        second | ranks) [ "$device" = cpu ] && { [ "$1" = ranks ] || echo "cores have no kernels of Triton"; return; }
+        second | ranks | fast)
+            [ "$device" = cpu ] && { [ "$1" != second ] || echo "cores have no kernels of Triton"; return; }
             "$python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)' || echo "there is one GPU" ;;
+        attention) [ "$device" != cpu ] || { echo "the packages compute on GPUs only"; return; }
+            [ -n "$("$python" scripts/gpu_attention.py --installed)" ] ||
+                echo "neither flash_attn_interface nor flashinfer is installed" ;;
         kernels) [ "$device" != cpu ] || echo "cores have no kernels of Triton: the suite interprets them" ;;
         sanitizer) [ "$device" != cpu ] || { echo "there is nothing to watch on cores"; return; }
             command -v compute-sanitizer > /dev/null || echo "compute-sanitizer is not installed" ;;
@@ -106,13 +113,22 @@ work() {
             serve --role mixed --mixed "$device" --share-devices --deterministic --max-model-len 512 \
                 --kv-cache-memory 32MiB
             beside_a_cpu "$url" --alike ;;
-        ranks)
+        ranks | fast)
             model=$divided
-            for arithmetic in exact fast; do
-                serve --role mixed --mixed "$([ "$device" = cpu ] && echo cpu:0+cpu:1 || echo "$device+$second")" \
-                    --share-devices --kv-cache-memory 1GiB --tensor-parallel-arithmetic $arithmetic
-                beside_a_cpu "$url"
+            local arithmetic=()
+            [ "$1" = ranks ] || arithmetic=(--tensor-parallel-arithmetic fast)
+            serve --role mixed --mixed "$([ "$device" = cpu ] && echo cpu:0+cpu:1 || echo "$device+$second")" \
+                --share-devices --kv-cache-memory 1GiB ${arithmetic[@]+"${arithmetic[@]}"}
+            beside_a_cpu "$url" ;;
+        attention)
+            "$python" scripts/gpu_attention.py --device "$device"
+            local name
+            for name in $("$python" scripts/gpu_attention.py --installed); do
+                serve --prefill "$device" --decode "$device" --share-devices --kv-cache-memory 1GiB \
+                    --attention-backend "$name"
+                beside_a_cpu "$url" --long
                 stop
+                "$python" scripts/gpu_bench.py --device "$device" --attention-backend "$name" --record
             done ;;
         figures)
             if [ "$device" = cpu ]; then

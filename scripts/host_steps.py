@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import app  # noqa: F401
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.cache.layout import KVLayout
@@ -71,6 +72,13 @@ class InstantArrival:
         return self.words
 
 
+class NoAttention(AttentionBackend):
+    """The attention of an instant model, which calls none."""
+
+    def attention(self, pool: Tensor, tile: Any) -> Any:
+        return None
+
+
 class InstantModel:
     """Gives every row the same states and logits, which were there before."""
 
@@ -107,7 +115,7 @@ def open_engine(kind: str, rows: int, most: int) -> Engine:
     if kind == "cpu":
         return Engine(ModelRunner(model, storage), scheduler)
     limits = DeviceLimits(rows, MOST_ROWS, layout.blocks_for(most))
-    runner = DeviceRunner(model, storage, InstantLink(), limits, lambda pool, tile: cast(Any, None))
+    runner = DeviceRunner(model, storage, InstantLink(), limits, NoAttention())
     runner.record(runner.layers.shapes)
     return Engine(runner, scheduler)
 

@@ -271,7 +271,7 @@ def test_time_and_chance_are_looked_up() -> None:
 
 
 def marks_are_of_tests(path: Path) -> None:
-    """What pytest selects by is at tests: at a helper before one it selects nothing, and says nothing."""
+    """Marks, by which pytest selects, are at tests: one at a helper selects nothing, and nobody is told."""
     if "pytest.mark." not in text_of(path):
         return
     for node in tree_of(path).body:

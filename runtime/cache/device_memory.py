@@ -13,6 +13,8 @@ from torch import Tensor
 HANDLE_BYTES = 64
 # cudaIpcMemLazyEnablePeerAccess: the memory of another GPU can be opened too, where the two can reach each other.
 LAZY_PEER_ACCESS = 1
+# Room for domain, bus, device and function, and the end of the text.
+PCI_TEXT = 32
 
 
 class DeviceMemory(Protocol):
@@ -32,6 +34,9 @@ class DeviceMemory(Protocol):
 
     def close(self, opened: Tensor) -> None:
         """Give back what `open` returned, once nothing reads it any more."""
+
+    def pci_address(self) -> str | None:
+        """Return the device's address on its bus, such as 0000:17:00.0; None where that is not known."""
 
     def mark(self) -> Any:
         """Return the moment behind everything that was started on the device so far."""
@@ -68,6 +73,7 @@ class Runtime(Protocol):
     def close(self, pointer: int) -> None: ...
     def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor: ...
     def pointer_of(self, memory: Tensor) -> int: ...
+    def pci_address(self, device: int) -> str: ...
 
 
 class LoadedRuntime:
@@ -114,6 +120,11 @@ class LoadedRuntime:
     def pointer_of(self, memory: Tensor) -> int:
         return memory.data_ptr()
 
+    def pci_address(self, device: int) -> str:
+        text = ctypes.create_string_buffer(PCI_TEXT)
+        self.call("DeviceGetPCIBusId", text, ctypes.c_int(PCI_TEXT), ctypes.c_int(device))
+        return text.value.decode("ascii").lower()
+
 
 # Tests have another runtime, whose devices are not there.
 gpu_runtime: Callable[[], Runtime] = LoadedRuntime
@@ -157,6 +168,12 @@ class CudaMemory:
     def close(self, opened: Tensor) -> None:
         with torch.cuda.device(self.device):
             self.runtime.close(self.runtime.pointer_of(opened))
+
+    def pci_address(self) -> str | None:
+        try:
+            return self.runtime.pci_address(self.device.index or 0)
+        except OSError:
+            return None
 
     def mark(self) -> torch.cuda.Event:
         made = torch.cuda.Event()

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 SYSTEM = Path("/sys")
 ACTIVE = "4: ACTIVE"
 # Controllers of displays, and of 3D without one.
@@ -94,11 +92,3 @@ def net_device(interface: str, gpu: str | None, system: Path = SYSTEM) -> str:
     near = nearest(devices, gpu, system)
     alike = [one for one in gpus(system) if nearest(devices, one, system) == near]
     return str(near[(alike.index(gpu) if gpu in alike else 0) % len(near)])
-
-
-def pci_address(device: torch.device) -> str | None:
-    """Return the PCI address of a GPU, and None of a CPU."""
-    if device.type != "cuda":
-        return None
-    told = torch.cuda.get_device_properties(device)
-    return f"{told.pci_domain_id:04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"

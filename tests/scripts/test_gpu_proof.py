@@ -8,6 +8,7 @@ from typing import Any
 
 import gpu_answers
 import gpu_bench
+import gpu_peer
 import pytest
 from forked_program import run_program
 
@@ -19,8 +20,38 @@ def test_the_bench_runs_without_a_gpu_and_reads_another_process() -> None:
     done = run_program([BENCH, "--device", "cpu", "--shape", "tiny"], computing=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"copy", "matrix", "decode_1", "decode_8", "prefill", "pull"} == set(found)
-    assert all(found[name]["ms"] > 0 for name in ("decode_1", "decode_8", "prefill")) and found["pull"] > 0
+    assert {"copy", "matrix", "decode_1", "decode_4", "decode_8", "prefill", "pull"} == set(found)
+    assert all(found[name]["ms"] > 0 for name in ("decode_1", "decode_4", "decode_8", "prefill")) and found["pull"] > 0
+
+
+class FakeVllm:
+    """The classes of vLLM that the script uses, with the arguments that vLLM 0.11 documents. A step takes no time."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def LLM(self, *, model: str, load_format: str, **others: Any) -> "FakeVllm":  # noqa: N802
+        config = json.loads(Path(model, "config.json").read_text())
+        assert load_format == "dummy" and others["skip_tokenizer_init"] and not others["enable_prefix_caching"]
+        ours = gpu_bench.shape_of("8b")
+        assert (config["hidden_size"], config["num_hidden_layers"]) == (ours.hidden_size, ours.num_layers)
+        assert (config["intermediate_size"], config["vocab_size"]) == (ours.intermediate_size, ours.vocab_size)
+        return self
+
+    def SamplingParams(self, *, temperature: float, max_tokens: int, ignore_eos: bool, detokenize: bool) -> int:  # noqa: N802
+        assert temperature == 0 and ignore_eos and not detokenize
+        return max_tokens
+
+    def generate(self, prompts: list[dict[str, list[int]]], params: int, *, use_tqdm: bool) -> None:
+        self.asked.append((len(prompts), len(prompts[0]["prompt_token_ids"]), params))
+
+
+def test_vllm_is_measured_at_the_same_sizes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(gpu_peer.CONFIG))
+    vllm = FakeVllm()
+    found = gpu_peer.measure(vllm, str(tmp_path), [1, 64], 32, 64)
+    assert set(found) == {"decode_1", "decode_64", "prefill"}
+    assert {(1, 32, gpu_peer.SHORT), (64, 32, gpu_peer.LONG), (1, 64, 1)} <= set(vllm.asked)
 
 
 def test_a_row_of_the_table_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +97,7 @@ def proof(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_proof_names_the_steps_that_a_machine_cannot_do() -> None:
     """Cores have no kernels of Triton and nothing for the sanitizer; all that is left out does not fail."""
-    steps = ["kernels", "second", "sanitizer"]
+    steps = ["kernels", "second", "attention", "sanitizer"]
     done = proof("--device", "cpu", *steps)
     assert done.returncode == 0, done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if "left out" in line] == steps

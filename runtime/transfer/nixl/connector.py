@@ -18,7 +18,6 @@ from pontil.runtime.transfer.nixl.address import NixlAddress
 from pontil.runtime.transfer.nixl.agent import NixlAgent
 from pontil.runtime.transfer.nixl.pull import NixlPool, NixlReads
 from pontil.runtime.transfer.nixl.reader import NixlPeer, NixlReader
-from pontil.runtime.transfer.rdma import pci_address
 
 
 class NixlConnector:
@@ -34,7 +33,8 @@ class NixlConnector:
                 "network: leave --kv-connector at auto, or give --insecure instead of --keys on a network you trust"
             )
         self.storage, self.wake = storage, wake
-        self.agent = self.agent_kind(options.host, options.deadlines.kv_stall_timeout, pci_address(storage.device))
+        gpu = None if storage.memory is None else storage.memory.pci_address()
+        self.agent = self.agent_kind(options.host, options.deadlines.kv_stall_timeout, gpu)
         self.pool = NixlPool(self.agent, storage)
         own = NixlAddress(self.agent.name, self.agent.metadata(), self.pool.memory)
         self.descriptor = own.descriptor(self.agent.version)

@@ -34,7 +34,7 @@ def stream_of(*asked: Unserved) -> Stream:
     return Stream(cast(Any, asked), lambda request: None)
 
 
-class StreamReader:
+class RecordingReader:
     """Stand-in for an EventWriter. `got` is the data sent by the stream's task, which may wait for room, or written
     directly."""
 
@@ -81,14 +81,14 @@ def rendered(said: Sequence[ChoiceEvent]) -> bytes:
     )
 
 
-Scene = Callable[[Unserved, StreamReader, "asyncio.Task[None]"], Awaitable[None]]
+Scene = Callable[[Unserved, RecordingReader, "asyncio.Task[None]"], Awaitable[None]]
 
 
 def play(scene: Scene, render: Callable[[Sequence[ChoiceEvent]], bytes] = rendered) -> None:
     """Run a scene with one stream of two choices, the first of which has sent "a" to a reader that has received it."""
 
     async def main() -> None:
-        stream, reader = Unserved(2), StreamReader()
+        stream, reader = Unserved(2), RecordingReader()
         task = asyncio.create_task(StreamWriter(stream_of(stream), render, cast(EventWriter, reader)).run())
         await turns()
         stream.mailbox.put("a", [1])
@@ -106,7 +106,7 @@ async def turns(count: int = 4) -> None:
 
 
 def test_what_comes_is_written_before_anybody_else_has_a_turn() -> None:
-    async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
+    async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         stream.mailbox.put("b", [2])
         stream.mailbox.put("x", [3], 1)
         assert reader.got[1:] == [b"0:b\n", b"1:x\n"]
@@ -120,7 +120,7 @@ def test_what_comes_is_written_before_anybody_else_has_a_turn() -> None:
 
 
 def test_a_reader_that_is_behind_gets_what_waited_as_one() -> None:  # F7
-    async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
+    async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         reader.take_more(False)
         stream.mailbox.put("b", [2])
         await turns()
@@ -139,7 +139,7 @@ def test_a_reader_that_is_behind_gets_what_waited_as_one() -> None:  # F7
 
 def test_the_requests_know_while_their_reader_takes_nothing() -> None:  # F7
     async def main() -> None:
-        one, writer = Unserved(), StreamReader()
+        one, writer = Unserved(), RecordingReader()
         stream = stream_of(one)
         task = asyncio.ensure_future(StreamWriter(stream, rendered, cast(Any, writer)).run())
         await turns()
@@ -167,7 +167,7 @@ def test_a_reply_that_cannot_be_rendered_breaks_only_itself() -> None:
             raise KeyError("a bug")
         return rendered(said)
 
-    async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
+    async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         stream.mailbox.put("b", [2])
         with pytest.raises(KeyError):
             await task
@@ -176,7 +176,7 @@ def test_a_reply_that_cannot_be_rendered_breaks_only_itself() -> None:
 
 
 def test_an_error_comes_after_what_was_said() -> None:  # F4
-    async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
+    async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         reader.take_more(False)
         stream.mailbox.put("b", [2])
         stream.mailbox.close(Unavailable("gone"))
@@ -192,7 +192,7 @@ def test_an_error_comes_after_what_was_said() -> None:  # F4
 def test_silence_is_broken_and_tokens_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:  # F4
     monkeypatch.setattr("pontil.http.stream.reply.KEEP_ALIVE_AFTER", 0.01)
 
-    async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
+    async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         while len(reader.got) < 3:
             await asyncio.sleep(0.002)
         assert reader.got[1:3] == [KEEP_ALIVE, KEEP_ALIVE]
@@ -204,7 +204,7 @@ def test_silence_is_broken_and_tokens_count_as_none(monkeypatch: pytest.MonkeyPa
 
 @given(st.lists(st.sampled_from(["token", "token", "token", "other", "full", "room", "turn"]), max_size=40))
 def test_nothing_is_lost_or_changes_places(acts: list[str]) -> None:  # F7
-    async def scene(stream: Unserved, reader: StreamReader, task: "asyncio.Task[None]") -> None:
+    async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         said: dict[int, str] = {0: "a", 1: ""}
         for number, act in enumerate(acts):
             if act in ("token", "other"):

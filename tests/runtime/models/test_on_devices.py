@@ -84,7 +84,7 @@ def test_the_head_is_one_product_of_the_library_unless_it_is_deterministic(
         return multiply(*given, **named)
 
     monkeypatch.setattr(torch, "mm", noted)
-    weights = Weights(iter([]), torch.device("meta"), torch.bfloat16, deterministic=deterministic)
+    weights = Weights(iter([]), torch.device("meta"), torch.bfloat16, arithmetic=Arithmetic(deterministic))
     head = weights.product_of_numbers(torch.empty(40, 24, dtype=torch.bfloat16, device="meta"))
     made = head(torch.empty(3, 24, device="meta"))
     assert made.shape == (3, 40) and made.dtype == torch.float32

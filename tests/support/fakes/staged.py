@@ -56,6 +56,9 @@ class EmulatedMemory:
     def close(self, opened: Tensor) -> None:
         self.opened = [one for one in self.opened if one is not opened]
 
+    def pci_address(self) -> str | None:
+        return None
+
     def mark(self) -> int:
         self.marks += 1
         return self.marks

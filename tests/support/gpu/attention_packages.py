@@ -168,6 +168,8 @@ class FakeWrapper:
         assert q.dtype in self.package.types
         return k, v
 
+    pages_buffer: Tensor
+
     def compute(self, q: Tensor, starts: Sequence[int], cache: tuple[Tensor, Tensor], causal: bool) -> Tensor:
         if not known(q):
             return torch.empty_like(q) + self.division[0]

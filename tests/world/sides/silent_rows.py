@@ -37,7 +37,7 @@ def order_after_a_silence(side: Side) -> Facts:
 
 
 def end_in_a_silence(side: Side, ends: str) -> Facts:
-    """What an end sent in a silence comes after that, although it is gone by then: its kernel has it."""
+    """Words that an end sent in a silence come after that, although it is gone by then: its kernel has them."""
 
     def comes() -> bool:
         link, found = side.open_link(), list[str]()

@@ -111,7 +111,7 @@ def answers(engine: Engine, tokens: int = 9) -> dict[str, list[int]]:
 
 
 def few_answers(engine: Engine) -> dict[str, list[int]]:
-    """Where there are no numbers, the next step of a kind is as the first."""
+    """Compute few tokens: where there are no numbers, the next step of a kind is as the first."""
     return answers(engine, 4)
 
 
