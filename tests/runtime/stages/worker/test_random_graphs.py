@@ -17,7 +17,7 @@ from pontil.runtime.stages.nodes.node import NodeInput, WalkValues
 from pontil.runtime.stages.worker import walk_executor
 from pontil.runtime.stages.worker.open_task import OpenTask
 
-EACH = 25
+EACH = 20
 
 
 @pytest.mark.parametrize("first", range(1, examples(200, 10_000), EACH))
