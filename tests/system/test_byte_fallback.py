@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from sentencepiece_file import add_sentencepiece, pieces
-from served import Served, cores, launched
+from served import Served, cores, launched, wait_for
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import write_tiny_llama
 
@@ -105,7 +105,11 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         started = launched(folder, *TOPOLOGIES[topology], "--model", place)
     with cores(1 if topology == "mixed" else 2), started as served:
         yield ByteFallbackSite(served, model, load_tokenizer(resolve_model(place, CACHE), CACHE))
-        assert (served.metric("pontil_kv_transfer_bytes_total") > 0) == (topology == "pair")
+        if topology == "pair":
+            # A heartbeat tells of it.
+            wait_for(lambda: served.metric("pontil_kv_transfer_bytes_total") > 0, 60, "the count of bytes")
+        else:
+            assert served.metric("pontil_kv_transfer_bytes_total") == 0
         assert served.metric("pontil_counts_disputed_total") == served.metric("pontil_counts_clamped_total") == 0
 
 

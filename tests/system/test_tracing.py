@@ -59,6 +59,19 @@ def collected(receiver: OtlpReceiver, trace_id: str) -> tuple[ReceivedSpan, list
     return root, [span for span in spans if span is not root]
 
 
+def of_both_workers(traced: Served, receiver: OtlpReceiver) -> tuple[str, Reply, ReceivedSpan, list[ReceivedSpan]]:
+    """Ask until both workers have told their times within the second for which an export waits, which is short on a
+    crowded machine. Return the trace, its answer, its server span and the others."""
+    for number in range(8):
+        trace_id = f"{number + 1}{TRACE[1:]}"
+        reply = ask(traced, f"00-{trace_id}-{SPAN}-01")
+        assert reply.status == 200
+        root, others = collected(receiver, trace_id)
+        if {span.process for span in (root, *others)} == PAIR:
+            return trace_id, reply, root, others
+    raise AssertionError("no trace has spans of both workers")
+
+
 def check_tree(root: ReceivedSpan, others: list[ReceivedSpan]) -> None:
     by_id = {span.span_id: span for span in (root, *others)}
     assert len(by_id) == len(others) + 1
@@ -69,11 +82,9 @@ def check_tree(root: ReceivedSpan, others: list[ReceivedSpan]) -> None:
 
 
 def test_one_trace_joins_the_client_the_proxy_and_both_workers(traced: Served, receiver: OtlpReceiver) -> None:
-    reply = ask(traced, f"00-{TRACE}-{SPAN}-01")
+    trace_id, reply, root, others = of_both_workers(traced, receiver)
     named, usage = str(reply.header("traceparent")), reply.json()["usage"]
-    root, others = collected(receiver, TRACE)
-    assert (root.parent_id, root.name) == (SPAN, "POST /v1/completions") and named == f"00-{TRACE}-{root.span_id}-01"
-    assert {span.process for span in (root, *others)} == PAIR
+    assert (root.parent_id, root.name) == (SPAN, "POST /v1/completions") and named == f"00-{trace_id}-{root.span_id}-01"
     check_tree(root, others)
     of = {name: [span for span in others if span.name == name] for name in {span.name for span in others}}
     assert {"receive", "queue", "attempt", "write", "compute", "pull", "handoff", "decode"} <= set(of)

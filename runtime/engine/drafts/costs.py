@@ -15,10 +15,12 @@ ASSUMED_STEPS = 1.0
 
 class LinearCost:
     """The seconds of a step: so many for the weights, and so many for each row. Least squares, of which old
-    observations fade; an assumption replaces the slope while all observations have one number of rows."""
+    observations fade; an assumption replaces the slope while all observations have one number of rows. The line, of
+    `base` seconds and `per_row` more for each row, is known from the first observation on."""
 
     def __init__(self) -> None:
         self.weight = self.rows = self.squares = self.total = self.products = 0.0
+        self.base = self.per_row = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -32,6 +34,8 @@ class LinearCost:
         self.squares = self.squares * FORGET_COST + rows * rows
         self.total = self.total * FORGET_COST + seconds
         self.products = self.products * FORGET_COST + rows * seconds
+        # Here, since a plan asks for it dozens of times.
+        self.base, self.per_row = self.line()
 
     def line(self) -> tuple[float, float]:
         """Return the seconds without rows, and those of each row."""
@@ -43,13 +47,8 @@ class LinearCost:
         slope = min(max(slope, 0.0), seconds / rows)
         return seconds - slope * rows, slope
 
-    @property
-    def per_row(self) -> float:
-        return self.line()[1]
-
     def seconds(self, rows: int) -> float:
-        base, slope = self.line()
-        return base + slope * rows
+        return self.base + self.per_row * rows
 
 
 class StepCost:
