@@ -230,12 +230,11 @@ class StageSide:
 
     def after(self, outputs: Iterable[Output], now: float) -> None:
         """Stream what a step has accepted, and end the streams of sequences that have ended."""
-        for stage in self.open.values():
-            if stage.rows is not None:
-                stage.rows.record(stage.request.sequence.computed)
+        for running in self.open.values():
+            if running.rows is not None:
+                running.rows.record(running.request.sequence.computed)
         for output in outputs:
-            stage = self.open.get(output.sequence.id)
-            if stage is None:
+            if (stage := self.open.get(output.sequence.id)) is None:
                 continue
             if stage.ids is not None and not stage.request.hands_over:
                 stage.ids.take(output.index, output.ids, output.frames)

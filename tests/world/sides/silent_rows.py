@@ -9,7 +9,7 @@ from side import TO_CLIENT, TO_SERVER, Side
 LONG = 0.9
 # Seconds of a silence that nobody notices.
 SILENT = 0.2
-# What is sent in one.
+# Words that are sent in one.
 WORDS = ["0", "1"]
 
 
