@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.gpu_ops.kernels.weights.places import NamedFile, SealedMemory
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
+from pontil.runtime.foundation.file_lock import wait_within
 from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES, lack_of_room
 from pontil.runtime.worker.start.packed_copy import break_time
 from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, PackedFile, alone, remove_unused
@@ -27,8 +27,8 @@ PRODUCT = Path(__file__).resolve().parents[3]
 READ_BYTES = 1 << 20
 # All locks and leases of this host's processes (proc_locks(5)), and the words of a lease that somebody waits for.
 LOCKS, BREAKING = Path("/proc/locks"), ["LEASE", "BREAKING"]
-# Seconds between two looks at these; and times that a file is mapped: a copy has replaced it meanwhile.
-LOOK, ATTEMPTS = 0.1, 3
+# Times that a file is mapped: a copy has replaced it meanwhile.
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +147,9 @@ def damage(file: PackedFile) -> str | None:
 def whole_shelf(path: Path) -> MappedShelf | None:
     """Map a file that is there and whole, and that nobody is about to write to: those who map it then move to a copy,
     which gets the name."""
-    until = time.monotonic() + break_time()
     shelf = None
     for _ in range(ATTEMPTS):
-        while is_breaking(path) and time.monotonic() < until:
-            time.sleep(LOOK)
+        wait_within(break_time(), lambda: not is_breaking(path))
         shelf = mapped_shelf(path)
         mapped = None if shelf is None else shelf.mapped
         if mapped is None or mapped.leased or not (mapped.is_replaced or is_breaking(path)):
