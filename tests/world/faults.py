@@ -99,8 +99,8 @@ def of_launch(change: SeedFault, chance: random.Random, plan: SitePlan) -> SeedF
 def planned(plan: SitePlan, chance: random.Random, seconds: float) -> list[SeedFault]:
     """Return the faults of a seed, in order, during so many seconds."""
     made = []
-    kinds = plan.kinds or tuple(kind for kind in KINDS if kind != HOST or plan.hosts > 1)
-    for _ in range(plan.faults):
+    kinds = tuple(kind for kind in plan.kinds or KINDS if kind != HOST or plan.hosts > 1)
+    for _ in range(plan.faults if kinds else 0):
         weights = [KINDS[kind][0] * (LIKELY if kind in plan.likely else 1) for kind in kinds]
         kind = chance.choices(kinds, weights)[0]
         names = targets_of(kind, plan)

@@ -50,8 +50,7 @@ class Journal(Protocol):
         """Take note that its end is in the usage log, or on its way there."""
 
     def await_reader(self, finish: str) -> bool:
-        """Leave the request to a reader who may come back; return whether that is so. It is in flight no more then, and
-        ends with this label if none does."""
+        """Leave the request, in flight no more, to a reader who may come back, or let it end so; return if it is."""
 
 
 class WorkPart(Enum):

@@ -21,7 +21,7 @@ from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
 from pontil.runtime.proxy.resume.state import end_of, head_of, label_of, owned_by, restored, rewind
-from pontil.runtime.proxy.resume.stream_journal import StreamJournal, StreamReader
+from pontil.runtime.proxy.resume.stream_journal import ReplyReader, StreamJournal
 from pontil.runtime.proxy.resume.sweep import Sweep
 from pontil.runtime.proxy.siblings.proxies import Fleet
 from pontil.runtime.proxy.siblings.stream_record import NAME, StreamRecord, StreamRecords
@@ -56,7 +56,7 @@ class ResumableStreams:
         # owner meanwhile.
         self.orphans: dict[str, int] = {}
 
-    def begin(self, stream: Stream, about: Mapping[str, Any], reader: StreamReader) -> tuple[str, Stream]:
+    def begin(self, stream: Stream, about: Mapping[str, Any], reader: ReplyReader) -> tuple[str, Stream]:
         """Record a stream of one request; return its id, and the stream with a reader that may leave. `about` is what
         the caller needs to render it again. Raises Unavailable if that cannot be.
         The request is cancelled then, whatever fails: nobody is offered its answer."""
@@ -70,7 +70,7 @@ class ResumableStreams:
             undo.pop_all()
         return record.name, Stream([request], self.detach, self.in_flight.turn)
 
-    def adopt(self, record: StreamRecord, request: Request, reader: StreamReader) -> StreamJournal:
+    def adopt(self, record: StreamRecord, request: Request, reader: ReplyReader) -> StreamJournal:
         journal = StreamJournal(record, request, self.incarnation, self, reader)
         request.journal = self.journals[record.name] = journal
         return journal
@@ -156,7 +156,7 @@ class ResumableStreams:
     def take_up(
         self,
         claimed: StreamRecord | StreamJournal,
-        reader: StreamReader,
+        reader: ReplyReader,
         ticket: Ticket,
         retold: Sequence[RetoldText] = (),
     ) -> Stream:

@@ -15,7 +15,7 @@ MOST_NOTES = 100
 LOG = logging.getLogger("pontil.proxy")
 
 
-class StreamReader(Protocol):
+class ReplyReader(Protocol):
     """The connection of a stream's reader."""
 
     def has_begun(self) -> bool:
@@ -52,7 +52,7 @@ class StreamJournal:
     once the answer is complete. It `is_claimed` if its client has asked for the rest, and so knows its id."""
 
     def __init__(
-        self, record: StreamRecord, request: Request, incarnation: str, owner: JournalOwner, reader: StreamReader
+        self, record: StreamRecord, request: Request, incarnation: str, owner: JournalOwner, reader: ReplyReader
     ) -> None:
         self.record, self.request, self.incarnation, self.owner = record, request, incarnation, owner
         self.reader, self.is_claimed = reader, False

@@ -9,7 +9,7 @@ from side import TO_CLIENT, TO_SERVER, Side
 LONG = 0.9
 # Seconds of a silence that nobody notices.
 SILENT = 0.2
-# Words that are sent in one.
+# The messages that are sent in one.
 WORDS = ["0", "1"]
 
 
@@ -37,7 +37,7 @@ def order_after_a_silence(side: Side) -> Facts:
 
 
 def end_in_a_silence(side: Side, ends: str) -> Facts:
-    """Words that an end sent in a silence come after that, although it is gone by then: its kernel has them."""
+    """Look for the words of an end that is gone, after the silence in which it sent them: its kernel has them."""
 
     def comes() -> bool:
         link, found = side.open_link(), list[str]()
