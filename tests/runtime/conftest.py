@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from measured_once import measured_once
 
+from pontil.gpu_ops.products.batch_invariance import measure
 from pontil.runtime.engine.tiles import runner
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch
@@ -15,7 +16,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 CACHE = Path("~/.cache/pontil")
 # Each of hundreds of engines asks for it when it begins, as a process does once.
-setattr(runner, runner.measure.__name__, measured_once(runner.measure))
+setattr(runner, measure.__name__, measured_once(measure))
 
 
 @pytest.fixture(scope="session")

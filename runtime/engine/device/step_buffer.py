@@ -12,7 +12,7 @@ from torch import Tensor
 from pontil.runtime.engine.device.link import DeviceLink, HostWords
 
 Array = NDArray[Any]
-DTYPES = {
+DTYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float32): torch.float32,
