@@ -271,7 +271,7 @@ def test_time_and_chance_are_looked_up() -> None:
 
 
 def marks_are_of_tests(path: Path) -> None:
-    """Marks, by which pytest selects, are at tests: one at a helper selects nothing, and nobody is told."""
+    """Marks are at tests: at a helper before one, a mark selects nothing and pytest says nothing."""
     if "pytest.mark." not in text_of(path):
         return
     for node in tree_of(path).body:

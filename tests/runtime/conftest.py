@@ -7,6 +7,7 @@ import pytest
 from measured_once import measured_once
 from tiny_llama import write_tiny_llama
 
+from pontil.gpu_ops.products.batch_invariance import measure
 from pontil.runtime.engine.tiles import runner
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.builtin import fetch
@@ -15,7 +16,7 @@ from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 CACHE = Path("~/.cache/pontil")
 # Each of hundreds of engines asks for it when it begins, as a process does once.
-vars(runner)["measure"] = measured_once(vars(runner)["measure"])
+setattr(runner, measure.__name__, measured_once(measure))
 
 
 @pytest.fixture(scope="session")

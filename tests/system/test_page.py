@@ -54,15 +54,15 @@ def browser() -> "Iterator[Browser]":
         made.close()
 
 
-Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
 class Operator:
     """A person at the page. `complaints` are the browser's errors, violations of the page's policy among them."""
 
-    def __init__(self, browser: "Browser", served: Served, *, width: int = 1280, scheme: Scheme = "light") -> None:
+    def __init__(self, browser: "Browser", served: Served, *, width: int = 1280) -> None:
         self.served, self.complaints = served, list[str]()
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="light")
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(SOON)
         self.page.on("console", lambda told: self.complaints.append(told.text) if told.type == "error" else None)
@@ -257,16 +257,16 @@ def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> 
     operator.sees('[data-name="decode:0"] .figures', re.compile(rf"Restarts\s*{restarts + 1}"))
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(390, "light"), pytest.param(1280, "dark", marks=pytest.mark.long), (390, "dark")]
-)
-def test_it_fits_a_phone_and_the_dark(browser: "Browser", served: Served, width: int, scheme: Scheme) -> None:
-    operator = Operator(browser, served, width=width, scheme=scheme)
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.long)])
+def test_it_fits_a_phone_and_the_dark(browser: "Browser", served: Served, width: int) -> None:
+    operator = Operator(browser, served, width=width)
     operator.page.locator("#chat-send").click()
     operator.page.locator("#chat-waterfall .waterfall").wait_for()
-    assert operator.overflow == 0
-    dark = operator.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (dark == "rgb(13, 18, 23)") is (scheme == "dark")
+    for scheme in SCHEMES:
+        operator.page.emulate_media(color_scheme=scheme)
+        assert operator.overflow == 0
+        dark = operator.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (dark == "rgb(13, 18, 23)") is (scheme == "dark")
     operator.context.close()
     assert not operator.complaints
 

@@ -111,7 +111,7 @@ def answers(engine: Engine, tokens: int = 9) -> dict[str, list[int]]:
 
 
 def few_answers(engine: Engine) -> dict[str, list[int]]:
-    """Compute few tokens: where there are no numbers, the next step of a kind is as the first."""
+    """Ask for few tokens: without numbers, the next step of a kind is as the first."""
     return answers(engine, 4)
 
 
