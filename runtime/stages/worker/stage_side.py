@@ -230,9 +230,9 @@ class StageSide:
 
     def after(self, outputs: Iterable[Output], now: float) -> None:
         """Stream what a step has accepted, and end the streams of sequences that have ended."""
-        for stage in self.open.values():
-            if stage.rows is not None:
-                stage.rows.record(stage.request.sequence.computed)
+        for one in self.open.values():
+            if one.rows is not None:
+                one.rows.record(one.request.sequence.computed)
         for output in outputs:
             stage = self.open.get(output.sequence.id)
             if stage is None:
