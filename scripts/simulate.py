@@ -57,7 +57,7 @@ def name_of(flag: str) -> str:
 
 def model_for(folder: Path) -> "TinyModel":
     """Import the product, with stand-ins for what is replaced, and make what all seeds share."""
-    sys.path[:0] = [str(ROOT), str(ROOT / "tests/world")]
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests/world"), str(ROOT / "tests/support/models")]
     # Nothing of what is imported is garbage.
     gc.disable()
     # Each of these before the next: the stand-ins, the checkout as package pontil, then what imports that.
