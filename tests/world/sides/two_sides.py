@@ -35,7 +35,7 @@ def play_all(side: str, told: Path) -> None:
 
 
 def main() -> int:
-    folders = "tests/world", "tests/world/sides", "tests/support/fakes"
+    folders = "tests/world", "tests/world/sides", "tests/support/fakes", "tests/support/models"
     sys.path[:0] = [str(ROOT), *(str(ROOT / folder) for folder in folders)]
     import_module("torch")
     forks = []
