@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def main() -> None:
     if find_spec("vllm") is None:
         sys.exit("vLLM is not installed in this environment")
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.device.rpartition(":")[2]
-    import vllm
+    vllm = import_module("vllm")
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
