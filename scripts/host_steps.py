@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import app  # noqa: F401
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.cache.layout import KVLayout
@@ -107,7 +108,7 @@ def open_engine(kind: str, rows: int, most: int) -> Engine:
     if kind == "cpu":
         return Engine(ModelRunner(model, storage), scheduler)
     limits = DeviceLimits(rows, MOST_ROWS, layout.blocks_for(most))
-    runner = DeviceRunner(model, storage, InstantLink(), limits, lambda pool, tile: cast(Any, None))
+    runner = DeviceRunner(model, storage, InstantLink(), limits, AttentionBackend())
     runner.record(runner.layers.shapes)
     return Engine(runner, scheduler)
 

@@ -133,7 +133,7 @@ def free_port() -> int:
 
 
 def test_ranks_meet_at_a_port_of_rank_0_and_again_later(processes: RankProcesses) -> None:
-    """As ranks on several hosts would."""
+    """The way in which ranks on several hosts would."""
     (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"tcp://127.0.0.1:{free_port()}", 60.0)
     assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
     assert processes.call([0, 1], rank_calls.meet) == [None] * 2
