@@ -81,10 +81,12 @@ def main() -> None:
     if find_spec("vllm") is None:
         sys.exit("vLLM is not installed in this environment")
     os.environ["CUDA_VISIBLE_DEVICES"] = arguments.device.rpartition(":")[2]
+    vllm = import_module("vllm")
+
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(CONFIG))
         sequences = [int(one) for one in arguments.sequences.split(",")]
-        print(json.dumps(measure(import_module("vllm"), folder, sequences, arguments.context, arguments.prompt)))
+        print(json.dumps(measure(vllm, folder, sequences, arguments.context, arguments.prompt)))
 
 
 if __name__ == "__main__":

@@ -72,13 +72,6 @@ class InstantArrival:
         return self.words
 
 
-class NoAttention(AttentionBackend):
-    """The attention of an instant model, which calls none."""
-
-    def attention(self, pool: Tensor, tile: Any) -> Any:
-        return None
-
-
 class InstantModel:
     """Gives every row the same states and logits, which were there before."""
 
@@ -115,7 +108,7 @@ def open_engine(kind: str, rows: int, most: int) -> Engine:
     if kind == "cpu":
         return Engine(ModelRunner(model, storage), scheduler)
     limits = DeviceLimits(rows, MOST_ROWS, layout.blocks_for(most))
-    runner = DeviceRunner(model, storage, InstantLink(), limits, NoAttention())
+    runner = DeviceRunner(model, storage, InstantLink(), limits, AttentionBackend())
     runner.record(runner.layers.shapes)
     return Engine(runner, scheduler)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """gather_columns and choose_rows over shared memory of any size, and over torch.distributed."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,6 +124,33 @@ def test_torch_exchanges_the_same(processes: RankProcesses, tmp_path: Path) -> N
     empty = [torch.zeros(0, 3)] * 2
     assert [answer.shape for answer in processes.call([0, 1], rank_calls.gather, empty)] == [(0, 6)] * 2
     processes.call([0, 1], rank_calls.leave)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_ranks_meet_at_a_port_of_rank_0_and_again_later(processes: RankProcesses) -> None:
+    """The way in which ranks on several hosts would."""
+    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"tcp://127.0.0.1:{free_port()}", 60.0)
+    assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
+    assert processes.call([0, 1], rank_calls.meet) == [None] * 2
+    assert processes.call([0, 1], rank_calls.barrier) == ["met"] * 2
+    assert processes.call([0, 1], rank_calls.meet) == [None] * 2
+    numbers = [torch.arange(9) + rank for rank in range(2)]
+    assert all(equal(one, numbers[0]) for one in processes.call([0, 1], rank_calls.broadcast, numbers))
+    processes.call([0, 1], rank_calls.leave)
+
+
+def test_a_rank_whose_driver_is_not_at_its_port_gives_up(processes: RankProcesses) -> None:
+    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"tcp://127.0.0.1:{free_port()}", 1.0)
+    processes.call([1], rank_calls.join_over_torch, descriptor, 1)
+    (answer,) = processes.call([1], rank_calls.meet)
+    assert answer.startswith("CollectiveError: the ranks of this worker did not meet within 1 s")
+    for rank in range(2):
+        processes.kill(rank)
 
 
 def test_torch_does_not_wait_for_ever(processes: RankProcesses, tmp_path: Path) -> None:
