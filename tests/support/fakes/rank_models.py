@@ -50,7 +50,8 @@ class PromptRun:
 def computed(
     run: PromptRun, library: KernelLibrary | None = None, communicator: Communicator | None = None
 ) -> tuple[Tensor, list[int]]:
-    """Return the logits of all positions, and the ids of the highest ones of the last tile."""
+    """Return the logits of all positions with the hidden states behind them, and the ids of the highest logits of the
+    last tile. Logits are gathered from all ranks, hidden states are this one's."""
     communicator, checkpoint, dtype, ids = communicator or SingleRank(), run.checkpoint, run.dtype, run.ids
     config, levels = checkpoint.config, run.quantization == "gguf"
     weights = Weights(
@@ -77,8 +78,9 @@ def computed(
         with torch.inference_mode():
             # As a follower gets it.
             tile = PlanReader().read(PlanWriter().write(tile))
-            logits, best = runner.drawn_logits(tile, runner.forward(tile))
-        rows.append(logits)
+            hidden = runner.forward(tile)
+            logits, best = runner.drawn_logits(tile, hidden)
+        rows.append(torch.cat((logits, hidden), dim=1))
         highest = (logits.argmax(-1) if best is None else best).tolist()
     return torch.cat(rows), highest
 

@@ -2,6 +2,7 @@
 """A worker's choice of kernels and weights, and its error when they are not available."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import write_tiny_llama
 from workers import DEFAULTS, PromptWorker, Silent, open_worker
 
+from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.kernels import kernel_set
 from pontil.gpu_ops.kernels.compile.build import KernelError
+from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.wire.compatibility import objection
 from pontil.runtime.worker.start import assembly, loading
 from pontil.runtime.worker.start.loading import name_of_kernels
@@ -55,6 +59,28 @@ def test_what_computes_has_a_name_on_every_device(monkeypatch: pytest.MonkeyPatc
     assert name_of_kernels(torch.device("cuda:0"), None, True) == "torch/cuda:NVIDIA H200 deterministic"
     assert name_of_kernels(torch.device("cpu"), None) == "torch"
     assert name_of_kernels(torch.device("cpu"), kernels.opened()) == kernels.opened().name
+
+
+class SecondOfTwo(SingleRank):
+    """Rank 1 of two, as long as nothing is computed."""
+
+    rank, size = 1, 2
+
+
+@pytest.mark.parametrize(("arithmetic", "named"), [("exact", ""), ("fast", " row-parallel/2")])
+def test_ranks_that_add_parts_of_sums_are_other_kernels(tmp_path: Path, arithmetic: str, named: str) -> None:
+    shape = write_tiny_llama(tmp_path)
+    config = WorkerConfig(
+        "w", "mixed", "cpu", (0,), str(tmp_path), "m", "c", "p", kernels="torch", rank=1, ranks=2,
+        tensor_parallel_arithmetic=arithmetic,
+    )  # fmt: skip
+    part = loading.load(config, Silent(), lambda *given: SecondOfTwo())
+    assert part.kernels == f"torch{named}" and isinstance(part.model, Decoder)
+    down = part.model.blocks[0].feed_forward.linears[-1]
+    assert isinstance(down, Linear)
+    divided, whole = (down.in_features, shape.intermediate_size), (down.out_features, shape.hidden_size)
+    assert [2 * some == of_all for some, of_all in (divided, whole)] == [bool(named), not named]
+    assert not replace(config, ranks=1, rank=0).row_parallel
 
 
 def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
