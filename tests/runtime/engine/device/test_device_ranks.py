@@ -93,24 +93,18 @@ SETTINGS: list[dict[str, object]] = [
 ]
 
 
-def company(tokens: int) -> list[Sequence]:
-    """Return sequences of which the first has so many tokens, and each one more than that before it."""
+def company() -> list[Sequence]:
     lengths = (1, 17, 40, 9, 70)
     return [
-        sequence(f"s{place}", prompt(length, place), tokens + place, **settings)
+        sequence(f"s{place}", prompt(length, place), 9 + place, **settings)
         for place, (length, settings) in enumerate(zip(lengths, SETTINGS, strict=True))
     ]
 
 
-def answers(engine: Engine, tokens: int = 9) -> dict[str, list[int]]:
-    for one in company(tokens):
+def answers(engine: Engine) -> dict[str, list[int]]:
+    for one in company():
         engine.add(one)
     return drain(engine)
-
-
-def few_answers(engine: Engine) -> dict[str, list[int]]:
-    """Ask for few tokens: without numbers, the next step of a kind is as the first."""
-    return answers(engine, 4)
 
 
 @pytest.mark.parametrize(("records", "drafts", "blocks"), [(0, 0, BLOCKS), (9, 3, BLOCKS), (9, 0, 26)])
@@ -154,7 +148,7 @@ def run_pretended(there: PretendDevice, records: int = 3) -> tuple[StrictCollect
             own.meet()
             link = CudaLink(device)
             if rank == 0:
-                return two.drive(own, link, DeviceAttention, few_answers, records)
+                return two.drive(own, link, DeviceAttention, answers, records)
             return two.follow(own, link, DeviceAttention, records)
 
     with collectives.entered():
@@ -228,7 +222,7 @@ def test_ranks_measure_record_and_begin_together(there: PretendDevice, monkeypat
             runner = make_runner(given, model, storage, length, two.followers, None)
             record_steps(runner)
             try:
-                return few_answers(equip(given, runner, storage, BlockPool(two.blocks)))
+                return answers(equip(given, runner, storage, BlockPool(two.blocks)))
             finally:
                 two.followers.is_over = True
 
