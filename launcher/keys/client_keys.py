@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """API keys of clients: read from files and the environment, and kept only as digests from then on.
 
-A line is KEY or NAME=KEY, followed by that client's settings (key_settings.py); a line that begins with # is a comment.
+A line is KEY or NAME=KEY, followed by that client's settings (SETTINGS below); a line that begins with # is a comment.
 In the environment commas or spaces separate keys, so a key there can have no settings.
 """
 

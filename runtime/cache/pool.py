@@ -100,6 +100,9 @@ class BlockPool:
         """Return the free blocks that had an owner once, in ascending order."""
         return sorted(block for block in self.free_list if block <= self.highest)
 
+    def is_free(self, block: int) -> bool:
+        return block not in self.owners and block not in self.idle
+
     def renew(self) -> None:
         """Begin anew with free blocks as if none of them had ever had an owner."""
         self.free_list.sort(reverse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAST = ROOT / "tests/world/past"
 # Parts of the checkout that a copy needs.
-COPIED = ("runtime", "http", "launcher", "gpu_ops", "scripts", "tests/world")
+COPIED = ("runtime", "http", "launcher", "gpu_ops", "scripts", "tests/support", "tests/world")
 VIOLATION = re.compile(r"seed (\d+) step \d+: (\w+): ")
 # Seconds that a run in a copy may take, for its imports and for each of its seeds: one that shows a fault is run again
 # and again, until its shortest prefix is known.

@@ -99,7 +99,7 @@ class IdleReturn:
         self.prefault, self.storage, self.pool, self.erase = prefault, prefault.storage, prefault.pool, erase
         self.most_idle = kept // self.storage.layout.block_bytes
         self.possible = not self.storage.staged
-        # The blocks to give back, in descending order; None before they are known.
+        # The blocks to give back, in descending order, as far as they are still free; None before they are known.
         self.left: list[int] | None = None
         # The end of the work behind which the return is complete. Before any work there is nothing to give back.
         self.done_for = 0.0
@@ -121,7 +121,9 @@ class IdleReturn:
         count = max(1, RETURNED_BYTES // self.storage.layout.block_bytes)
         some, self.left = self.left[-count:], self.left[:-count]
         if some:
-            self.erase(some[::-1])
+            # Blocks are bound between two pieces without a step: for those that a pull writes to, for one.
+            if free := [block for block in reversed(some) if self.pool.is_free(block)]:
+                self.erase(free)
             return
         self.pool.renew()
         self.prefault.give_back(self.erase)

@@ -157,6 +157,27 @@ def test_blocks_with_an_owner_stay_and_work_interrupts_the_return() -> None:
     assert pool.highest == max(*owned, *more)
 
 
+def test_blocks_that_are_bound_between_two_pieces_keep_what_is_written_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that pulls blocks makes no step before they are there, and is idle meanwhile."""
+    monkeypatch.setattr("pontil.runtime.worker.start.prefault.RETURNED_BYTES", LAYOUT.block_bytes)
+    storage, pool = memory(400)
+    used_and_cached(pool, 300, 0)
+    prefault = Prefault(storage, pool, left=lambda: PLENTY)
+    finish(prefault)
+    idle = IdleWork(prefault=prefault, idle_return=IdleReturn(prefault, storage.size, storage.erase))
+    idle.after_step(9.0, 10.0)
+    idle.spend(10.0 + IDLE_SECONDS)
+    bound, cached = pool.take(60), used_and_cached(pool, 60, 60)
+    assert bound is not None
+    storage.tensor[[*bound, *cached]] = 3.5
+    for _ in range(1000):
+        idle.spend(10.0 + IDLE_SECONDS)
+        if idle.patience(10.0 + IDLE_SECONDS, 1000.0):
+            break
+    assert bool((storage.tensor[bound] == 3.5).all())
+    assert all(bool((storage.tensor[block] == 3.5).all()) for block in pool.idle)
+
+
 def test_before_the_first_step_nothing_goes_back() -> None:
     """A worker that finds the prefixes of the process before has not had work yet."""
     storage, pool = memory(400)
