@@ -38,8 +38,8 @@ from pontil.launcher.plan.topology import Topology, plan
 from pontil.runtime.probe.examination import examine
 
 SUBJECTS = [
-    "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over tcp",
-    "kv over nixl", "torch", "compiler", "kernels", "memory",
+    "python", "cores", "plan", "port", "open files", "model cache", "run directory", "kv over shm", "kv over nixl",
+    "kv over tcp", "torch", "compiler", "kernels", "memory",
 ]  # fmt: skip
 
 
