@@ -8,7 +8,7 @@ from torch import Tensor
 # Percent of the weights between two reports.
 STEP = 5
 # A quantized weight is stored in these parts, under its own name.
-PARTS = (".numbers", ".scales", ".offsets", ".blocks")
+PARTS = (".numbers", ".scales", ".offsets", ".steps", ".blocks")
 
 
 def told(

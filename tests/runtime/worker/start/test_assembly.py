@@ -11,6 +11,7 @@ import gguf
 import kernels
 import pytest
 import torch
+from random_gguf import SHAPES, write_random_gguf
 from seat_world import BLOCK, FormulaRunner, formula
 from tiny import drain, sequence
 from tiny_gguf import write_tiny_gguf
@@ -26,6 +27,7 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.wire.compatibility import objection
@@ -212,12 +214,13 @@ def test_a_start_tells_how_far_it_has_come(model: Path, tmp_path: Path) -> None:
     assert listener.heard[-1] == "warming up"
 
 
-def test_parts_of_a_weight_count_once() -> None:
+def test_parts_of_a_weight_count_once(tmp_path: Path) -> None:
+    """Weights of k-quants have four of them."""
+    shape = replace(SHAPES["8b"], layers=1, hidden=256, inner=256, heads=2, kv_heads=1, vocabulary=300)
+    checkpoint = open_checkpoint(write_random_gguf(tmp_path / "small.gguf", shape))
     heard: list[str] = []
-    names = ["a", "b.numbers", "b.scales", "b.offsets", "c", "d"]
-    tensors = [(name, torch.zeros(1)) for name in names]
-    assert [name for name, _ in told(tensors, 4, heard.append)] == names
-    assert heard == [f"reading weights, {percent} %" for percent in (25, 50, 75, 100)]
+    names = [name for name, _ in told(checkpoint.levels(torch.float32), len(checkpoint.places), heard.append)]
+    assert len(names) > 2 * len(checkpoint.places) and heard[-1] == "reading weights, 100 %"
 
 
 def test_a_worker_is_equipped_without_weights() -> None:
