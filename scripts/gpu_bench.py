@@ -181,9 +181,13 @@ def measure(config: ModelConfig, device: torch.device, large: bool, attention: s
 
 
 def beside(device: torch.device) -> Any:
-    """Return the figures of vLLM in a process of its own, or its last line where it fails."""
+    """Return the figures of vLLM in a process of its own, or its last line where it fails, or a sentence where it
+    does not end."""
     command = [sys.executable, str(Path(__file__).with_name("gpu_peer.py")), "--device", str(device)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_WITHIN)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_WITHIN)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PEER_WITHIN:.0f} s"
     said = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["nothing"]
     return said[-1] if done.returncode else json.loads(said[-1])
 

@@ -71,6 +71,12 @@ def measure(vllm: Any, folder: str, sequences: list[int], context: int, prompt: 
     return found
 
 
+def visible(device: str, outer: str | None) -> str:
+    """Return the only device to be seen, given those that this process sees."""
+    index = int(device.partition(":")[2] or 0)
+    return outer.split(",")[index] if outer else str(index)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
@@ -80,7 +86,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if find_spec("vllm") is None:
         sys.exit("vLLM is not installed in this environment")
-    os.environ["CUDA_VISIBLE_DEVICES"] = arguments.device.rpartition(":")[2]
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible(arguments.device, os.environ.get("CUDA_VISIBLE_DEVICES"))
     vllm = import_module("vllm")
 
     with tempfile.TemporaryDirectory() as folder:

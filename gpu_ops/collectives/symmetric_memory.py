@@ -21,15 +21,27 @@ logger = logging.getLogger("pontil.worker")
 
 
 class SymmetricSums:
-    """Sums of parts in memory of MOST_BYTES that all ranks of a group map. Calls may be recorded."""
+    """Sums of parts in memory of MOST_BYTES that all ranks of a group map: each has taken its own, then they met. Calls
+    may be recorded."""
+
+    memory: Tensor
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """All ranks come together here. Raises RuntimeError where their devices cannot map each other's memory."""
+        self.group, self.device, self.group_name = group, device, group.group_name
+
+    def take(self) -> None:
+        """Take this rank's memory. Raises RuntimeError where there is none, and what Python does without this part of
+        torch."""
         from torch.distributed import _symmetric_memory
 
-        self.group_name = group.group_name
-        self.memory = _symmetric_memory.empty(MOST_BYTES, dtype=torch.uint8, device=device)
-        _symmetric_memory.rendezvous(self.memory, group)
+        self.memory = _symmetric_memory.empty(MOST_BYTES, dtype=torch.uint8, device=self.device)
+
+    def meet(self) -> None:
+        """Map the memory of all ranks, which wait here for each other. Raises RuntimeError where their devices cannot
+        map it."""
+        from torch.distributed import _symmetric_memory
+
+        _symmetric_memory.rendezvous(self.memory, self.group)
 
     def can_add(self, part: Tensor) -> bool:
         return part.dtype in TYPES and part.nbytes <= MOST_BYTES and part.nbytes % UNIT == 0
@@ -52,14 +64,18 @@ def open_symmetric(
     def of_all(is_so: bool) -> bool:
         return not bool(library(torch.tensor([0.0 if is_so else 1.0], device=device)).item())
 
-    try:
-        made = SymmetricSums(group, device)
-    except (RuntimeError, ImportError, AttributeError) as error:
-        logger.info("ranks add without symmetric memory: %s", str(error).partition("\n")[0])
-        made = None
-    if not of_all(made is not None):
+    def can_all(step: Callable[[], None]) -> bool:
+        try:
+            step()
+        except (RuntimeError, ImportError, AttributeError) as error:
+            logger.info("ranks add without symmetric memory: %s", str(error).partition("\n")[0])
+            return of_all(False)
+        return of_all(True)
+
+    made = SymmetricSums(group, device)
+    # No rank meets the others before all have memory: they would wait for one that does not come.
+    if not (can_all(made.take) and can_all(made.meet)):
         return None
-    assert made is not None
     # Whole numbers, whose sum is the same in any order.
     probe = torch.arange(64, dtype=torch.float32, device=device).view(4, 16) * (rank + 1)
     right = torch.equal(made(probe), library(probe.clone()))

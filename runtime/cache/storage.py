@@ -94,6 +94,8 @@ class KVStorage:
             raise ModelError(
                 f"{self.size >> 20} MiB of KV memory cannot be had ({error}); lower --kv-cache-memory"
             ) from None
+        # Devices of a network address its pages, which must stay where they are.
+        self.pinned = False
         # By the number of heads of a slice.
         self.digest_weights: dict[int, NDArray[np.int64]] = {}
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
@@ -157,8 +159,12 @@ class KVStorage:
                 self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
     def erase(self, blocks: Iterable[int]) -> None:
-        """Zero these blocks, in ascending order, and give back the memory of whole pages. For a pool in host memory."""
+        """Zero these blocks, in ascending order, and give back the memory of whole pages, unless they are pinned. For a
+        pool in host memory."""
         for first, after in runs_of(blocks):
+            if self.pinned:
+                self.shared[first:after] = 0
+                continue
             size = self.layout.block_bytes
             zero(self.map, HEADER_BYTES + first * size, HEADER_BYTES + after * size)
 

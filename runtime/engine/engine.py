@@ -76,7 +76,8 @@ class StepInFlight:
     def waited(self) -> StepInFlight:
         """Wait until it is over. Its results stay to be accepted."""
         sampled = self.launched.collect()
-        return replace(self, launched=Launched(lambda: sampled, self.launched.places), alone=True)
+        launched = Launched(lambda: sampled, self.launched.places, self.launched.left_out)
+        return replace(self, launched=launched, alone=True)
 
     def note_chunks(self, ended: float) -> list[Sequence]:
         """Note the time of the step with each sequence of whose prompt it computed a part. Return those of whose prompt

@@ -5,14 +5,17 @@ PCI switch nothing passes through the processor.
 Documentation/ABI/stable/sysfs-class-infiniband of Linux describes the files.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SYSTEM = Path("/sys")
+ROOT = Path("/")
 ACTIVE = "4: ACTIVE"
-# Controllers of displays, and of 3D without one.
-GPU_CLASSES = ("0x0300", "0x0302")
+# Controllers of displays, of 3D without one, and processing accelerators; a host's management controller is one of
+# the first, by another maker than NVIDIA and AMD.
+GPU_CLASSES = ("0x0300", "0x0302", "0x1200")
+GPU_MAKERS = ("0x10de", "0x1002")
 
 Place = tuple[str, ...]
 """The bridges above a PCI device, from the root complex on, and itself."""
@@ -20,7 +23,7 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class RdmaDevice:
-    """A port that is active. `interfaces` are the network interfaces of its device."""
+    """A port that is active, and that this process can open. `interfaces` are the network interfaces of its device."""
 
     name: str
     port: int
@@ -33,16 +36,30 @@ class RdmaDevice:
         return f"{self.name}:{self.port}"
 
 
-def rdma_devices(system: Path = SYSTEM) -> list[RdmaDevice]:
-    """Return the active ports of this host, in the order of their names."""
+def rdma_devices(root: Path = ROOT) -> list[RdmaDevice]:
+    """Return the active ports that this process can open, in the order of their names. A container sees those of its
+    host in /sys, with or without their files in /dev."""
     found = []
-    for device in sorted(system.glob("class/infiniband/*")):
+    for device in sorted(root.glob("sys/class/infiniband/*")):
+        if not can_open(device, root):
+            continue
         place, node = place_of(device / "device"), word_of(device / "device" / "numa_node")
         interfaces = tuple(sorted(path.name for path in device.glob("device/net/*")))
         for port in sorted(device.glob("ports/*")):
             if word_of(port / "state") == ACTIVE:
                 found.append(RdmaDevice(device.name, int(port.name), place, node, interfaces))
     return found
+
+
+def can_open(device: Path, root: Path) -> bool:
+    """Return whether this process can open the file of a device: rights alone do not say so in a container."""
+    for path in device.glob("device/infiniband_verbs/*"):
+        try:
+            os.close(os.open(root / "dev" / "infiniband" / path.name, os.O_RDWR | os.O_CLOEXEC))
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def place_of(device: Path) -> Place:
@@ -66,29 +83,33 @@ def shared_bridges(one: Place, other: Place) -> int:
     return count
 
 
-def nearest(devices: Sequence[RdmaDevice], gpu: str, system: Path = SYSTEM) -> list[RdmaDevice]:
+def nearest(devices: Sequence[RdmaDevice], gpu: str, root: Path = ROOT) -> list[RdmaDevice]:
     """Return the ports that are nearest to the GPU with this PCI address, such as 0000:17:00.0: those with most bridges
     in common, and of these those of its processor."""
-    path = system / "bus" / "pci" / "devices" / gpu
+    path = root / "sys" / "bus" / "pci" / "devices" / gpu
     place, node = place_of(path), word_of(path / "numa_node")
     near = [(shared_bridges(one.place, place), one.node == node) for one in devices]
     return [one for one, measure in zip(devices, near, strict=True) if measure == max(near)]
 
 
-def gpus(system: Path = SYSTEM) -> list[str]:
-    """Return the PCI addresses of all GPUs: processors of this class have no other use in such hosts."""
-    devices = sorted((system / "bus" / "pci" / "devices").glob("*"))
-    return [one.name for one in devices if word_of(one / "class")[:6] in GPU_CLASSES]
+def gpus(root: Path = ROOT) -> list[str]:
+    """Return the PCI addresses of all GPUs."""
+    devices = sorted((root / "sys" / "bus" / "pci" / "devices").glob("*"))
+    return [
+        one.name
+        for one in devices
+        if word_of(one / "class")[:6] in GPU_CLASSES and word_of(one / "vendor") in GPU_MAKERS
+    ]
 
 
-def net_device(interface: str, gpu: str | None, system: Path = SYSTEM) -> str:
+def net_device(interface: str, gpu: str | None, root: Path = ROOT) -> str:
     """Return the only device that NIXL lets UCX have: the port nearest to a GPU, or for memory of the host that of the
     interface's own device; without RDMA the interface. GPUs that are equally near to several ports take turns."""
-    devices = rdma_devices(system)
+    devices = rdma_devices(root)
     if gpu is None:
         return next((str(one) for one in devices if interface in one.interfaces), interface)
     if not devices:
         return interface
-    near = nearest(devices, gpu, system)
-    alike = [one for one in gpus(system) if nearest(devices, one, system) == near]
+    near = nearest(devices, gpu, root)
+    alike = [one for one in gpus(root) if nearest(devices, one, root) == near]
     return str(near[(alike.index(gpu) if gpu in alike else 0) % len(near)])

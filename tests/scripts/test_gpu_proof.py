@@ -10,6 +10,7 @@ import gpu_answers
 import gpu_bench
 import gpu_peer
 import pytest
+import torch
 from forked_program import run_program
 
 BENCH = str(Path(__file__).resolve().parents[2] / "scripts" / "gpu_bench.py")
@@ -52,6 +53,19 @@ def test_vllm_is_measured_at_the_same_sizes(tmp_path: Path) -> None:
     found = gpu_peer.measure(vllm, str(tmp_path), [1, 64], 32, 64)
     assert set(found) == {"decode_1", "decode_64", "prefill"}
     assert {(1, 32, gpu_peer.SHORT), (64, 32, gpu_peer.LONG), (1, 64, 1)} <= set(vllm.asked)
+
+
+def test_vllm_sees_the_device_that_was_meant() -> None:
+    assert [gpu_peer.visible(device, None) for device in ("cuda", "cuda:0", "cuda:3")] == ["0", "0", "3"]
+    assert gpu_peer.visible("cuda:1", "5,GPU-ab,7") == "GPU-ab"
+
+
+def test_figures_survive_a_vllm_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], *, timeout: float, **others: Any) -> Any:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert "no answer" in gpu_bench.beside(torch.device("cuda:0"))
 
 
 def test_a_row_of_the_table_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

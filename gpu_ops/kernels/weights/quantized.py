@@ -110,7 +110,8 @@ def packed_scales(levels: QuantizedWeights) -> tuple[Tensor, Tensor]:
     """int32 [outputs, groups] with a scale in the low half and an offset in the high half, both whole numbers of 16
     bits, and the unit of each output, float32 [outputs]. Where a scale is not finite, the unit is not."""
     scales, offsets = levels.scales, levels.offsets
-    # An output's unit depends on that output alone, so that it is the same in a part of the weight.
+    # An output's unit depends on that output alone, so that it is the same in a part of the weight that has some of the
+    # outputs. A part that has some of the inputs has a unit of these, and so rounds its scales otherwise.
     extremes = (number.float()[:, None] for number in torch.aminmax(levels.numbers, dim=1))
     ends = torch.stack([offsets, *(scales * number + offsets for number in extremes)])
     highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * STEP / MOST_SCALE)

@@ -47,6 +47,7 @@ class NixlPool:
         )
         self.cells = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
         self.free = list(range(1, len(self.cells)))
+        storage.pinned = storage.memory is None
         agent.share("DRAM", self.memory.cells, storage.epochs.nbytes)
         agent.share(memory, self.memory.blocks, own.nbytes, device)
         agent.share("DRAM", self.cells.ctypes.data, self.cells.nbytes)

@@ -134,7 +134,9 @@ class NixlReader:
             moved += reads.step()
             self.current = None
             peer.received += len(reads.digests) - before + (reads.epoch is not None)
-            peer.lost |= reads.has_lost_peer
+            # Of a peer from which nothing ever came, any fault says that it cannot be reached.
+            unreached = reads.error is not None and not reads.pull.is_cancelled and not peer.received
+            peer.lost |= reads.has_lost_peer or unreached
             if reads.over:
                 peer.pulls.remove(reads)
                 peer.used_at, moved = time.monotonic(), moved + 1

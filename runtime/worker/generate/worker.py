@@ -101,7 +101,11 @@ class Worker(Workload):
             sockets.closing.callback(tiers.close)
         self.transfers = BlockTransfers(sockets, machine, connect)
         prefault = Prefault(machine.storage, machine.pool)
-        idle_return = IdleReturn(prefault, config.kv_cache_idle_memory, self.transfers.pools.erase)
+        idle_return = (
+            None
+            if machine.storage.pinned
+            else IdleReturn(prefault, config.kv_cache_idle_memory, self.transfers.pools.erase)
+        )
         self.stalls = StalledLinks(sockets.poller, sockets.opened, lambda: self.decode.peers.sockets)
         super().__init__(
             sockets,

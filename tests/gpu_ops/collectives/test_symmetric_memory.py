@@ -29,18 +29,25 @@ class FakeGroup:
 @dataclass
 class FakeSymmetric:
     """The functions of torch's symmetric memory, as their docstrings describe them; an op that adds what lies in the
-    ranks' memory. `broken` ranks cannot open it, and a `wrong` one misses a part."""
+    ranks' memory. `short` ranks have no memory left, `broken` ones cannot map that of others, and a `wrong` one misses
+    a part."""
 
+    turns: RankTurns = field(default_factory=RankTurns)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
     opened: dict[int, str] = field(default_factory=dict)
+    short: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
     wrong: frozenset[int] = frozenset()
 
     def empty(self, *size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if self.turns.own.rank in self.short:
+            raise torch.OutOfMemoryError("out of memory")
         return torch.zeros(*size, dtype=dtype, device=device)
 
     def rendezvous(self, tensor: Tensor, group: FakeGroup) -> object:
+        """All ranks come together here, and those that fail do so behind it."""
         assert tensor.dtype == torch.uint8 and tensor.nbytes == MOST_BYTES
+        group.own.exchange(tensor)
         if group.own.rank in self.broken:
             raise RuntimeError("the devices have no way to each other\nin detail")
         self.opened[tensor.untyped_storage().data_ptr()] = group.group_name
@@ -71,8 +78,7 @@ def test_torch_has_what_is_called_here() -> None:
 
 def opened(fake: FakeSymmetric, ranks: int) -> list[tuple[SymmetricSums | None, Tensor | None]]:
     """Open the sums on every rank, and add parts of two shapes where there are such; return both."""
-    turns = RankTurns()
-    meetings = TurnMeetings(turns, ranks)
+    meetings = TurnMeetings(fake.turns, ranks)
 
     def live(rank: int) -> tuple[SymmetricSums | None, Tensor | None]:
         group: Any = FakeGroup(f"ranks of {rank}", TurnCommunicator(meetings, rank))
@@ -83,7 +89,7 @@ def opened(fake: FakeSymmetric, ranks: int) -> list[tuple[SymmetricSums | None, 
         sums(torch.ones(5, 8))
         return sums, sums(torch.full((3, 8), 2.0 + rank, dtype=torch.bfloat16))
 
-    return turns.run([partial(live, rank) for rank in range(ranks)])
+    return fake.turns.run([partial(live, rank) for rank in range(ranks)])
 
 
 def test_parts_are_added_in_memory_of_all(fake: FakeSymmetric) -> None:
@@ -91,7 +97,7 @@ def test_parts_are_added_in_memory_of_all(fake: FakeSymmetric) -> None:
         assert total is not None and torch.equal(total, torch.full((3, 8), 9.0, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("fault", ["broken", "wrong"])
+@pytest.mark.parametrize("fault", ["short", "broken", "wrong"])
 def test_no_rank_uses_what_one_cannot(fake: FakeSymmetric, fault: str) -> None:
     setattr(fake, fault, frozenset({1}))
     assert opened(fake, 3) == [(None, None)] * 3

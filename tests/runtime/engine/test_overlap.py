@@ -14,7 +14,8 @@ from tiny import VOCAB, Rig, build, check_free, name_of, reference, rig, sequenc
 from tiny import rig as rig_of
 
 from pontil.runtime.engine.drafts.drafter import Draft, LookupDrafter
-from pontil.runtime.engine.engine import Output
+from pontil.runtime.engine.engine import Output, StepInFlight
+from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.sequence import FinishReason, Purpose, Sequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
@@ -244,3 +245,10 @@ def test_a_request_that_ends_in_flight_says_no_more(model: Model) -> None:
     later = [output for _ in range(5) for output in one.engine.step()]
     assert [output.sequence.id for output in later] == ["b"] * 5 and one.engine.generated == 7
     check_free(one)
+
+
+def test_a_step_that_was_waited_for_knows_what_it_left_out() -> None:
+    """So it notes no time with a sequence of which nothing was computed."""
+    ended, place = sequence("a", prompt(3)), {sequence("b", prompt(3)): 0}
+    step = StepInFlight(Batch(()), Launched(list, place, frozenset({ended}), late=True), 0.0, False).waited()
+    assert step.alone and (step.launched.places, step.launched.left_out) == (place, frozenset({ended}))

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from pools import LAYOUT, EmulatedNixl
+from emulated_nixl import EmulatedAgent
+from pools import LAYOUT, EmulatedNixl, Pool, wait_for
+from staged import EmulatedMemory, StagedStorage
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.errors import TransferError
@@ -22,14 +24,19 @@ Host = tuple[Path, Callable[..., None]]
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     """A host with two processors. Below the first, one switch has two GPUs and two ports, another has a GPU and a port;
-    below the second are a GPU and a device with two ports, of which one has no link."""
+    below the second are a GPU and a device with two ports, of which one has no link. A management controller has a
+    display."""
 
-    def pci(path: str, node: int, kind: str) -> Path:
-        made = tmp_path / "devices" / path
+    system, files = tmp_path / "sys", tmp_path / "dev" / "infiniband"
+    files.mkdir(parents=True)
+
+    def pci(path: str, node: int, kind: str, vendor: str = "0x15b3") -> Path:
+        made = system / "devices" / path
         made.mkdir(parents=True)
         (made / "class").write_text(kind + "\n")
+        (made / "vendor").write_text(vendor + "\n")
         (made / "numa_node").write_text(f"{node}\n")
-        links = tmp_path / "bus" / "pci" / "devices"
+        links = system / "bus" / "pci" / "devices"
         links.mkdir(parents=True, exist_ok=True)
         (links / made.name).symlink_to(made)
         return made
@@ -42,13 +49,16 @@ def host(tmp_path: Path) -> Host:
             (folder / "ports" / str(number) / "state").write_text(state + "\n")
         (made / "net" / interface).mkdir(parents=True)
         (folder / "device").symlink_to(made)
-        (tmp_path / "class" / "infiniband").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "class" / "infiniband" / name).symlink_to(folder)
+        (made / "infiniband_verbs" / f"u{name}").mkdir(parents=True)
+        (files / f"u{name}").touch()
+        (system / "class" / "infiniband").mkdir(parents=True, exist_ok=True)
+        (system / "class" / "infiniband" / name).symlink_to(folder)
 
     near, far, other = "pci0000:00/0000:01:00.0", "pci0000:00/0000:02:00.0", "pci0000:80/0000:81:00.0"
     for path, node in ((f"{near}/0000:17:00.0", 0), (f"{near}/0000:18:00.0", 0), (f"{far}/0000:27:00.0", 0)):
-        pci(path, node, "0x030200")
-    pci(f"{other}/0000:97:00.0", 1, "0x030200")
+        pci(path, node, "0x030200", "0x10de")
+    pci(f"{other}/0000:97:00.0", 1, "0x120000", "0x1002")
+    pci("pci0000:00/0000:03:00.0", 0, "0x030000", "0x1a03")
     port(f"{near}/0000:19:00.0", 0, "mlx5_0", ["4: ACTIVE"], "ib0")
     port(f"{near}/0000:1a:00.0", 0, "mlx5_1", ["4: ACTIVE"], "ib1")
     port(f"{far}/0000:28:00.0", 0, "mlx5_2", ["4: ACTIVE"], "eth2")
@@ -83,13 +93,27 @@ def test_a_gpu_that_no_port_is_near_to_has_one_of_its_processor(host: Host) -> N
     assert near.node == "1"
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, options: ConnectorOptions, nixl: Any = EmulatedNixl) -> list[str]:
+def test_management_controllers_are_no_gpus(host: Host) -> None:
+    assert rdma.gpus(host[0]) == ["0000:17:00.0", "0000:18:00.0", "0000:27:00.0", "0000:97:00.0"]
+
+
+def test_a_port_that_cannot_be_opened_is_none(host: Host) -> None:
+    """A container sees the ports of its host in /sys, also without their files."""
+    for path in (host[0] / "dev" / "infiniband").iterdir():
+        path.unlink()
+    assert rdma.rdma_devices(host[0]) == []
+    assert rdma.net_device("eth2", "0000:17:00.0", host[0]) == rdma.net_device("eth2", None, host[0]) == "eth2"
+
+
+def opened(
+    monkeypatch: pytest.MonkeyPatch, options: ConnectorOptions, nixl: Any = EmulatedNixl, kind: Any = StagedStorage
+) -> list[str]:
     found = auto_connector.opener
     monkeypatch.setattr(auto_connector, "missing_package", lambda row: None)
     monkeypatch.setattr(auto_connector, "opener", lambda name: nixl if name == "nixl" else found(name))
-    made = auto_connector.AutoConnector(KVStorage(LAYOUT, 4, torch.device("cpu")), lambda: None, options)
+    made = auto_connector.AutoConnector(kind(LAYOUT, 4, torch.device("cpu")), lambda: None, options)
     made.close()
-    return list(made.ways)
+    return [name for name in made.ways if name != "cuda"]
 
 
 def no_ucx(*given: Any) -> Any:
@@ -101,15 +125,56 @@ def test_auto_takes_nixl_where_it_and_rdma_are_there_and_the_network_is_trusted(
 ) -> None:
     # An address of this machine that is not loopback is not to be had everywhere.
     monkeypatch.setattr(auto_connector, "is_loopback", lambda address: address == "::1")
+    monkeypatch.setattr(EmulatedMemory, "pci_address", lambda memory: "0000:17:00.0")
+    monkeypatch.setattr(auto_connector, "rdma_devices", list)
     trusted, keys = ConnectorOptions("127.0.0.1"), ConnectorOptions("127.0.0.1", guard=TransferSecurity(b"s" * 32))
     assert opened(monkeypatch, trusted) == ["shm", "tcp"], "no RDMA here"
     devices = rdma.rdma_devices(host[0])
     monkeypatch.setattr(auto_connector, "rdma_devices", lambda: devices)
     assert opened(monkeypatch, trusted) == ["shm", "nixl", "tcp"]
     assert opened(monkeypatch, keys) == ["shm", "tcp"]
+    assert opened(monkeypatch, trusted, kind=KVStorage) == ["shm", "tcp"], "idle memory of hosts is given back"
     monkeypatch.setattr(auto_connector, "is_loopback", lambda address: True)
     assert opened(monkeypatch, trusted) == ["shm", "tcp"]
     monkeypatch.setattr(auto_connector, "is_loopback", lambda address: False)
     with caplog.at_level(logging.WARNING):
         assert opened(monkeypatch, trusted, no_ucx) == ["shm", "tcp"]
+    monkeypatch.setattr(EmulatedMemory, "pci_address", lambda memory: None)
+    assert opened(monkeypatch, trusted) == ["shm", "tcp"], "no port is known to be near"
     assert "blocks go over TCP and not over RDMA: NIXL cannot open UCX" in caplog.text
+
+
+def unreachable(*given: Any) -> Any:
+    raise TransferError("no transport reaches the peer")
+
+
+def test_a_peer_that_nixl_never_reached_is_read_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = auto_connector.opener
+    monkeypatch.setattr(auto_connector, "has_rdma", lambda *given: True)
+    monkeypatch.setattr(auto_connector, "opener", lambda name: EmulatedNixl if name == "nixl" else found(name))
+    ours, theirs = Pool(auto_connector.AutoConnector), Pool(auto_connector.AutoConnector)
+    made, descriptor = ours.connector, theirs.connector.register() | {"shm": {}}
+    assert isinstance(made, auto_connector.AutoConnector)
+    try:
+        made.attach("P", descriptor)
+        assert made.chosen["P"] == "nixl" and ours.finish(ours.pull("P", [(1, 1)], 0))[0].error is None
+        with monkeypatch.context() as broken:
+            broken.setattr(EmulatedAgent, "read", unreachable)
+            assert ours.finish(ours.pull("P", [(1, 1)], 0))[0].error is not None
+            made.ways["nixl"].peers["P"].lost = True  # type: ignore[attr-defined]
+            assert made.lost() == ["P"]
+            made.detach("P")
+            made.attach("P", descriptor)
+            assert made.chosen["P"] == "nixl", "which reached it before"
+            assert ours.finish(ours.pull("P", [(1, 1)], 0))[0].error is not None
+            wait_for(lambda: made.lost() == ["P"])
+            made.detach("P")
+            made.attach("P", descriptor)
+            assert made.chosen["P"] == "tcp"
+            assert ours.finish(ours.pull("P", [(2, 2)], 0))[0].error is None and ours.has([2], theirs, [2])
+            made.detach("P")
+            made.attach("P", {key: value for key, value in descriptor.items() if key != "tcp"})
+            assert made.chosen["P"] == "nixl", "where nothing else is left"
+    finally:
+        made.close()
+        theirs.connector.close()

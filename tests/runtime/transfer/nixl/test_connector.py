@@ -3,6 +3,7 @@
 and the networks on which it may be used. All but the last tests emulate the library."""
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -233,6 +234,16 @@ def test_keys_do_not_go_with_it_across_a_network() -> None:
     made.close()
     assert isinstance(made, EmulatedNixl) and isinstance(made.agent, EmulatedAgent)
     assert made.agent.patience == 7, "a cut link ends reads long before a worker would be ended for them"
+
+
+def test_memory_that_is_registered_is_zeroed_and_not_given_back(pools: Pools) -> None:
+    """A device of the network goes on with the pages that were there when they were registered."""
+    pool = pools()
+    assert pool.storage.pinned
+    before = os.fstat(pool.storage.fd).st_blocks
+    pool.storage.erase(range(1, 40))
+    assert os.fstat(pool.storage.fd).st_blocks == before
+    assert pool.storage.own[0].any() and not pool.storage.own[1:].any()
 
 
 def test_it_listens_on_the_interface_of_its_address_alone() -> None:
