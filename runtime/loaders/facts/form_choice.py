@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm
+from pontil.runtime.loaders.facts.weight_forms import Meaning, Shape, StoredPart, WeightForm
 
 Stored = tuple[Shape, str]
 """The shape and the type of a tensor in a file."""
 # The ends of names of a weight's tensors, with their shapes.
 Signature = frozenset[tuple[str, Shape]]
+MOST_ALIKE = 3
+"""Forms of the same tensors that are kept: two with numbers of their own leave a choice open, and one inputs over."""
 
 
 class WeightScheme(Protocol):
@@ -38,9 +40,13 @@ class ShapeForms:
     def of(cls, forms: list[WeightForm]) -> ShapeForms:
         by_parts: dict[Signature, list[WeightForm]] = {}
         by_mark: dict[str, WeightForm] = {}
+        known: dict[frozenset[tuple[str, StoredPart]], set[Meaning | None]] = {}
         for form in forms:
-            here = by_parts.setdefault(frozenset((end, part.shape) for end, part in form.parts.items()), [])
-            here.extend([form] * (form not in here))
+            alike = known.setdefault(frozenset(form.parts.items()), set())
+            meaning = None if form.leaves_over else form.meaning
+            if meaning not in alike and len(alike) < MOST_ALIKE:
+                alike.add(meaning)
+                by_parts.setdefault(frozenset((end, part.shape) for end, part in form.parts.items()), []).append(form)
             by_mark.setdefault(form.mark, form)
         return cls(by_parts, by_mark, frozenset(end for form in forms for end in form.parts))
 

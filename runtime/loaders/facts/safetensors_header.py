@@ -19,6 +19,13 @@ def header_tensors(path: Path) -> dict[str, Stored]:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             found = json.loads(file.read(size if size <= MOST_BYTES else 0))
-        return {name: (tuple(one["shape"]), one["dtype"]) for name, one in found.items() if name != "__metadata__"}
+        return {name: stored(one["shape"], one["dtype"]) for name, one in found.items() if name != "__metadata__"}
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is damaged or cut off: fetch it again") from error
+
+
+def stored(shape: object, kind: object) -> Stored:
+    """Raises ValueError unless these are a shape and a type."""
+    if isinstance(shape, list) and all(type(size) is int for size in shape) and isinstance(kind, str):
+        return tuple(shape), kind
+    raise ValueError

@@ -18,6 +18,8 @@ FINEST_GROUP = 16
 # The places of whole numbers: in words along the outputs, with an order of their own (AWQ), in words along the inputs
 # of a weight that is stored by inputs (GPTQ) or by outputs (compressed-tensors), or one in a byte.
 Layout = Literal["awq", "gptq", "packed", "bytes"]
+Meaning = tuple[Layout, int | None, int, int, bool, int]
+"""What decides the numbers of a weight, beside its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class WeightForm:
     def mark(self) -> str:
         """The end of the name of a tensor that only quantized weights have."""
         return next(end for end in self.parts if end != WEIGHT)
+
+    @property
+    def meaning(self) -> Meaning:
+        return self.layout, self.bits, self.group, self.outputs, self.own_order, self.added
 
     @property
     def leaves_over(self) -> bool:

@@ -13,7 +13,7 @@ from quantized_directory import EIGHT, FORMS, LARGE, Encode, Numbers, Tensors, c
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.facts.form_choice import FormChoice
+from pontil.runtime.loaders.facts.form_choice import FormChoice, ShapeForms
 from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import weight_scheme
@@ -110,6 +110,39 @@ def test_forms_are_made_once_for_each_shape() -> None:
     choice = FormChoice(Counting(), found)
     assert {choice.form(f"{number}.weight", (64, 128)).group for number in range(1000)} == {32}  # type: ignore[union-attr]
     assert made == [(64, 128)]
+
+
+def test_groups_that_mean_the_same_are_one() -> None:
+    """A block of one output is a group, which no other can be told from."""
+    groups = (
+        INT8 | {"format": "int-quantized", "strategy": "block", "block_structure": [1, 32]},
+        INT8 | {"format": "int-quantized", "strategy": "group", "group_size": 32},
+    )
+    for turn in (groups, groups[::-1]):
+        scheme = weight_scheme({"quantization_config": several(*turn)})
+        assert scheme is not None
+        form = FormChoice(scheme, {"a.weight": ((64, 128), "I8"), "a.weight_scale": ((64, 4), "F16")})
+        assert form.form("a.weight", (64, 128)) in scheme.forms((64, 128))
+
+
+def test_groups_of_equal_tensors_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may name thousands whose sizes all divide a weight into as many parts, or leave inputs over."""
+    blocks = (
+        INT8 | {"format": "int-quantized", "strategy": "block", "block_structure": [rows, 1]} for rows in range(64, 128)
+    )
+    sizes = (INT8 | {"format": "int-quantized", "strategy": "group", "group_size": size} for size in range(65, 128))
+    scheme = weight_scheme({"quantization_config": several(*blocks, *sizes)})
+    assert scheme is not None
+    forms, compared = scheme.forms((128, 128)), list[WeightForm]()
+
+    def equal(one: WeightForm, other: object) -> bool:
+        compared.append(one)
+        return one is other
+
+    monkeypatch.setattr(WeightForm, "__eq__", equal)
+    found = ShapeForms.of(forms)
+    assert len(forms) == 127 and len(compared) <= len(forms)
+    assert [len(alike) for alike in found.by_parts.values()] == [3, 1]
 
 
 def test_files_that_are_not_loaded_are_not_planned(tmp_path: Path) -> None:

@@ -189,6 +189,30 @@ def test_a_header_that_is_none(whole: dict[str, Path], tmp_path: Path, size: int
         may_have_levels(tmp_path, config)
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"dtype": "I32", "shape": [[128, 8]]},
+        {"dtype": "I32", "shape": [True, 8]},
+        {"dtype": "I32", "shape": ["128", 8]},
+        {"dtype": "I32", "shape": [128.0, 8]},
+        {"dtype": "I32", "shape": "12"},
+        {"dtype": "I32", "shape": {"128": 8}},
+        {"dtype": ["I32"], "shape": [128, 8]},
+        {"dtype": 1, "shape": [128, 8]},
+        {"dtype": "I32"},
+        [],
+    ],
+)
+def test_a_header_whose_tensor_is_none(whole: dict[str, Path], tmp_path: Path, tensor: object) -> None:
+    shutil.copytree(whole["awq"], tmp_path, dirs_exist_ok=True)
+    config = read_config(tmp_path)
+    header = json.dumps({"model.layers.0.mlp.up_proj.qweight": tensor}).encode()
+    (tmp_path / WHOLE).write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match="is damaged or cut off: fetch it again"):
+        may_have_levels(tmp_path, config)
+
+
 def test_a_header_is_read_as_safetensors_reads_it(whole: dict[str, Path]) -> None:
     for folder in whole.values():
         assert header_tensors(folder / WHOLE) == stored_tensors(folder / WHOLE)
