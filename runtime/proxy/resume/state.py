@@ -100,6 +100,11 @@ def label_of(line: Mapping[str, Any]) -> str | None:
     return label if isinstance(label, str) else None
 
 
+def held(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same state, as that of a request which a proxy has taken up, to follow it in the record."""
+    return {key: value for key, value in line.items() if key != "left"} | {"new": [[] for _ in line.get("new", ())]}
+
+
 def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:
     """Return the same end, as that of a proxy that took it over, to follow it in the record."""
     return {**line, "new": [[] for _ in line["new"]], "end": {**line["end"], "owner": owner}}
