@@ -161,8 +161,10 @@ class ResumableStreams:
         retold: Sequence[RetoldText] = (),
     ) -> Stream:
         """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket.
-        Raises Unavailable where that cannot be recorded."""
+        Raises Unavailable where that cannot be recorded, and for one that was left to other proxies meanwhile."""
         if isinstance(claimed, StreamJournal):
+            if claimed.request.mailbox.end is None and self.journals.get(claimed.name) is not claimed:
+                raise Unavailable("this proxy ends: ask another one for the rest")
             claimed.reader = reader
             rewind(claimed.request, self.tokenizer, retold)
             return self.continued(claimed.request)
