@@ -121,6 +121,25 @@ def test_a_reader_whose_stream_fails_while_it_comes_back_is_told_to_come_later(f
     assert told(first, Reader(one, PATH, {}, first.last).all()) == TEXT
 
 
+def test_a_reader_that_comes_back_while_its_proxy_ends_is_told_to_come_later(front: Front) -> None:
+    """Its stream is another proxy's by then: nobody here would say a word of it."""
+    one, two = front.start(0, pace=0.03), front.start(1)
+    first = Reader(one, PATH, ASK).read(9)
+    first.leave()
+    reader_left(one)
+    streams, name = one.proxy.streams, str(first.stream)
+
+    async def come_back() -> None:
+        claimed = await streams.claim(name, Ticket())
+        streams.hand_over_all()
+        with pytest.raises(Unavailable):
+            streams.take_up(claimed, NoReader(), Ticket())
+        streams.put_back(claimed)
+
+    asyncio.run_coroutine_threadsafe(come_back(), one.loop).result(DEADLINE)
+    assert told(first, Reader(two, PATH, {}, first.last).all()) == TEXT
+
+
 @pytest.mark.parametrize("front", [WINDOW], indirect=True)
 @pytest.mark.parametrize("finish", ["error", "cancelled"])
 def test_a_stream_that_was_let_go_of_and_nobody_came_back_for_ends_as_what_it_is(finish: str, front: Front) -> None:

@@ -14,6 +14,7 @@ from stream_front import ASK, TEXT, Front, Reader, told
 
 from pontil.runtime.accounting import usage_log
 from pontil.runtime.accounting.usage_file import UsageFile
+from pontil.runtime.proxy.admission.in_flight import LEFT
 from pontil.runtime.proxy.resume import resumable
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
 from pontil.runtime.proxy.resume.sweep import Sweep
@@ -155,3 +156,24 @@ def test_a_stream_that_cannot_be_recorded_as_its_proxy_leaves_ends_there(
     eventually(lambda: Reader(two, PATH, {}, event).status == 404, "nobody to go on with it")
     eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")
     assert "error" in reader.events[-1]
+
+
+def test_a_stream_that_cannot_be_recorded_is_not_taken_up(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the death of who took it up its record would have it end with what was delivered when it was let go of."""
+    one, two = front.start(0, pace=0.03), front.start(1)
+    disks = FullDisks(monkeypatch)
+    first = Reader(one, PATH, ASK).read(9)
+    first.leave()
+
+    async def let_go() -> bool:
+        journals = one.proxy.streams.journals
+        return all(one.proxy.streams.hand_over(each, LEFT) for each in list(journals.values()) if each.detached_at)
+
+    eventually(lambda: all(each.detached_at for each in one.proxy.streams.journals.values()), "no reader")
+    assert asyncio.run_coroutine_threadsafe(let_go(), one.loop).result(DEADLINE)
+    disks.full.add("run")
+    refused = Reader(two, PATH, {}, first.last)
+    assert refused.status == 503 and not two.proxy.requests and not two.proxy.ledger.entries
+    disks.full.clear()
+    assert told(first, Reader(two, PATH, {}, first.last).all()) == TEXT
+    eventually(lambda: [row["state"] for row in front.rows()] == ["closed"], "a closed row")

@@ -20,7 +20,7 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
-from pontil.runtime.proxy.resume.state import end_of, head_of, label_of, owned_by, restored, rewind
+from pontil.runtime.proxy.resume.state import end_of, head_of, held, label_of, owned_by, restored, rewind
 from pontil.runtime.proxy.resume.stream_journal import ReplyReader, StreamJournal
 from pontil.runtime.proxy.resume.sweep import Sweep
 from pontil.runtime.proxy.siblings.proxies import Fleet
@@ -160,12 +160,16 @@ class ResumableStreams:
         ticket: Ticket,
         retold: Sequence[RetoldText] = (),
     ) -> Stream:
-        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket."""
+        """Return a stream of the whole answer, from its beginning, for the reader that claimed it by this ticket.
+        Raises Unavailable where that cannot be recorded, and for one that was left to other proxies meanwhile."""
         if isinstance(claimed, StreamJournal):
+            if claimed.request.mailbox.end is None and self.journals.get(claimed.name) is not claimed:
+                raise Unavailable("this proxy ends: ask another one for the rest")
             claimed.reader = reader
             rewind(claimed.request, self.tokenizer, retold)
             return self.continued(claimed.request)
         ended = end_of(claimed.last) is not None
+        self.hold(claimed)
         try:
             books = None if ended and not claimed.is_unsettled else self.books.ledger
             request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold, ticket)
@@ -178,11 +182,21 @@ class ResumableStreams:
             return Stream([request], once(release), self.in_flight.turn)
         journal = self.adopt(claimed, request, reader)
         journal.is_claimed, journal.written = True, [len(answer.ids) for answer in request.answers]
-        # From here on it is not left to others, whatever the record said last.
         journal.note()
         LOG.info("goes on with a stream of another process", extra=about(request))
         self.in_flight.take_over(request)
         return self.continued(request)
+
+    def hold(self, record: StreamRecord) -> None:
+        """Record that a stream is not left to others any more: after this proxy's death it would end with what was
+        delivered before. Raises Unavailable, and leaves it, if that cannot be."""
+        if label_of(record.last) is None:
+            return
+        try:
+            record.append(held(record.last))
+        except OSError:
+            record.release()
+            raise Unavailable("this stream cannot be recorded now: try again in a moment") from None
 
     def continued(self, request: Request) -> Stream:
         """Return the stream of an answer of which an earlier reader may have a part."""

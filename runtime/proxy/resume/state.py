@@ -12,6 +12,7 @@ from typing import Any
 from pontil.runtime.accounting.counts import WHOLE, Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.errors import MalformedFrame, RequestError
+from pontil.runtime.proxy.admission.in_flight import FAILED, LEFT
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.requests.answer import Choice, Delta, Ended, Finished
 from pontil.runtime.proxy.requests.generation import Generation
@@ -95,9 +96,15 @@ def with_label(line: dict[str, Any], label: str) -> dict[str, Any]:
 
 
 def label_of(line: Mapping[str, Any]) -> str | None:
-    """Return how the request ends that a proxy let go of last; None if one that took it up has died since."""
+    """Return how the request ends that a proxy let go of last; None if one that took it up has died since, and for a
+    label of another release."""
     label = line.get("left")
-    return label if isinstance(label, str) else None
+    return label if label in (FAILED, LEFT) else None
+
+
+def held(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same state, as that of a request which a proxy has taken up, to follow it in the record."""
+    return {key: value for key, value in line.items() if key != "left"} | {"new": [[] for _ in line.get("new", ())]}
 
 
 def owned_by(line: Mapping[str, Any], owner: str) -> dict[str, Any]:

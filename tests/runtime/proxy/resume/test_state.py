@@ -16,7 +16,7 @@ from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import PART, RetoldText, recorded_ids
-from pontil.runtime.proxy.resume.state import head_of, restored, rewind, state_of
+from pontil.runtime.proxy.resume.state import head_of, label_of, restored, rewind, state_of
 from pontil.runtime.proxy.routing.policy import CollocatedRoute, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
@@ -152,3 +152,8 @@ def test_a_long_answer_is_told_again_in_parts(
     assert text_of(made.mailbox.drain()) == told and made.answers[0].ids == ids
     restored(lines, None, Ledger(), 9.0)
     assert sum(sizes) == 1, "nobody reads the text of one that is settled"
+
+
+def test_a_label_of_another_release_is_none() -> None:
+    """Its request ends as one of a proxy that died."""
+    assert [label_of({"left": one}) for one in ("error", "cancelled", "x", 7)] == ["error", "cancelled", None, None]
