@@ -156,9 +156,9 @@ class Conductor:
         again = self.in_flight.add(f"{run.id}.{stage}.{number}", ticket, work)
         again.trial = True
         run.replays[stage] = again
-        for edge in inputs_of(run.graph, stage):
+        for source in dict.fromkeys(map(producer_of, inputs_of(run.graph, stage))):
             # An attempt that began when this stage had ended makes no items for it.
-            if (producer := run.latest(producer_of(edge))).mailbox.end is None:
+            if (producer := run.latest(source)).mailbox.end is None:
                 self.dispatcher.retry(producer, f"{stage} is computed again", FAILED)
         self.metrics.runs.replays.inc()
         LOG.info("%s is computed again for its items", stage, extra=about(run.first))
