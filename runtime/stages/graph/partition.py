@@ -41,6 +41,11 @@ class GraphPartition:
             return None
         return self.terminal or self.walks[0].name
 
+    @property
+    def has_known_walks(self) -> bool:
+        """True if the walk of a pass, and so how its stream is cut, follows from its number alone."""
+        return not self.is_driven or len(self.walks) == 1
+
     def following(self, walk: str | None) -> str:
         """Return the walk of a STATE_MACHINE partition's next pass, after one under `walk` (None: of its first). A pure
         function of the pass before: whoever runs the passes, and whoever hears of them, has the same answer."""

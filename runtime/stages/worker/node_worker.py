@@ -14,7 +14,7 @@ from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
 from pontil.runtime.stages.nodes.node import StageNode, TaskInput
 from pontil.runtime.stages.streams.pass_writer import PassWriter
-from pontil.runtime.stages.worker.open_task import OpenTask, skip
+from pontil.runtime.stages.worker.open_task import OpenTask
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, Message, NodeOutput, NodeTask, Starved
 from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
@@ -94,10 +94,10 @@ class NodeWorker(Workload):
         connections = {edge: self.model.connection(edge) for edge in (*part.inputs, *part.outputs)}
         last = task.partition.last_walk
         task.buffers = {edge: StreamBuffer(connections[edge], last) for edge in part.inputs}
-        if self.node.one_per_chunk and len(part.inputs) == 1 and not part.outputs:
+        can_skip = self.node.one_per_chunk and task.partition.has_known_walks
+        if can_skip and len(part.inputs) == 1 and not part.outputs:
             # The last one may have been that of a chunk that was not full: it is made once more.
-            (edge,), task.outputs = part.inputs, max(0, task.message.delivered - 1)
-            task.consumed[edge] = skip(task.buffers[edge], last, task.outputs)
+            task.skip(max(0, task.message.delivered - 1))
         for edge, buffer in task.buffers.items():
             self.ports.open_input(*task.key, part, edge, buffer, now)
         if part.outputs:

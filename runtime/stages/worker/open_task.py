@@ -59,6 +59,18 @@ class OpenTask:
         """True while the last pass is computed: each stream has had its final chunk."""
         return all(buffer.finished for buffer in self.buffers.values())
 
+    def skip(self, outputs: int) -> None:
+        """Begin after the chunks of so many outputs of the only stream, one each and full."""
+        ((edge, buffer),) = self.buffers.items()
+        index = 0
+        for _ in range(outputs):
+            index += buffer.policy.needed(index)
+        if outputs:
+            buffer.hear(StreamPosition(index, self.partition.last_walk))
+            self.walk = self.partition.last_walk or self.partition.walk_of_pass(outputs - 1)
+        self.outputs = self.passes = outputs
+        self.consumed[edge] = index
+
     def look(self, now: float) -> bool:
         """Return whether there is something to compute; take the next chunks of the streams that are ready. It costs
         next to nothing as long as nothing has arrived."""
@@ -148,13 +160,3 @@ class OpenTask:
     @property
     def queue_seconds(self) -> float:
         return (self.begun_at or 0.0) - (self.ready_at or 0.0)
-
-
-def skip(buffer: StreamBuffer, walk: str | None, outputs: int) -> int:
-    """Begin a stream after the chunks of so many outputs, one each and full; return how many of its items they had."""
-    index = 0
-    for _ in range(outputs):
-        index += buffer.policy.needed(index)
-    if index:
-        buffer.hear(StreamPosition(index, walk))
-    return index
