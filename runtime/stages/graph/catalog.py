@@ -101,7 +101,9 @@ class GraphModel:
 
 def stage_mistakes(model: GraphModel) -> Iterator[str]:
     """Yield the mistakes of a model whose graph is valid: what no worker could carry out (E1)."""
+    yield from part_mistakes(model)
     for node in model.nodes:
+        yield from step_mistakes(model, node)
         stage = model.graph.partition(node.name)
         streams = [one.edge for one in model.graph.incoming(node.name)]
         if node.generates and len(streams) > 1:
@@ -122,6 +124,39 @@ def stage_mistakes(model: GraphModel) -> Iterator[str]:
                 f"the stage '{node.name}' is STATE_MACHINE and takes a stream, so all of its walks are on one worker:"
                 " give it no prefill walks"
             )
+
+
+def part_mistakes(model: GraphModel) -> Iterator[str]:
+    """Yield what is wrong with the stages that clients hear of."""
+    for part, name in (("first", model.first), ("audio", model.audio), ("recognizer", model.recognizer)):
+        if name not in (None, *model.node_names):
+            yield f"its {part} is '{name}', no stage"
+    if model.audio is None:
+        return
+    source = model.audio
+    for target, _ in model.consumers(source):
+        # Its items alone cannot be made again: its sound would be heard twice.
+        yield f"'{source}' makes the audio and feeds '{target}': give that stage a node of its own"
+    # Of all streams into a stage one producer has them all.
+    while incoming := model.graph.incoming(source):
+        source = incoming[0].source
+        if source == model.first:
+            return
+    yield f"no stream leads from '{model.first}' to '{model.audio}', which makes its audio"
+
+
+def step_mistakes(model: GraphModel, node: GraphNode) -> Iterator[str]:
+    """Yield what no step of a stage that generates can do."""
+    stage = model.graph.partition(node.name)
+    if not node.generates:
+        return
+    if not stage.transitions.keys() <= {stage.initial}:
+        yield f"'{node.name}' generates, from its prompt to its answer: only its initial walk can have a transition"
+    for one in model.graph.incoming(node.name):
+        if one.policy.most_context:
+            yield f"'{node.name}' generates, and no step of it sees an item again, as {one.policy.label} says"
+        if not model.node(one.source).generates:
+            yield f"'{node.name}' generates and takes the stream '{one.edge}' of '{one.source}', which does not"
 
 
 def double(names: Iterable[str]) -> str | None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A walk: a named sub-graph of a model's nodes, which a partition runs in one pass."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -79,5 +80,8 @@ def mistakes_of(part: WalkPart) -> Iterator[str]:
     elif isinstance(part, Sequential | Parallel):
         if not part.parts:
             yield f"an empty {type(part).__name__}: give it at least one part"
+        if isinstance(part, Parallel):
+            counts = Counter(name for one in part.parts for name in set(names_of(one)))
+            yield from (f"a Parallel with '{name}' in two parts" for name, count in counts.items() if count > 1)
         for one in part.parts:
             yield from mistakes_of(one)

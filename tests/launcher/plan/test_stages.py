@@ -146,7 +146,7 @@ def test_a_draft_model_needs_workers_that_generate_the_answer(monkeypatch: pytes
     with pytest.raises(OptionError, match=says.format("thinker", "qwen3-omni")):
         topology(role="decode", join=JOIN, node="talker", speculative_model="/draft")
     # A graph that begins with a stage without tokens.
-    silent = replace(GRAPHS[DEMO], first="recognizer")
+    silent = replace(GRAPHS[DEMO], first="recognizer", audio=None)
     monkeypatch.setattr("pontil.launcher.plan.topology.graph_of", lambda model: silent)
     with pytest.raises(OptionError, match=says.format("recognizer", DEMO)):
         topology(DEMO, role="node", node="recognizer", join=JOIN, speculative_model="/draft")

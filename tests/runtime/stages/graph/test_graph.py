@@ -9,7 +9,7 @@ import pytest
 from speech_graph import CODE2WAV, FRAMES, STATES, TALKER, THINKER, decoder_walk, speech_graph
 
 from pontil.runtime.errors import GraphError, ModelError
-from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.stages.graph.catalog import SPEECH_DEMO, GraphModel, GraphNode
 from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.graph import Graph
 from pontil.runtime.stages.graph.mermaid import mermaid
@@ -17,6 +17,7 @@ from pontil.runtime.stages.graph.partition import Authority, GraphPartition
 from pontil.runtime.stages.graph.policies import Fixed, LeftContext, SlidingWindow
 from pontil.runtime.stages.graph.walk import Loop, Node, Parallel, Sequential, Walk
 
+CODER = Node("code2wav")
 WALK = Walk("w", Node("n"))
 LONE = GraphPartition("lone", ("m",), (Walk("v", Node("m")),), Authority.PRODUCER_TRIGGERED)
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -59,6 +60,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an edge twice": (lambda: speech_graph(STATES), "'states' from 'thinker' to 'talker' stands twice"),
     "no walk": (lambda: speech_graph(code2wav=replace(CODE2WAV, walks=())), "'code2wav' has no walk"),
+    "a node in two parts of a Parallel": (
+        lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Parallel((CODER, Loop(CODER, 2)))),))),
+        "a Parallel with 'code2wav' in two parts",
+    ),
     "an empty part": (
         lambda: speech_graph(code2wav=replace(CODE2WAV, walks=(Walk("c", Sequential((Parallel(()),))),))),
         "walk 'c' has an empty Parallel",
@@ -153,13 +158,18 @@ def test_nodes_of_a_walk() -> None:
 CONSUMER = GraphPartition(
     "writer", ("writer",), (Walk("draft", Node("writer")), Walk("ink", Loop(Node("writer")))), initial="draft"
 )
-WRITING = Graph("writing", (THINKER, CONSUMER), (Connection("thinker", "writer", "words", Fixed(1)),))
+WORDS = Connection("thinker", "writer", "words", Fixed(1))
+WRITING = Graph("writing", (THINKER, CONSUMER), (WORDS,))
 MORE_WORDS = Connection("thinker", "writer", "more", Fixed(1))
 
 
 def writing(*prefill_walks: str) -> GraphModel:
     nodes = GraphNode("thinker", "engine"), GraphNode("writer", "engine", prefill_walks=prefill_walks)
     return GraphModel("writing", nodes, "thinker", WRITING)
+
+
+def moving(transitions: dict[str, str]) -> GraphModel:
+    return replace(writing(), graph=replace(WRITING, partitions=(THINKER, replace(CONSUMER, transitions=transitions))))
 
 
 def two_nodes(partition: GraphPartition) -> GraphPartition:
@@ -184,13 +194,33 @@ WRONG_MODELS: dict[str, tuple[Callable[[], GraphModel], str]] = {
     "a stage that is no partition": (
         lambda: replace(writing(), nodes=(*writing().nodes, GraphNode("singer", "node"))), "no partition 'singer'",
     ),
+    "a first stage that is none": (lambda: replace(writing(), first="reader"), "its first is 'reader', no stage"),
+    "audio of no stage": (lambda: replace(writing(), audio="singer"), "its audio is 'singer', no stage"),
+    "a recognizer that is none": (lambda: replace(writing(), recognizer="ear"), "its recognizer is 'ear', no stage"),
+    "audio that nothing leads to": (
+        lambda: replace(SPEECH_DEMO, audio="recognizer"), "no stream leads from 'llm' to 'recognizer', which makes its",
+    ),
+    "audio that is read": (
+        lambda: replace(writing(), audio="thinker"), "'thinker' makes the audio and feeds 'writer'",
+    ),
+    "an answer with two moves": (
+        lambda: moving({"draft": "ink", "ink": "draft"}), "'writer' generates, from its prompt to its answer",
+    ),
+    "a step that sees items again": (
+        lambda: replace(writing(), graph=replace(WRITING, connections=(replace(WORDS, policy=SlidingWindow(2, 1)),))),
+        r"'writer' generates, and no step of it sees an item again, as SlidingWindow\(2, 1\) says",
+    ),
+    "a step behind a node": (
+        lambda: replace(writing(), nodes=(GraphNode("thinker", "node"), writing().nodes[1])),
+        "'writer' generates and takes the stream 'words' of 'thinker', which does not",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG_MODELS)
 def test_a_model_that_no_worker_could_carry_out_is_refused_in_one_sentence(name: str) -> None:  # E1
     build, says = WRONG_MODELS[name]
-    assert not writing().node("writer").splits
+    assert not writing().node("writer").splits and moving({"draft": "ink"})
     with pytest.raises(GraphError, match=says):
         build()
 
