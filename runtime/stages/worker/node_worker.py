@@ -163,7 +163,7 @@ class NodeWorker(Workload):
                 self.send(task, piece, final=False)
             return True
         over = task.put_down()
-        if task.buffers:
+        if task.is_report_due(over, now):
             self.link.send(task.report(over))
         if over:
             self.finish(task)

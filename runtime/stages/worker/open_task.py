@@ -13,6 +13,9 @@ from pontil.runtime.stages.worker.walk_executor import run_part
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import NodeTask, PassDone
 
+# Seconds between two reports of a stage that goes on.
+REPORT_EACH = 0.25
+
 
 @dataclass(slots=True, eq=False)
 class OpenTask:
@@ -21,9 +24,9 @@ class OpenTask:
 
     A pass takes a chunk of each stream that has not ended, so number n has the same ones in every attempt. `chunks` are
     those that were taken from the buffers for the next pass, or the one whose work is `pieces`, under `walk`. `passes`
-    counts those that have run. `ready_at` is the time when something could first be computed, `begun_at` when it was.
-    `outputs` counts those made, `consumed` the tokens that went into passes by edge (A1). `said` is true once an output
-    was sent.
+    counts those that have run, of which one was `reported_at` this time. `ready_at` is the time when something could
+    first be computed, `begun_at` when it was. `outputs` counts those made, `consumed` the tokens that went into passes
+    by edge (A1). `said` is true once an output was sent.
     """
 
     worker: str
@@ -42,6 +45,7 @@ class OpenTask:
     outputs: int = 0
     consumed: dict[str, int] = field(default_factory=dict)
     said: bool = False
+    reported_at: float = 0.0
     seen: list[tuple[int, int, int | None]] | None = field(default=None, repr=False)
     times: WorkTimes = field(default_factory=WorkTimes)
 
@@ -148,6 +152,13 @@ class OpenTask:
         for edge, chunk in chunks.items():
             self.buffers[edge].record(chunk)
         return self.is_at_end
+
+    def is_report_due(self, done: bool, now: float) -> bool:
+        """Return whether to report the pass that has run, and note that it is: the last one, and so many that the proxy
+        sees the stage advance. A task without streams shows that by its outputs."""
+        due = bool(self.buffers) and (done or now - max(self.arrived, self.reported_at) >= REPORT_EACH)
+        self.reported_at = now if due else self.reported_at
+        return due
 
     def report(self, done: bool) -> PassDone:
         """Return the report of the last pass (E5)."""

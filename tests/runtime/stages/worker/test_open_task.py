@@ -57,6 +57,12 @@ def test_a_task_that_begins_later_goes_on_in_the_same_walks(partition: GraphPart
     assert later.report(True) == whole.report(True)
 
 
+def test_passes_are_reported_a_few_times_a_second_and_the_last_one_always() -> None:  # E5
+    task, _ = run_all(CIRCLE, 0)
+    assert [tenth for tenth in range(10) if task.is_report_due(False, tenth / 10)] == [3, 6, 9]
+    assert task.is_report_due(True, 0.9)
+
+
 def test_only_a_task_whose_chunks_follow_from_their_number_can_begin_later() -> None:
     driven = GraphPartition("n", ("n",), WALKS, Authority.PRODUCER_TRIGGERED, terminal="c")
     assert [one.has_known_walks for one in (CIRCLE, DRIVEN, driven)] == [True, True, False]
