@@ -7,9 +7,13 @@ import pytest
 from stage_model import TALKER_END
 from stage_site import StageSite
 
+from pontil.runtime.accounting.counts import Usage
+from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.stages.runs import conductor
 from pontil.runtime.stages.runs.entry import runs_of
+from pontil.runtime.stages.runs.run import inputs_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 TOGETHER = ("thinker:0", "talker:0", "wav:0")
@@ -56,3 +60,16 @@ def test_a_run_whose_client_leaves_before_it_begins_is_closed(tokenizer: Tokeniz
 
     asyncio.run(leave())
     assert site.idle and not site.ledger.entries and site.ledger.totals.requests == 1
+
+
+def test_a_producer_of_two_streams_is_computed_again_once(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = StageSite(tokenizer)
+    site.join(*TOGETHER, "thinker:1")
+    stream = runs_of(site).submit(Ticket(), [5, 6, 7, 8], SamplingParams(max_tokens=60, seed=1))
+    stream.run.requests["talker"].mailbox.close(Finished("stop", Usage(0, 0, 0), ""))
+    monkeypatch.setattr(conductor, "inputs_of", lambda graph, stage: 2 * inputs_of(graph, stage))
+    runs_of(site).conductor.replay(stream.run, "talker")
+    assert stream.run.first.attempts.number == 1
+    stream.cancel()
