@@ -12,6 +12,8 @@ from served import Reply, Served, launched, wait_for
 PROMPT = [20 + 13 * number % 240 for number in range(600)]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PAIR = {"proxy", "prefill:0", "decode:0"}
+# Traces in a row that may lack the spans of a worker, which were not told in time.
+MOST_INCOMPLETE = 3
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +63,15 @@ def collected(receiver: OtlpReceiver, trace_id: str) -> tuple[ReceivedSpan, list
 
 def of_both_workers(traced: Served, receiver: OtlpReceiver) -> tuple[str, Reply, ReceivedSpan, list[ReceivedSpan]]:
     """Ask until both workers have told their times within the second for which an export waits, which is short on a
-    crowded machine. Return the trace, its answer, its server span and the others."""
-    for number in range(8):
+    crowded machine: few traces may lack them. Return the trace, its answer, its server span and the others."""
+    for number in range(MOST_INCOMPLETE + 1):
         trace_id = f"{number + 1}{TRACE[1:]}"
         reply = ask(traced, f"00-{trace_id}-{SPAN}-01")
         assert reply.status == 200
         root, others = collected(receiver, trace_id)
         if {span.process for span in (root, *others)} == PAIR:
             return trace_id, reply, root, others
-    raise AssertionError("no trace has spans of both workers")
+    raise AssertionError(f"{MOST_INCOMPLETE + 1} traces in a row lack spans of a worker")
 
 
 def check_tree(root: ReceivedSpan, others: list[ReceivedSpan]) -> None:

@@ -15,6 +15,8 @@ BLOCKS = {
     13: (256, 176), 14: (256, 210), 16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18),
     21: (256, 110), 22: (256, 82), 23: (256, 136), 29: (256, 56), 34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
+CODEBOOKS = frozenset((16, 17, 18, 19, 21, 22, 29, 34, 35))
+"""Types that are read by a codebook, which takes several times as long: an embedding of one does not stay in blocks."""
 EMBEDDING = "token_embd.weight"
 
 
@@ -22,7 +24,7 @@ def stored_embedding(path: Path) -> int | None:
     """Return the bytes of an embedding whose rows stay in their file's blocks, as those of whole numbers do. Raises
     ModelError."""
     tensor = read_parts(path).header.tensors.get(EMBEDDING)
-    if tensor is None or tensor.kind not in GGUF_FORMATS:
+    if tensor is None or tensor.kind not in GGUF_FORMATS or tensor.kind in CODEBOOKS:
         return None
     numbers, size = BLOCKS[tensor.kind]
     return math.prod(tensor.shape) // numbers * size

@@ -15,6 +15,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
+from pontil.runtime.loaders.gguf.block_sizes import CODEBOOKS
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
@@ -79,7 +80,7 @@ class GgufCheckpoint:
     def embedding_type(self) -> GgmlType | None:
         """The type of the blocks that a model can look rows up in; None for an embedding that is read whole."""
         kind = self.places[EMBEDDING].kind
-        return GGML_TYPES[kind] if kind in LEVELS else None
+        return GGML_TYPES[kind] if kind in LEVELS and kind not in CODEBOOKS else None
 
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the file holds as integers with scales, `name.numbers`

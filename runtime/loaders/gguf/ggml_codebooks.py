@@ -69,7 +69,7 @@ THREE_VALUES = (34, 35)
 
 
 def levels(kind: int, blocks: Tensor) -> Parts:
-    """The numbers of blocks uint8 [blocks, bytes], int8, or uint8 below 3; for each group its scale and its offset."""
+    """The numbers of blocks uint8 [blocks, bytes], int8, or uint8 of 0 to 3; each group's scale and its offset."""
     scales = SCALES[kind](blocks)
     weights = by_package(kind, blocks).view(*scales.shape, -1)
     numbers = (weights / scales.unsqueeze(-1)).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int8).flatten(1)

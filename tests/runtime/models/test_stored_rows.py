@@ -11,8 +11,9 @@ from tiny_gguf import write_tiny_gguf
 from tiny_llama import write_tiny_llama
 
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
-from pontil.runtime.loaders.gguf.block_sizes import BLOCKS, stored_embedding
+from pontil.runtime.loaders.gguf.block_sizes import BLOCKS, CODEBOOKS, stored_embedding
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.runtime.loaders.gguf.ggml_codebooks import SCALES
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS
@@ -68,5 +69,15 @@ def test_an_embedding_of_floats_is_read_whole(tmp_path: Path) -> None:
     config = write_tiny_llama(tmp_path / "hf")
     path = write_tiny_gguf(tmp_path / "tiny.gguf", tmp_path / "hf", config, kind=gguf.GGMLQuantizationType.F16)
     checkpoint = GgufCheckpoint.open(path)
+    assert checkpoint.embedding_type is None and stored_embedding(path) is None
+    assert EMBEDDING in dict(checkpoint.levels(torch.bfloat16, stored_rows=True))
+
+
+def test_an_embedding_of_a_codebook_is_read_whole(tmp_path: Path) -> None:
+    config = write_tiny_llama(tmp_path / "hf", hidden_size=256, intermediate_size=256, head_dim=64)
+    kind = gguf.GGMLQuantizationType.IQ3_S
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", tmp_path / "hf", config, kind=kind, random_blocks=True)
+    checkpoint = GgufCheckpoint.open(path)
+    assert SCALES.keys() == CODEBOOKS and checkpoint.places[EMBEDDING].kind in CODEBOOKS
     assert checkpoint.embedding_type is None and stored_embedding(path) is None
     assert EMBEDDING in dict(checkpoint.levels(torch.bfloat16, stored_rows=True))

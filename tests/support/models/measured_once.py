@@ -15,7 +15,9 @@ def fingerprint(one: Linear) -> tuple[object, ...]:
     """Return what differs wherever products differ: their shape, and their results for random numbers, to the bit."""
     row = torch.randn(1, one.in_features, generator=torch.Generator().manual_seed(1))
     result = one(row.to(device=one.device, dtype=one.dtype)).float()
-    return (type(one), one.out_features, one.in_features, one.dtype, one.bias is None, result.numpy().tobytes())
+    library = getattr(one, "packed", None), getattr(one, "deterministic", None), torch.backends.mkldnn.enabled
+    sizes = one.out_features, one.in_features
+    return (type(one), *sizes, one.dtype, one.bias is None, *library, result.numpy().tobytes())
 
 
 def measured_once(measure: Measure) -> Measure:
