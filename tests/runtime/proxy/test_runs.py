@@ -16,10 +16,9 @@ from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.requests.answer import Delta, Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.runs import conductor
 from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEnded
 from pontil.runtime.stages.runs.entry import runs_of
-from pontil.runtime.stages.runs.run import StageRun, inputs_of
+from pontil.runtime.stages.runs.run import StageRun
 from pontil.runtime.stages.runs.stream import RunStream
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, NodeOutput, NodeTask, Submit, Tokens
@@ -367,18 +366,6 @@ def test_an_attempt_makes_no_items_for_a_stage_that_has_ended(tokenizer: Tokeniz
     # Where the speech is made again, the text has to make its states once more.
     runs_of(site).conductor.replay(run, "talker")
     assert run.first.attempts.number == 1 and run.part(work, "thinker:1", "whole").outputs
-    heard.stream.cancel()
-
-
-def test_a_producer_of_two_streams_is_computed_again_once(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = site_of(tokenizer)
-    heard = submit(site)
-    heard.stream.run.requests["talker"].mailbox.close(Finished("stop", Usage(0, 0, 0), ""))
-    monkeypatch.setattr(conductor, "inputs_of", lambda graph, stage: 2 * inputs_of(graph, stage))
-    runs_of(site).conductor.replay(heard.stream.run, "talker")
-    assert heard.stream.run.first.attempts.number == 1
     heard.stream.cancel()
 
 
