@@ -46,6 +46,14 @@ def reader_left(site: ScriptedSite) -> None:
     eventually(lambda: [journal.detached_at for journal in journals.values()] != [None], "a reader gone")
 
 
+def left_reader(one: ScriptedSite) -> Reader:
+    """Return a reader that has left its stream in the middle, once that is known."""
+    first = Reader(one, PATH, ASK).read(9)
+    first.leave()
+    reader_left(one)
+    return first
+
+
 def fail_all(site: ScriptedSite) -> None:
     """End the only request of a proxy, as where no worker can serve it."""
 
@@ -59,9 +67,7 @@ def fail_all(site: ScriptedSite) -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_stream_that_cannot_be_served_while_nobody_reads_it_waits_for_its_reader(place: int, front: Front) -> None:
     sites = front.start(0, pace=0.03), front.start(1)
-    one, first = sites[0], Reader(sites[0], PATH, ASK).read(9)
-    first.leave()
-    reader_left(one)
+    one, first = sites[0], left_reader(sites[0])
     fail_all(one)
     assert not one.proxy.requests
     second = Reader(sites[place], PATH, {}, first.last)
@@ -104,9 +110,7 @@ def test_a_reader_that_is_back_is_told_to_come_later_and_can(front: Front) -> No
 
 def test_a_reader_whose_stream_fails_while_it_comes_back_is_told_to_come_later(front: Front) -> None:
     one = front.start(0, pace=0.03)
-    first = Reader(one, PATH, ASK).read(9)
-    first.leave()
-    reader_left(one)
+    first = left_reader(one)
     streams, name = one.proxy.streams, str(first.stream)
 
     async def come_back() -> None:
@@ -124,9 +128,7 @@ def test_a_reader_whose_stream_fails_while_it_comes_back_is_told_to_come_later(f
 def test_a_reader_that_comes_back_while_its_proxy_ends_is_told_to_come_later(front: Front) -> None:
     """Its stream is another proxy's by then: nobody here would say a word of it."""
     one, two = front.start(0, pace=0.03), front.start(1)
-    first = Reader(one, PATH, ASK).read(9)
-    first.leave()
-    reader_left(one)
+    first = left_reader(one)
     streams, name = one.proxy.streams, str(first.stream)
 
     async def come_back() -> None:
@@ -145,9 +147,7 @@ def test_a_reader_that_comes_back_while_its_proxy_ends_is_told_to_come_later(fro
 def test_a_stream_that_was_let_go_of_and_nobody_came_back_for_ends_as_what_it_is(finish: str, front: Front) -> None:
     """Its proxy lives: nothing was lost with it. All that was delivered is billed, under a label of its own."""
     one, two = front.start(0, pace=0.03), front.start(1)
-    first = Reader(one, PATH, ASK).read(9)
-    first.leave()
-    reader_left(one)
+    first = left_reader(one)
     if finish == "error":
         fail_all(one)
     else:
