@@ -231,7 +231,9 @@ class WorkerLoop:
         """Drop the requests of a proxy that is gone. Where there is only one, all are its own."""
         if proxy is not None:
             dropped = self.workload.drop(None, proxy if self.link.only is None else None, self.now)
-            logger.warning("the proxy is gone: %d requests are dropped; waiting for the next", dropped)
+            # At an ordinary stop it goes first, and has nothing left by then.
+            level = logging.WARNING if dropped else logging.INFO
+            logger.log(level, "the proxy is gone: %d requests are dropped; waiting for the next", dropped)
 
     def load(self, link: ProxyLink | None = None) -> HeartbeatLoad:
         """Return the load for the proxy of this link, by default the first."""

@@ -260,8 +260,10 @@ def test_a_lease_that_nobody_ends_expires(
 
 
 def test_requests_of_a_proxy_that_is_gone_are_dropped(
-    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]
+    proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Somebody is warned only if there were any: a proxy that ends as it should goes before its workers."""
+    caplog.set_level("INFO", "pontil")
     prefill, decode = pair
     proxy.submit_pair(prefill, decode, "old", prompt(100), drawn(400))
     proxy.turn_until(lambda: "old" in proxy.answers and len(proxy.answers["old"].frames) > 3)
@@ -270,6 +272,14 @@ def test_requests_of_a_proxy_that_is_gone_are_dropped(
     everyone_clean(proxy)
     proxy.submit(decode, "new", prompt(5), drawn(3))
     assert len(proxy.finish("new")[0].ids) == 3
+    gone = [one for one in caplog.records if "the proxy is gone" in one.getMessage()]
+    assert all((one.levelname == "INFO") == ("gone: 0 requests" in one.getMessage()) for one in gone)
+    assert "WARNING" in {one.levelname for one in gone}
+    caplog.clear()
+    proxy.incarnation = "last proxy"
+    proxy.turn_until(lambda: all(worker.link.proxy == "last proxy" for worker in proxy.workers))
+    gone = [one for one in caplog.records if "the proxy is gone" in one.getMessage()]
+    assert [one.levelname for one in gone] == ["INFO", "INFO"]
 
 
 def test_messages_for_another_incarnation_are_stale(
