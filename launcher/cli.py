@@ -74,12 +74,12 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
 def load(name: str, module: str | None) -> click.Command:
     if module is not None:
-        found: click.Command = getattr(import_module(f"pontil.launcher.{module}"), name)
-        return found
+        command: click.Command = getattr(import_module(f"pontil.launcher.{module}"), name)
+        return command
     if (lack := missing(name)) is not None:
         raise LaunchError(f"{lack}.")
-    found = entry_point(name)
-    return found
+    command = entry_point(name)
+    return command
 
 
 @click.group(

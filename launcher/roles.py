@@ -63,47 +63,51 @@ class Inheritance:
     commands: int | None
 
 
-def run_child(inherited: Inheritance, bodies: "Mapping[str, Body] | None" = None) -> int:
+def run_child(inheritance: Inheritance, bodies: "Mapping[str, Body] | None" = None) -> int:
     """Run the process that its configuration describes, and return the exit code."""
     faulthandler.enable()
     threading.excepthook = end_by_a_thread
     writer = take_over_output()
-    die_with_parent(inherited.parent)
-    keep_from_grandchildren(inherited)
-    with os.fdopen(inherited.config) as file:
-        told = json.load(file)
-    reporter = PipeReporter(inherited.report)
+    die_with_parent(inheritance.parent)
+    keep_from_grandchildren(inheritance)
+    with os.fdopen(inheritance.config) as file:
+        child_config = json.load(file)
+    reporter = PipeReporter(inheritance.report)
     reporter.start()
     try:
-        return run_role(told, reporter, inherited.commands, bodies or BODIES)
+        return run_role(child_config, reporter, inheritance.commands, bodies or BODIES)
     finally:
         reporter.stop()
         if writer is not None:
             writer.finish(LAST_WORDS_WITHIN)
 
 
-def run_role(told: dict[str, Any], reporter: Reporter, commands: int | None, bodies: Mapping[str, Body]) -> int:
-    config = told["config"]
-    start_logging(config.get("log_level", "info"), config.get("name", told["role"]))
+def run_role(child_config: dict[str, Any], reporter: Reporter, commands: int | None, bodies: Mapping[str, Body]) -> int:
+    config = child_config["config"]
+    start_logging(config.get("log_level", "info"), config.get("name", child_config["role"]))
     try:
-        if told["role"] in WORKER_ROLES:
-            os.sched_setaffinity(0, told["cores"])
-        bodies[told["role"]](config, reporter, commands)
+        if child_config["role"] in WORKER_ROLES:
+            os.sched_setaffinity(0, child_config["cores"])
+        bodies[child_config["role"]](config, reporter, commands)
     except PontilError as error:
         reporter.failed(str(error))
         return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), EXIT_FAILED)
     except Exception as error:
         # The outermost frame of every child: a fault of ours is logged in full and reported by the exit code.
-        logging.getLogger("pontil").exception("%s ended by a fault of its own", config.get("name", told["role"]))
+        logging.getLogger("pontil").exception(
+            "%s ended by a fault of its own", config.get("name", child_config["role"])
+        )
         return EXIT_GPU_FAULT if gpu_fault(str(error).splitlines()) else EXIT_BROKEN
     return 0
 
 
-def end_by_a_thread(told: threading.ExceptHookArgs) -> None:
+def end_by_a_thread(hook_args: threading.ExceptHookArgs) -> None:
     """End the process after an uncaught exception in a thread: it would only look healthy, and is replaced. Threads
     that can recover do so themselves (runtime/threads.py)."""
-    name = "a thread" if told.thread is None else f"the thread {told.thread.name}"
-    logging.getLogger("pontil").critical("%s ended by a fault, so this process does", name, exc_info=told.exc_value)
+    name = "a thread" if hook_args.thread is None else f"the thread {hook_args.thread.name}"
+    logging.getLogger("pontil").critical(
+        "%s ended by a fault, so this process does", name, exc_info=hook_args.exc_value
+    )
     logging.shutdown()
     os._exit(EXIT_BROKEN)
 
@@ -120,9 +124,9 @@ def end_group(number: int, frame: FrameType | None) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def keep_from_grandchildren(inherited: Inheritance) -> None:
+def keep_from_grandchildren(inheritance: Inheritance) -> None:
     """Keep descriptors from being inherited: a grandchild that held the report pipe would hide this process's exit."""
-    for descriptor in (inherited.config, inherited.report, inherited.commands):
+    for descriptor in (inheritance.config, inheritance.report, inheritance.commands):
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
 
@@ -164,14 +168,14 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     cache = Path(config["cache_dir"])
     demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
-    found = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
+    paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     for name, demand in demands.items():
         draft = demand.speculative_model
         if draft is not None:
-            found[draft] = find_draft(found[name], draft, cache)
-        check_memory(found[name], demand, None if draft is None else found[draft])
-    found.pop(MTP, None)
-    reporter.ready(paths={name: str(path.resolve()) for name, path in found.items()})
+            paths[draft] = find_draft(paths[name], draft, cache)
+        check_memory(paths[name], demand, None if draft is None else paths[draft])
+    paths.pop(MTP, None)
+    reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()})
 
 
 def find_draft(target: Path, name: str, cache: Path) -> Path:
@@ -180,11 +184,11 @@ def find_draft(target: Path, name: str, cache: Path) -> Path:
     from pontil.runtime.worker.start.draft_pair import check_pair
 
     try:
-        found = Path(MTP) if name == MTP else resolve_model(name, cache)
+        path = Path(MTP) if name == MTP else resolve_model(name, cache)
     except ModelError as error:
         raise DraftModelError(f"--speculative-model: {error}") from error
-    check_pair(target, found, cache)
-    return found
+    check_pair(target, path, cache)
+    return path
 
 
 def become_worker(parent: int, requests: int) -> list[str] | None:
@@ -227,10 +231,10 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
     from pontil.runtime.loaders.builtin import local_model
     from pontil.runtime.probe.footprint import MemoryDemand, memory_lines
 
-    found = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
+    paths = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
     try:
-        demands = {name: MemoryDemand(**each, shares_weights=True) for name, each in config["demands"].items()}
-        lines = [memory_lines(path, demands[name]) for name, path in found.items() if path]
+        demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
+        lines = [memory_lines(path, demands[name]) for name, path in paths.items() if path]
         return [line for some in lines for line in some] if lines else None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
@@ -243,7 +247,7 @@ def memory_of_draft(config: Mapping[str, Any]) -> str | None:
     from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
 
     try:
-        for model, demand in ((name, MemoryDemand(**each)) for name, each in config["demands"].items()):
+        for model, demand in ((name, MemoryDemand(**demand)) for name, demand in config["demands"].items()):
             if demand.speculative_model is None:
                 continue
             cache, name = Path(config["cache_dir"]), demand.speculative_model
@@ -333,7 +337,7 @@ def read_bills(path: Path, names: str) -> list[dict[str, Any]]:
     from pontil.runtime.accounting.usage_report import bills_of
 
     with usage_log(path) as database:
-        return [asdict(one) for one in bills_of(database, names)]
+        return [asdict(bill) for bill in bills_of(database, names)]
 
 
 def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, str]]:
@@ -342,7 +346,7 @@ def audit_usage(path: Path, live: Mapping[str, Any] | None) -> list[tuple[bool, 
     from pontil.runtime.accounting.audit import audit
 
     with usage_log(path) as database:
-        return [(one.equal, one.text) for one in audit(database, live)]
+        return [(comparison.equal, comparison.text) for comparison in audit(database, live)]
 
 
 def examine_machine(parent: int, cache: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -93,8 +93,8 @@ class Child:
     def drain_state(self) -> DrainState:
         if self.drain is None:
             return DrainState.WORKING
-        drained = self.obeys and self.settled is not None and self.settled.drained
-        return DrainState.DRAINED if drained else DrainState.DRAINING
+        is_drained = self.obeys and self.settled is not None and self.settled.drained
+        return DrainState.DRAINED if is_drained else DrainState.DRAINING
 
     @property
     def row(self) -> dict[str, Any]:
@@ -128,11 +128,11 @@ class Child:
 
     def descriptors(self) -> list[Mapping[str, Sequence[int]]]:
         """Return the launcher's descriptors for each of its processes."""
-        kept: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
+        kept_memory: list[Mapping[str, Sequence[int]]] = [{"kept_memory": files} for files in self.memory.begin()]
         weights = [NOTHING if self.weights is None else self.weights.handed(member) for member in self.plan.members]
         return [
-            {**self.handed, **own, **shared}
-            for own, shared in zip(kept or [NOTHING] * len(weights), weights, strict=True)
+            {**self.handed, **memory_fds, **weight_fds}
+            for memory_fds, weight_fds in zip(kept_memory or [NOTHING] * len(weights), weights, strict=True)
         ]
 
     def assign(self, role: str, drain: float | None, *, for_good: bool = False) -> None:
@@ -157,14 +157,16 @@ class Child:
     def hear(self, process: ChildProcess, lines: Sequence[bytes], now: float) -> list[Report]:
         """Take the reports of one of its processes. It is ready when all of them are."""
         assert self.group is not None
-        heard = process.hear(lines, now)
+        reports = process.hear(lines, now)
         driver = self.group.processes[0]
         if self.group.ready and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
             self.ever_ready, self.ready_at, self.facts = True, now, driver.ready.facts if driver.ready else {}
         if process is driver:
-            self.settled = next((one for one in reversed(heard) if isinstance(one, OrderReport)), self.settled)
-        return heard
+            self.settled = next(
+                (report for report in reversed(reports) if isinstance(report, OrderReport)), self.settled
+            )
+        return reports
 
     def is_silent(self, limits: HealthLimits, now: float) -> bool:
         """Return whether it may have to be killed for the silence of a process soon."""
@@ -227,8 +229,8 @@ class Child:
 def rank_rows(child: Child) -> list[dict[str, Any]]:
     """Return the fields that are always known of a worker's ranks. One that is ready may have to wait for the
     others."""
-    started = child.group.processes if child.group else []
-    processes = [*started, *[None] * (child.plan.ranks - len(started))]
+    started_processes = child.group.processes if child.group else []
+    processes = [*started_processes, *[None] * (child.plan.ranks - len(started_processes))]
     return [
         {
             "rank": rank,

@@ -89,10 +89,10 @@ class ExitCause:
             return ExitKind.SICK
         if self.starved:
             return ExitKind.OUT_OF_MEMORY
-        crashed = -self.code in CRASHES
-        if self.code == EXIT_GPU_FAULT or (crashed and gpu_fault(self.lines)):
+        is_crash = -self.code in CRASHES
+        if self.code == EXIT_GPU_FAULT or (is_crash and gpu_fault(self.lines)):
             return ExitKind.GPU_FAULT
-        return ExitKind.CRASH if crashed else ExitKind.SIGNAL if self.code < 0 else ExitKind.EXIT
+        return ExitKind.CRASH if is_crash else ExitKind.SIGNAL if self.code < 0 else ExitKind.EXIT
 
     @property
     def violent(self) -> bool:
@@ -126,8 +126,8 @@ class ExitCause:
 
 def gpu_fault(lines: Sequence[str]) -> str | None:
     """Return the GPU error in the last of these lines that has one."""
-    found = (match[0].strip() for line in reversed(lines) if (match := GPU_FAULT.search(line)))
-    return next(found, None)
+    errors = (match[0].strip() for line in reversed(lines) if (match := GPU_FAULT.search(line)))
+    return next(errors, None)
 
 
 def last_words(lines: Sequence[str]) -> tuple[str, ...]:
@@ -136,9 +136,9 @@ def last_words(lines: Sequence[str]) -> tuple[str, ...]:
     fatal = fatal_error(lines)
     if fatal is None:
         return tuple(lines[-SHOWN_LINES:])
-    before, (error, *rest) = lines[max(0, fatal - SHOWN_BEFORE) : fatal], lines[fatal:]
-    current = next((number for number, line in enumerate(rest) if line.startswith(CURRENT_THREAD)), 0)
-    return (*before, error, *rest[current:])[:SHOWN_LINES]
+    before, (error, *stack_lines) = lines[max(0, fatal - SHOWN_BEFORE) : fatal], lines[fatal:]
+    current = next((number for number, line in enumerate(stack_lines) if line.startswith(CURRENT_THREAD)), 0)
+    return (*before, error, *stack_lines[current:])[:SHOWN_LINES]
 
 
 def fatal_error(lines: Sequence[str]) -> int | None:
@@ -150,7 +150,7 @@ def place(lines: Sequence[str]) -> str:
     """Return where a fatal error happened, as the end of a sentence; empty if no frame tells."""
     fatal = fatal_error(lines)
     after = () if fatal is None else lines[fatal:]
-    frame = next((found for line in after if (found := FRAME.match(line))), None)
+    frame = next((match for line in after if (match := FRAME.match(line))), None)
     return f" in {frame[3]} ({PurePath(frame[1]).name}:{frame[2]})" if frame else ""
 
 

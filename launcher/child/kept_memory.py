@@ -82,9 +82,9 @@ class KeptMemory:
         self.starts += 1
         return self.files
 
-    def end(self, cause: ExitCause, served: float | None) -> None:
+    def end(self, cause: ExitCause, seconds: float | None) -> None:
         """Keep or give up the memory after the worker's end. It had served for so many seconds, or (None) never."""
-        if not may_be_kept(cause, self.starts > 1, served):
+        if not may_be_kept(cause, self.starts > 1, seconds):
             self.close()
 
     def close(self) -> None:
@@ -95,9 +95,9 @@ class KeptMemory:
         self.files = []
 
 
-def may_be_kept(cause: ExitCause, taken_over: bool, served: float | None) -> bool:
+def may_be_kept(cause: ExitCause, taken_over: bool, seconds: float | None) -> bool:
     """Return whether the next process may have the memory. Not after a death for want of memory, which the kernel could
     not have again; and not if a process that had `taken_over` the memory died at once, or never served."""
     if cause.starved or cause.code == -signal.SIGBUS:
         return False
-    return not taken_over or (served is not None and served >= TRUSTED_AFTER)
+    return not taken_over or (seconds is not None and seconds >= TRUSTED_AFTER)

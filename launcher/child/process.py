@@ -59,19 +59,19 @@ class ChildProcess:
         """Start the process, with the descriptors that are `handed` to it, by the fields of its configuration. Raises
         OSError when the system cannot create it; no other descriptor is left open then."""
         self.plan = plan
-        configured = plan.configured(**{name: list(files) for name, files in handed.items()})
+        configured_plan = plan.configured(**{name: list(files) for name, files in handed.items()})
         # The child's ends are closed here in any case, the others if there is no child.
         with ExitStack() as theirs, ExitStack() as ours:
-            config = config_file(configured)
+            config = config_file(configured_plan)
             theirs.callback(os.close, config)
             reports, report_end = pipe(ours, theirs)
             output, output_end = pipe(ours, theirs)
             command_end, commands = pipe(theirs, ours)
-            given = [config, report_end, *([command_end] if plan.takes_commands else [])]
-            flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), given, strict=False)]
-            written = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
+            fds = [config, report_end, *([command_end] if plan.takes_commands else [])]
+            flags = [f"--{name}-fd={fd}" for name, fd in zip(("config", "report", "commands"), fds, strict=False)]
+            stdout = None if plan.keeps_terminal and os.isatty(STDERR) else output_end
             words = [plan.name, parent_word(), *flags]
-            self.process = starter.start(ProcessStart(words, plan.threads, [*given, *chain(*handed.values())], written))
+            self.process = starter.start(ProcessStart(words, plan.threads, [*fds, *chain(*handed.values())], stdout))
             ours.pop_all()
         os.set_blocking(commands, False)
         self.reports, self.output, self.commands = LinePipe(reports), LinePipe(output), commands
@@ -101,8 +101,8 @@ class ChildProcess:
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Report]:
         """Record the signs of health in these lines, and return the reports."""
-        heard = [report for report in map(decode, lines) if report is not None]
-        for report in heard:
+        reports = [report for report in map(decode, lines) if report is not None]
+        for report in reports:
             if isinstance(report, HeartbeatReport):
                 self.signs = replace(self.signs, last_beat=now, step_age=report.age, working=report.working)
             elif isinstance(report, ProgressReport):
@@ -119,7 +119,7 @@ class ChildProcess:
                 self.signs = replace(self.signs, last_beat=now, waits=True)
         if self.reports.closed and self.signs.closed_at is None:
             self.signs = replace(self.signs, closed_at=now)
-        return heard
+        return reports
 
     def keep(self, lines: Sequence[bytes]) -> list[LogLine]:
         """Parse logged or printed lines, and keep the last of them for the message about its end."""
@@ -166,10 +166,10 @@ class ChildProcess:
     def conclude(self, now: float, oom: OomWatch) -> None:
         """Record the cause of its end, once it has ended and its pipes were read."""
         code = self.process.reap()
-        starved = code == -signal.SIGKILL and not self.killed and oom.explains(now)
+        out_of_memory = code == -signal.SIGKILL and not self.killed and oom.explains(now)
         follower = self.name if self.plan.is_follower else None
         words = last_words(list(self.last_lines))
-        self.ended = ExitCause(now, code, self.failure, self.complaint, starved, words, follower)
+        self.ended = ExitCause(now, code, self.failure, self.complaint, out_of_memory, words, follower)
         self.close()
 
     def close(self) -> None:
@@ -188,5 +188,5 @@ def pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
 
 def config_file(plan: ChildPlan) -> int:
     """Return the descriptor of a file in memory with the whole configuration, however large it is."""
-    told = {"role": plan.role, "cores": plan.cores, "config": plan.config}
-    return memory_file("pontil-config", json.dumps(told).encode())
+    child_config = {"role": plan.role, "cores": plan.cores, "config": plan.config}
+    return memory_file("pontil-config", json.dumps(child_config).encode())

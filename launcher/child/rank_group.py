@@ -35,14 +35,14 @@ class GroupStep(Enum):
     RECORD = "record"
 
 
-def next_step(ended: Sequence[ExitCause | None]) -> GroupStep:
+def next_step(causes: Sequence[ExitCause | None]) -> GroupStep:
     """Decide by how the ranks have ended, in their order; None for those that live. The cause of an end that is only a
     consequence is another rank's, which has a moment to say it."""
-    if all(ended):
+    if all(causes):
         return GroupStep.RECORD
-    if not any(ended):
+    if not any(causes):
         return GroupStep.NOTHING
-    return GroupStep.WAIT if all(cause is None or cause.is_consequence for cause in ended) else GroupStep.KILL
+    return GroupStep.WAIT if all(cause is None or cause.is_consequence for cause in causes) else GroupStep.KILL
 
 
 class RankGroup:
@@ -140,14 +140,14 @@ def weight(process: ChildProcess) -> tuple[int, float]:
     """Return a smaller value for a process that is more likely the cause of the group's end. Pipes are read in the
     order in which they ended."""
     assert process.ended is not None
-    closed = process.signs.closed_at
+    closed_at = process.signs.closed_at
     if process.complaint is not None:
         likely = 0
     elif process.killed:
         likely = 3
     else:
         likely = 2 if process.ended.is_consequence else 1
-    return likely, float("inf") if closed is None else closed
+    return likely, float("inf") if closed_at is None else closed_at
 
 
 def remove_meeting_point(plan: ChildPlan) -> None:

@@ -75,10 +75,10 @@ class PipeReporter:
         self.send(HeartbeatReport(number, round(time.monotonic() - at, 3), working))
 
     def send(self, report: Report) -> None:
-        rest = encode(report)
+        message = encode(report)
         try:
             with self.writing:
-                while rest:
-                    rest = rest[os.write(self.pipe, rest) :]
+                while message:
+                    message = message[os.write(self.pipe, message) :]
         except OSError:
             os._exit(EXIT_ORPHANED)

@@ -39,7 +39,7 @@ class ProcessStarter(Protocol):
         """Return whether processes that compute should wait a little."""
         ...
 
-    def start(self, asked: ProcessStart) -> SystemProcess:
+    def start(self, process_start: ProcessStart) -> SystemProcess:
         """Start a process, which leads a session of its own. Raises OSError when the system cannot create it."""
         ...
 
@@ -72,16 +72,16 @@ class ExecStarter:
     def close(self) -> None:
         """Do nothing."""
 
-    def start(self, asked: ProcessStart) -> SystemProcess:
+    def start(self, process_start: ProcessStart) -> SystemProcess:
         return SpawnedProcess(
             subprocess.Popen(
-                [*self.command, *asked.words],
+                [*self.command, *process_start.words],
                 stdin=subprocess.DEVNULL,
-                stdout=asked.output,
-                stderr=asked.output,
-                pass_fds=asked.inherited,
+                stdout=process_start.output,
+                stderr=process_start.output,
+                pass_fds=process_start.inherited,
                 start_new_session=True,
-                env=dict(self.environment(asked.threads)),
+                env=dict(self.environment(process_start.threads)),
                 preexec_fn=parent_death_signal(signal.SIGKILL),
             )
         )

@@ -38,15 +38,15 @@ class ChildLaunch:
         self, words: Sequence[str], keys: str | None, variables: Mapping[str, str], echo: TextIO | None = None
     ) -> None:
         descriptor = None if keys is None else memory_file("pontil-keys", keys.encode())
-        shown = [] if descriptor is None else [f"--keys=/proc/self/fd/{descriptor}"]
+        key_flags = [] if descriptor is None else [f"--keys=/proc/self/fd/{descriptor}"]
         self.echo = echo
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        written = None if echo is None else subprocess.PIPE
+        output = None if echo is None else subprocess.PIPE
         try:
             self.process = subprocess.Popen(
-                [*child_command("launch"), *words, *shown],
+                [*child_command("launch"), *words, *key_flags],
                 stdin=subprocess.DEVNULL,
-                stdout=written,
+                stdout=output,
                 stderr=None if echo is None else subprocess.STDOUT,
                 pass_fds=[] if descriptor is None else [descriptor],
                 env=without_options(variables),

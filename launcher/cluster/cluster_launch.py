@@ -131,9 +131,9 @@ class ClusterLaunch:
         if not self.ever_placed and all(
             slot.state is SlotState.PLACING and now - slot.began > limit for slot in self.slots
         ):
-            asked = "; ".join(slot.worker.describe() for slot in self.slots)
+            needs = "; ".join(slot.worker.describe() for slot in self.slots)
             return LaunchError(
-                f"Ray found no place for the workers within {limit:g} s: they need {asked}, and the cluster has "
+                f"Ray found no place for the workers within {limit:g} s: they need {needs}, and the cluster has "
                 f"{self.cluster.resources()}. Add nodes, or ask for less."
             )
         return None

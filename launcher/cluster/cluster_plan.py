@@ -89,12 +89,12 @@ class PlacedWorker:
         """The number of cores of all ranks; one for each where none are named."""
         return sum(len(rank.cores or (0,)) for rank in self.item.ranks)
 
-    def devices(self, node: ClusterNode, taken: Iterable[int]) -> tuple[str, tuple[int, ...]]:
-        """Return its device list on a node, and the cores in it: neighbours that the fewest workers have `taken`. Ray
+    def devices(self, node: ClusterNode, taken_cores: Iterable[int]) -> tuple[str, tuple[int, ...]]:
+        """Return its device list on a node, and the cores in it: neighbours that the fewest workers have taken. Ray
         numbers the GPUs of each worker from 0."""
         if self.item.gpus:
             return JOIN.join(str(gpu) for gpu in range(len(self.item.gpus))), ()
-        cores = neighbours(node.cores, self.cores, Counter(taken))
+        cores = neighbours(node.cores, self.cores, Counter(taken_cores))
         ranks = len(self.item.ranks)
         runs = even_runs(cores, ranks) if ranks <= len(cores) else [cores[:1]] * ranks
         return JOIN.join(f"cpu:{spell(run)}" for run in runs), cores
@@ -132,7 +132,7 @@ class ClusterPlan:
     def worker_words(self, worker: PlacedWorker, devices: str, control: str) -> list[str]:
         """Return the words of a worker's launch, which joins every proxy. A model that is a file here is looked for
         at the same path there."""
-        shared = words_for(self.options, EVERY - PLACES - PROXYS - {"model"})
+        shared_words = words_for(self.options, EVERY - PLACES - PROXYS - {"model"})
         join = ",".join(controls_of(control, self.options.proxies))
         return [
             "--on=host",
@@ -141,7 +141,7 @@ class ClusterPlan:
             f"--first-number={worker.number}",
             f"--join={join}",
             f"--model={path_or_name(self.options.model)}",
-            *shared,
+            *shared_words,
         ]
 
 
@@ -178,5 +178,5 @@ def plan_cluster(options: LaunchOptions) -> ClusterPlan:
     return ClusterPlan(options, tuple(workers))
 
 
-def one_each(given: tuple[DeviceItem, ...] | None) -> tuple[DeviceItem, ...]:
-    return (DeviceItem(),) if given is None else given
+def one_each(items: tuple[DeviceItem, ...] | None) -> tuple[DeviceItem, ...]:
+    return (DeviceItem(),) if items is None else items

@@ -65,7 +65,7 @@ def key_file_text(options: LaunchOptions) -> str | None:
 def own_control(address: str, proxies: int) -> str:
     """Return an endpoint with a free port at this host's address in the cluster, after which the ports of further
     proxies are free."""
-    shown = f"[{address}]" if ":" in address else address
+    host = f"[{address}]" if ":" in address else address
     for tries_left in reversed(range(PORT_TRIES)):
         port = usable_port("--control", address, 0)
         try:
@@ -76,7 +76,7 @@ def own_control(address: str, proxies: int) -> str:
                 raise
         else:
             break
-    return f"tcp://{shown}:{port}"
+    return f"tcp://{host}:{port}"
 
 
 def show_plan(plan: ClusterPlan) -> None:

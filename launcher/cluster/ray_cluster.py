@@ -74,14 +74,14 @@ class RayCluster:
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self.group, placement_group_bundle_index=slot
         )
-        asked = self.ray.remote(worker_actor.WorkerActor).options(
+        actor_class = self.ray.remote(worker_actor.WorkerActor).options(
             num_cpus=worker.bundle["CPU"],
             num_gpus=worker.bundle.get("GPU", 0.0),
             max_restarts=0,
             max_concurrency=CONCURRENCY,
             scheduling_strategy=strategy,
         )
-        self.actors[slot] = asked.remote(checkout_folder())
+        self.actors[slot] = actor_class.remote(checkout_folder())
         self.watch(
             self.actors[slot].look.remote(),
             lambda node: ActorPlaced(slot, attempt, ClusterNode(*node)),
@@ -93,21 +93,21 @@ class RayCluster:
         self.runs[slot] = self.actors[slot].run.remote(list(words), keys)
         self.watch(
             self.runs[slot],
-            lambda ended: ActorEnded(slot, attempt, ended[0], ended[1]),
+            lambda outcome: ActorEnded(slot, attempt, outcome[0], outcome[1]),
             lambda lost: ActorEnded(slot, attempt, None, [lost]),
         )
 
     def watch(
         self,
         reference: Any,
-        made: Callable[[Any], "ActorPlaced | ActorEnded"],
-        lost: Callable[[str], "ActorPlaced | ActorEnded"],
+        event_of: Callable[[Any], "ActorPlaced | ActorEnded"],
+        failure_of: Callable[[str], "ActorPlaced | ActorEnded"],
     ) -> None:
         """Make an event of the result of a call, or of its failure."""
 
         def note(future: Any) -> None:
             error = future.exception()
-            self.events.append(made(future.result()) if error is None else lost(plain(error)))
+            self.events.append(event_of(future.result()) if error is None else failure_of(plain(error)))
             with suppress(OSError):
                 os.write(self.writing, b"!")
 
@@ -117,10 +117,10 @@ class RayCluster:
         """Return the events since the last call, in order."""
         with suppress(BlockingIOError):
             os.read(self.reading, 4096)
-        found = []
+        events = []
         while self.events:
-            found.append(self.events.popleft())
-        return found
+            events.append(self.events.popleft())
+        return events
 
     def discard(self, slot: int) -> None:
         """End a slot's actor; what it runs dies with it."""
@@ -149,9 +149,9 @@ class RayCluster:
 
     def resources(self) -> str:
         """Return what the cluster has, in words."""
-        found = self.ray.cluster_resources()
+        totals = self.ray.cluster_resources()
         nodes = sum(bool(node["Alive"]) for node in self.ray.nodes())
-        return f"{nodes} nodes with CPU {found.get('CPU', 0):g} and GPU {found.get('GPU', 0):g}"
+        return f"{nodes} nodes with CPU {totals.get('CPU', 0):g} and GPU {totals.get('GPU', 0):g}"
 
 
 def checkout_folder() -> str | None:

@@ -95,13 +95,15 @@ class Slot:
         self.attempt += 1
         self.began = now
 
-    def settle(self, node: ClusterNode, others: Sequence["Slot"]) -> str:
+    def settle(self, node: ClusterNode, other_slots: Sequence["Slot"]) -> str:
         """Take a node, and cores there that the fewest others have; return the device list."""
         self.move(SlotState.RUNNING)
         beside = [
-            one for one in others if one is not self and one.node is not None and one.node.address == node.address
+            slot
+            for slot in other_slots
+            if slot is not self and slot.node is not None and slot.node.address == node.address
         ]
-        devices, self.cores = self.worker.devices(node, [core for one in beside for core in one.cores])
+        devices, self.cores = self.worker.devices(node, [core for slot in beside for core in slot.cores])
         self.node = node
         return devices
 

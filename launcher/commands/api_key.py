@@ -28,5 +28,5 @@ def bearer(file: Path | None, names: tuple[str, ...], variables: Mapping[str, st
     """Return the authorization header; empty if there is no key. Raises OptionError."""
     if file is not None:
         return {"authorization": f"Bearer {of_file(file)[0].key}"}
-    found = next((keys[0].key for name in names if (keys := of_environment(name, variables))), None)
-    return {} if found is None else {"authorization": f"Bearer {found}"}
+    key = next((keys[0].key for name in names if (keys := of_environment(name, variables))), None)
+    return {} if key is None else {"authorization": f"Bearer {key}"}

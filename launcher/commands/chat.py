@@ -37,9 +37,9 @@ def chat(
 
     if as_json and not question:
         raise OptionError("--json prints one answer: give a QUESTION.")
-    shown = bearer(key, CLIENT, read_environment().variables)
+    headers = bearer(key, CLIENT, read_environment().variables)
     params = {"max_tokens": max_tokens, "temperature": temperature}
-    conversation = ChatSession(url.rstrip("/"), model or first_model(url, shown), params, shown)
+    conversation = ChatSession(url.rstrip("/"), model or first_model(url, headers), params, headers)
     if question is None:
         converse(conversation)
     elif as_json:

@@ -42,7 +42,7 @@ def table(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield the options under the headings they were declared with."""
     sections = {option.name: option.metadata["section"] for option in OPTIONS}
     lines = zip(settings, aligned([*map(cells, settings)], (False, False, False)), strict=True)
-    for section, group in groupby(lines, lambda each: sections[each[0].field]):
+    for section, group in groupby(lines, lambda line: sections[line[0].field]):
         yield f"{section}:"
         yield from (f"  {line}" for _, line in group)
 

@@ -14,9 +14,9 @@ from pontil.runtime.foundation.staged_model import NAMES
 def graph(model: str) -> None:
     """Print the stages of a model, their walks and the streams between them in Mermaid, which code hosts and editors
     draw: https://mermaid.js.org."""
-    found = graph_of(model)
-    if found is None:
+    staged_model = graph_of(model)
+    if staged_model is None:
         raise OptionError(
             f"{model} is no model of several stages: there are {', '.join(NAMES)}, or a directory of one."
         )
-    click.echo(entry_point("diagram")(found), nl=False)
+    click.echo(entry_point("diagram")(staged_model), nl=False)

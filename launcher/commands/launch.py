@@ -53,25 +53,25 @@ class LaunchCommand(click.Command):
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         sections = {option.name: option.metadata["section"] for option in OPTIONS}
-        for section, group in groupby(self.get_params(context), lambda each: sections.get(str(each.name), "Other")):
+        for section, group in groupby(self.get_params(context), lambda param: sections.get(str(param.name), "Other")):
             with formatter.section(section):
-                formatter.write_dl([record for each in group if (record := each.get_help_record(context))])
+                formatter.write_dl([record for param in group if (record := param.get_help_record(context))])
 
 
 def launch_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add one click option per field of LaunchOptions. Values stay text here: the field's reader checks them."""
-    for declared in reversed(OPTIONS):
-        command = click_option(declared)(command)
+    for option in reversed(OPTIONS):
+        command = click_option(option)(command)
     return command
 
 
-def click_option(declared: Field[Any]) -> Callable[..., Any]:
-    metadata, default = declared.metadata, declared.default
+def click_option(option: Field[Any]) -> Callable[..., Any]:
+    metadata, default = option.metadata, option.default
     if isinstance(default, bool):
-        name = flag_name(declared)
+        name = flag_name(option)
         names = f"--{name}/--no-{name}" if default else f"--{name}"
         return click.option(names, is_flag=True, default=None, help=metadata["help"])
-    shown = (
+    default_text = (
         ""
         if default in (None, MISSING, ())
         else f" [default: {default:g}]"
@@ -79,9 +79,9 @@ def click_option(declared: Field[Any]) -> Callable[..., Any]:
         else (f" [default: {default}]")
     )
     # The flag of a list may be repeated.
-    repeated: dict[str, Any] = {"multiple": True, "callback": joined} if isinstance(default, tuple) else {}
+    list_arguments: dict[str, Any] = {"multiple": True, "callback": joined} if isinstance(default, tuple) else {}
     return click.option(
-        f"--{flag_name(declared)}", metavar=metadata["metavar"], help=metadata["help"] + shown, **repeated
+        f"--{flag_name(option)}", metavar=metadata["metavar"], help=metadata["help"] + default_text, **list_arguments
     )
 
 
@@ -118,8 +118,8 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     launch_environment = read_environment()
 
     def read() -> LaunchOptions:
-        found = read_options(given, config or launch_environment.config_file, launch_environment.variables)
-        return at_home(found, launch_environment.run_base)
+        launch_options = read_options(given, config or launch_environment.config_file, launch_environment.variables)
+        return at_home(launch_options, launch_environment.run_base)
 
     options = read()
     check_rooms(options)
@@ -136,29 +136,29 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return plan(options, machine, directory.path, launch_environment.cache_directory)
 
     if dry_run:
-        with directory.others() as held:
-            show_plan(planned(options, replace(machine, held=held)))
+        with directory.others() as held_devices:
+            show_plan(planned(options, replace(machine, held=held_devices)))
         return 0
     alone = planned(options, machine)
     check_disk_tier(alone)
-    chosen = choose_ports(options)
+    final_options = choose_ports(options)
 
     def orders_on(machine: HostDevices) -> Orders:
-        topology = planned(chosen, machine).with_keys(secret)
+        topology = planned(final_options, machine).with_keys(secret)
         topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
         return replace(
-            orders_of(chosen, topology, launch_environment),
+            orders_of(final_options, topology, launch_environment),
             machine=machine,
             shares_devices=topology.shares,
-            reloader=Reloader(chosen, read, launch_environment.variables),
+            reloader=Reloader(final_options, read, launch_environment.variables),
         )
 
     def begin() -> tuple[Orders, list[str]]:
-        said = open_directory(alone, directory, chosen.role)
-        orders, more = take_devices(directory, machine, orders_on)
-        return orders, [*stage_lines(orders.topology), *said, *more]
+        messages = open_directory(alone, directory, final_options.role)
+        orders, device_messages = take_devices(directory, machine, orders_on)
+        return orders, [*stage_lines(orders.topology), *messages, *device_messages]
 
-    return supervise(chosen, begin, directory, Notifier(launch_environment.variables))
+    return supervise(final_options, begin, directory, Notifier(launch_environment.variables))
 
 
 def check_rooms(options: LaunchOptions) -> None:
@@ -173,26 +173,28 @@ def take_devices(
 ) -> tuple[Orders, list[str]]:
     """Return the orders for what other launches leave of the machine, and messages for the log; state for others what
     this launch takes. Raises LaunchError if they leave too little."""
-    with directory.others() as held:
+    with directory.others() as held_devices:
         try:
-            orders = orders_on(replace(machine, held=held))
+            orders = orders_on(replace(machine, held=held_devices))
         except OptionError as error:
             # The options were found good for the machine alone: another time they may be carried out.
             raise LaunchError(error.message) from error
-        own = devices_of(orders.topology.children, machine)
-        said = directory.hold(own)
-    if both := str(own.shared_with(held)):
-        said.append(f"another launch computes on {both} too: each is slower while the other computes")
-    return orders, said + [
-        f"{file} cannot be read: its launch may be on the same devices" for file in sorted(held.unread)
+        own_devices = devices_of(orders.topology.children, machine)
+        messages = directory.hold(own_devices)
+    if shared_devices := str(own_devices.shared_with(held_devices)):
+        messages.append(f"another launch computes on {shared_devices} too: each is slower while the other computes")
+    return orders, messages + [
+        f"{file} cannot be read: its launch may be on the same devices" for file in sorted(held_devices.unread)
     ]
 
 
 def check_disk_tier(topology: Topology) -> None:
     """Raise OptionError unless the disk has room for what all workers here keep on it."""
-    kept = [child.config for child in topology.children if child.config.get("kv_tier_disk")]
-    if kept:
-        check_folder("--kv-tier", Path(kept[0]["kv_tier_disk"]), sum(each["kv_tier_disk_size"] for each in kept))
+    configs = [child.config for child in topology.children if child.config.get("kv_tier_disk")]
+    if configs:
+        check_folder(
+            "--kv-tier", Path(configs[0]["kv_tier_disk"]), sum(config["kv_tier_disk_size"] for config in configs)
+        )
 
 
 def supervise(
@@ -206,8 +208,8 @@ def supervise(
     writer = open_outlet(sys.stderr.fileno(), lambda lost: console.formed(own_line(plain_notice(lost))))
     console = Console(writer, options.log_format, files)
     try:
-        orders, said = begin()
-        for line in said:
+        orders, messages = begin()
+        for line in messages:
             console.line(line)
         code = Supervisor(orders, console, directory, notifier).run()
         writer.finish(LAST_WORDS_WITHIN)
@@ -260,11 +262,11 @@ def orders_of(options: LaunchOptions, topology: Topology, launch_environment: La
 def chaos_terms(options: LaunchOptions, limits: HealthLimits, policy: RestartPolicy) -> ChaosTerms:
     """Return the facts for `pontil chaos`, with the folders that the operator has named. The run directory is none of
     them: other programs of the user write beside it."""
-    files = [Path(one).absolute().parent for one in (options.usage_log, options.response_store) if one is not None]
-    folders = [Path(one).absolute() for one in (disk_path(options.kv_tier), options.log_dir) if one is not None]
+    files = [Path(path).absolute().parent for path in (options.usage_log, options.response_store) if path is not None]
+    folders = [Path(path).absolute() for path in (disk_path(options.kv_tier), options.log_dir) if path is not None]
     usage_log = None if options.usage_log is None else str(Path(options.usage_log).absolute())
-    found = tuple(dict.fromkeys(map(str, files + folders)))
-    return ChaosTerms(limits.silence, policy.attempts, policy.window, usage_log, found)
+    all_folders = tuple(dict.fromkeys(map(str, files + folders)))
+    return ChaosTerms(limits.silence, policy.attempts, policy.window, usage_log, all_folders)
 
 
 def show_plan(topology: Topology) -> None:

@@ -28,7 +28,7 @@ def ready(pid: int | None, run_directory: Path | None) -> None:
 
 def said(launch: RunningLaunch) -> str:
     """Return a sentence about a launch that is ready. Raises LaunchError for any other."""
-    processes = [one for one in launch.facts.get("processes", []) if one["role"] != SEARCH]
+    processes = [process for process in launch.facts.get("processes", []) if process["role"] != SEARCH]
     missing = [f"{process['name']} is {process['state']}" for process in processes if process["state"] != READY]
     if missing or not processes:
         raise LaunchError(f"Not ready yet: {', '.join(missing) or 'the model is being looked for'}.")

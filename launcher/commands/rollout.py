@@ -84,8 +84,8 @@ def restart(
         raise click.UsageError("Name workers such as decode:0, or say --all, or --proxies.")
     if proxies:
         return {"command": "restart", "proxies": True, "drain_timeout": drain_timeout, "force": force}
-    asked = {"command": "restart", "drain_timeout": drain_timeout, "force": force}
-    return asked | ({"all": True} if everyone else {"names": list(names)})
+    request = {"command": "restart", "drain_timeout": drain_timeout, "force": force}
+    return request | ({"all": True} if everyone else {"names": list(names)})
 
 
 def role_counts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,10 +111,10 @@ def role_counts(command: Callable[..., Any]) -> Callable[..., Any]:
 def scale(stages: tuple[str, ...], drain_timeout: float | None, force: bool, **counts: int | None) -> dict[str, Any]:
     """Start or end workers until each given role has its number. New workers are like those that run and get free cores
     or a free GPU; those with the highest numbers are ended first, drained as `drain` does."""
-    wanted = {role: count for role, count in counts.items() if count is not None} | dict(map(stage_count, stages))
-    if not wanted:
+    targets = {role: count for role, count in counts.items() if count is not None} | dict(map(stage_count, stages))
+    if not targets:
         raise click.UsageError("Say how many workers there shall be, such as --decode 2.")
-    return {"command": "scale", "counts": wanted, "drain_timeout": drain_timeout, "force": force}
+    return {"command": "scale", "counts": targets, "drain_timeout": drain_timeout, "force": force}
 
 
 def stage_count(text: str) -> tuple[str, int]:

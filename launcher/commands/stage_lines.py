@@ -38,7 +38,7 @@ def cores_of(plan: ChildPlan) -> str:
 
 def arrows(stage: str, graph: StagedModel) -> str:
     """Return what a stage passes on, and to whom."""
-    outputs = [f"-{what}-> {target}" for target, what in graph.consumers(stage)]
+    outputs = [f"-{stream}-> {target}" for target, stream in graph.consumers(stage)]
     if stage == graph.first:
         outputs.append(f"-> {TEXT}")
     if stage == graph.recognizer:

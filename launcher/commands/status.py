@@ -34,11 +34,11 @@ Answer = dict[str, Any]
 @key_flag(ADMIN)
 def status(url: str, watch: bool, as_json: bool, key: Path | None) -> None:
     """Show the processes of a running server: state, load, resources used, and why one is not ready."""
-    shown = bearer(key, ADMIN, read_environment().variables)
+    headers = bearer(key, ADMIN, read_environment().variables)
     if watch:
-        watch_until_told(lambda: ask(url, shown), JsonLines(sys.stdout) if as_json else Screen(sys.stdout))
+        watch_until_told(lambda: ask(url, headers), JsonLines(sys.stdout) if as_json else Screen(sys.stdout))
     else:
-        answer = ask(url, shown)
+        answer = ask(url, headers)
         click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines_of(answer)))
 
 
@@ -59,10 +59,10 @@ def lines_of(answer: Answer, width: int | None = None) -> list[str]:
         return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
     doubt = f"The launcher has been silent for {duration(age)}: this is how things were then."
-    told = [doubt] if age > STALE else []
+    warnings = [doubt] if age > STALE else []
     if answer.get("chaos"):
-        told.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
-    return table(answer["processes"], width) + [cut(line, width) for line in told]
+        warnings.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
+    return table(answer["processes"], width) + [cut(line, width) for line in warnings]
 
 
 class JsonLines:

@@ -135,19 +135,19 @@ class UnitFile:
     def asked(self) -> tuple[DeviceItem, ...] | None:
         """The devices of a template's workers, if they were named."""
         if self.kind == NODE:
-            return tuple(item for one in self.options.place for item in one.items) or None
-        named: tuple[DeviceItem, ...] | None = getattr(self.options, self.kind)
-        return named
+            return tuple(item for stage in self.options.place for item in stage.items) or None
+        named_devices: tuple[DeviceItem, ...] | None = getattr(self.options, self.kind)
+        return named_devices
 
     @property
     def command(self) -> str:
         words = [*self.program, "launch", *self.words]
-        quoted = [quote(word) for word in words]
+        quoted_words = [quote(word) for word in words]
         if self.is_template:
-            quoted += [f"--{self.device_option}", self.devices("%i")]
+            quoted_words += [f"--{self.device_option}", self.devices("%i")]
         for name in self.secrets:
-            quoted += [f"--{name}", f"{RUN}/{name}"]
-        return " ".join(quoted)
+            quoted_words += [f"--{name}", f"{RUN}/{name}"]
+        return " ".join(quoted_words)
 
     def copying(self, line: str) -> str:
         """Return lines of the kind `line` that copy the secrets, as root, for the service's user alone. The folder is
@@ -164,8 +164,8 @@ class UnitFile:
 
     @property
     def description(self) -> str:
-        what = {"all": "server for large language models", "proxy": "proxy"}.get(self.kind, f"{self.kind} worker on %i")
-        return f"pontil {what}"
+        role = {"all": "server for large language models", "proxy": "proxy"}.get(self.kind, f"{self.kind} worker on %i")
+        return f"pontil {role}"
 
     def text(self) -> str:
         options = self.options

@@ -64,12 +64,12 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     """Build the unit from the words of a launch, read and checked as `launch` does. Raises OptionError and click's
     errors."""
     with launch.make_context("launch", list(words)) as context:
-        given = dict(context.params)
-    config = given.pop("config")
-    if given.pop("dry_run"):
+        params = dict(context.params)
+    config = params.pop("config")
+    if params.pop("dry_run"):
         raise OptionError("--dry-run starts nothing: leave it out of a unit.")
-    given |= {name: os.path.abspath(given[name]) for name in PATHS if given[name] is not None}
-    options = read_options(given, config)
+    params |= {name: os.path.abspath(params[name]) for name in PATHS if params[name] is not None}
+    options = read_options(params, config)
     secrets = {name: os.path.abspath(path) for name in SECRETS if (path := getattr(options, name)) is not None}
     options = replace(options, **secrets)
     check_lists(options)
@@ -82,18 +82,18 @@ def unit_of(program: list[str], words: tuple[str, ...], user: str | None) -> Uni
     read_client_keys(options, {})
     unit = UnitFile(program, options, (), {name.replace("_", "-"): path for name, path in secrets.items()}, user)
     left_out = {*SECRETS, *([unit.device_option] if unit.is_template else [])}
-    told = [word for option in OPTIONS if option.name not in left_out for word in spelled(option, given)]
-    return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *told])
+    option_words = [word for option in OPTIONS if option.name not in left_out for word in spelled(option, params)]
+    return replace(unit, words=[*(["--config", str(config.absolute())] if config else []), *option_words])
 
 
-def spelled(declared: Any, given: dict[str, Any]) -> list[str]:
+def spelled(option: Any, params: dict[str, Any]) -> list[str]:
     """Return the words that pass this option to a launch; none if it was not given."""
-    value, name = given[declared.name], flag_name(declared)
+    value, name = params[option.name], flag_name(option)
     if value is None:
         return []
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", model_path(value) if declared.name == "model" else value]
+    return [f"--{name}", model_path(value) if option.name == "model" else value]
 
 
 def model_path(value: str) -> str:

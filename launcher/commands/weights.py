@@ -76,14 +76,14 @@ def remove(names: tuple[str, ...], everything: bool) -> int:
 
     if bool(names) == everything:
         raise OptionError("say which packed weights to remove: by NAME, or --all.")
-    left = 0
+    skipped_count = 0
     for title, users, is_gone in remove_weights(read_environment().cache_directory, names):
         if not is_gone:
-            left += 1
+            skipped_count += 1
             click.echo(f"{title}: left, as a process is packing these weights")
             continue
-        kept = (
+        note = (
             f"; until they end it is kept by the processes {', '.join(map(str, users))}, which map it" if users else ""
         )
-        click.echo(f"{title}: removed{kept}")
-    return 1 if left else 0
+        click.echo(f"{title}: removed{note}")
+    return 1 if skipped_count else 0

@@ -12,13 +12,13 @@ def memory_lines(topology: Topology) -> list[str]:
 
 
 def draft_lines(topology: Topology) -> list[str]:
-    if not any(each.get("speculative_model") for each in topology.prepare.config["demands"].values()):
+    if not any(demand.get("speculative_model") for demand in topology.prepare.config["demands"].values()):
         return []
     from pontil.launcher.roles import memory_of_draft
 
     words = memory_of_draft(topology.prepare.config)
-    what = "the draft model, on each worker that decodes"
-    return [f"{what}: known when it is here" if words is None else f"{what}: {words}, or more"]
+    label = "the draft model, on each worker that decodes"
+    return [f"{label}: known when it is here" if words is None else f"{label}: {words}, or more"]
 
 
 def worker_lines(topology: Topology) -> list[str]:
@@ -28,5 +28,7 @@ def worker_lines(topology: Topology) -> list[str]:
     lines = memory_of_workers(topology.prepare.config)
     if lines is not None:
         return lines
-    ranked = any(child.followers for child in topology.children)
-    return ["known when the model is here; a launch refuses what does not fit before a worker starts"] if ranked else []
+    has_ranks = any(child.followers for child in topology.children)
+    return (
+        ["known when the model is here; a launch refuses what does not fit before a worker starts"] if has_ranks else []
+    )

@@ -49,15 +49,15 @@ def find_launch(
 ) -> RunningLaunch:
     """Return the only launch that matches. Raises LaunchError if there is none, OptionError if there are several."""
     folders = [directory] if directory else sorted(folder for folder in base.glob("*") if folder.name.isdigit())
-    found = [launch for folder in folders if (launch := greet(folder)) is not None]
-    fitting = [one for one in found if pid in (None, one.pid) and port in (None, one.port)]
+    launches = [launch for folder in folders if (launch := greet(folder)) is not None]
+    fitting = [candidate for candidate in launches if pid in (None, candidate.pid) and port in (None, candidate.port)]
     if len(fitting) == 1:
         return fitting[0]
-    listed = "".join(f"\n  {one.describe()}" for one in fitting or found)
+    listing = "".join(f"\n  {candidate.describe()}" for candidate in fitting or launches)
     if fitting:
-        raise OptionError(f"Several launches are running: choose one with --pid or --port.{listed}")
-    if found:
-        raise LaunchError(f"No running launch fits --pid or --port; there are:{listed}")
+        raise OptionError(f"Several launches are running: choose one with --pid or --port.{listing}")
+    if launches:
+        raise LaunchError(f"No running launch fits --pid or --port; there are:{listing}")
     where = directory or base
     raise LaunchError(f"No launch of yours is running here (none answers in {where}): start one with `launch`.")
 

@@ -38,10 +38,10 @@ def open_directory(topology: Topology, directory: RunDirectory, role: str) -> li
     """Make the run directory, and make this launch's proxy the default one if there is none. Return messages for the
     log."""
     control = socket_file(topology.control)
-    own = control if topology.url and role not in HALVES else None
-    files = [file for one in topology.controls if (file := socket_file(one)) is not None]
-    directory.create(files if own is not None else ())
-    if own is not None and role == "proxy" and directory.elsewhere is not None:
+    own_socket = control if topology.url and role not in HALVES else None
+    files = [file for endpoint in topology.controls if (file := socket_file(endpoint)) is not None]
+    directory.create(files if own_socket is not None else ())
+    if own_socket is not None and role == "proxy" and directory.elsewhere is not None:
         return [
             f"workers that are started here without --join go to the launch with pid {directory.elsewhere.name}, which "
             f"was first: start those of this proxy with --join {','.join(topology.controls)}"

@@ -73,10 +73,10 @@ class RunDirectory:
         with ExitStack() as stack:
             try:
                 stack.enter_context(self.guarded(wait=wait))
-                held = read_held(folder for folder in self.folders if folder != self.path and lives(folder))
+                held_devices = read_held(folder for folder in self.folders if folder != self.path and lives(folder))
             except OSError as error:
                 raise self.unusable(error) from error
-            yield held
+            yield held_devices
 
     def hold(self, devices: HeldDevices) -> list[str]:
         """State for others what this launch has, within `others` if it is more than before. Return messages for the
@@ -101,14 +101,14 @@ class RunDirectory:
         """Point the default sockets, one for each proxy, to this launch, unless another launch has them. A dead
         launch's links have just been removed."""
         for number, control in enumerate(controls):
-            usual, own = usual_socket(self.base, number), usual_socket(self.path, number)
-            if control != own:
-                own.symlink_to(control)
+            usual, own_socket = usual_socket(self.base, number), usual_socket(self.path, number)
+            if control != own_socket:
+                own_socket.symlink_to(control)
             if self.elsewhere is None and usual.is_symlink():
                 self.elsewhere = self.base / usual.readlink().parent
             if self.elsewhere is None:
                 fresh = self.path / "usual"
-                fresh.symlink_to(own.relative_to(self.base))
+                fresh.symlink_to(own_socket.relative_to(self.base))
                 fresh.replace(usual)
 
     def withdraw(self) -> None:

@@ -64,8 +64,10 @@ def planned(
     """Return the plan of a launch on what others leave, or the error with which it would refuse to start."""
     directory = RunDirectory(launch_environment.run_base)
     try:
-        with directory.others() as held:
-            topology = plan(options, replace(machine, held=held), directory.path, launch_environment.cache_directory)
+        with directory.others() as held_devices:
+            topology = plan(
+                options, replace(machine, held=held_devices), directory.path, launch_environment.cache_directory
+            )
         read_client_keys(options, launch_environment.variables)
     except OptionError as error:
         return error
@@ -168,7 +170,7 @@ def is_writable(folder: Path) -> bool:
 def examination(launch_environment: LaunchEnvironment, gpus: int, needs_gpu: bool) -> Iterator[Finding]:
     """Yield the findings of a child that loads torch, or how it failed."""
     command = [*child_command("examine"), f"--parent={os.getpid()}", str(launch_environment.cache_directory)]
-    told, failure = run_examination(command, dict(launch_environment.for_child(1)))
+    facts_by_part, failure = run_examination(command, dict(launch_environment.for_child(1)))
     judges: dict[str, Callable[[Any], list[Finding]]] = {
         "connectors": diagnosis.judge_connectors,
         "torch": lambda facts: [diagnosis.judge_torch(facts, gpus, needs_gpu)],
@@ -176,10 +178,10 @@ def examination(launch_environment: LaunchEnvironment, gpus: int, needs_gpu: boo
         "memory": lambda facts: [diagnosis.judge_memory(facts, resource.getrlimit(resource.RLIMIT_AS)[0])],
     }
     for part, judge in judges.items():
-        if part in told:
-            yield from judge(told[part])
+        if part in facts_by_part:
+            yield from judge(facts_by_part[part])
     if failure is not None:
-        unseen = ", ".join(part for part in judges if part not in told)
+        unseen = ", ".join(part for part in judges if part not in facts_by_part)
         yield broken(
             "workers",
             f"the process that looks at {unseen or 'the machine'} {failure}",
@@ -199,8 +201,8 @@ def run_examination(command: list[str], environment: dict[str, str]) -> tuple[di
         process.kill()
         output, errors = process.communicate()
         errors += f"it did not end within {EXAMINATION_TIMEOUT:.0f} s"
-    told = dict(json.loads(line) for line in output.splitlines() if line.startswith("["))
+    facts_by_part = dict(json.loads(line) for line in output.splitlines() if line.startswith("["))
     if process.returncode == 0:
-        return told, None
+        return facts_by_part, None
     last = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "it said nothing")
-    return told, f"ended with code {process.returncode}: {last}"
+    return facts_by_part, f"ended with code {process.returncode}: {last}"

@@ -40,7 +40,7 @@ def doctor(config: Path | None, as_json: bool, **given: Any) -> int:
     states = [finding.state for finding in findings]
     healthy = "broken" not in states
     if as_json:
-        click.echo(json.dumps({"healthy": healthy, "findings": [asdict(one) for one in findings]}, indent=2))
+        click.echo(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         click.echo(summary(states.count("broken"), states.count("warning")))
     return 0 if healthy else 1
@@ -49,9 +49,9 @@ def doctor(config: Path | None, as_json: bool, **given: Any) -> int:
 def lines(finding: Finding) -> Iterator[str]:
     """Yield state, subject and finding; below, the meaning and the remedy."""
     state = click.style(f"{finding.state:<8}", fg=COLOURS[finding.state], bold=finding.state == "broken")
-    first, *rest = textwrap.wrap(finding.found, WIDTH - INDENT)
+    first, *further_lines = textwrap.wrap(finding.found, WIDTH - INDENT)
     yield f"{state} {finding.subject:<15} {first}"
-    yield from (" " * INDENT + line for line in rest)
+    yield from (" " * INDENT + line for line in further_lines)
     for label, words in (("means", finding.meaning), ("mend", finding.mend)):
         yield from textwrap.wrap(words, WIDTH, initial_indent=f"{'':<9}{label:<16}", subsequent_indent=" " * INDENT)
 

@@ -29,10 +29,10 @@ def judge_python(version: str, missing: Sequence[str]) -> Finding:
     return fine("python", f"{version}, with every package")
 
 
-def judge_torch(facts: MachineFacts, gpus: int, needed: bool) -> Finding:
-    """Judge torch. `gpus` is how many the launcher sees; `needed`: the launch in question would use some."""
-    version, found = facts["version"], facts["gpus"]
-    fault = broken if needed else warning
+def judge_torch(facts: MachineFacts, gpus: int, is_needed: bool) -> Finding:
+    """Judge torch. `gpus` is how many the launcher sees; `is_needed`: the launch in question would use some."""
+    version, gpu_names = facts["version"], facts["gpus"]
+    fault = broken if is_needed else warning
     if gpus and facts["cuda"] is None:
         return fault(
             "torch",
@@ -40,57 +40,63 @@ def judge_torch(facts: MachineFacts, gpus: int, needed: bool) -> Finding:
             "torch cannot use them: workers that are planned there cannot start",
             "install a torch that is built with CUDA, or launch with --prefill cpu --decode cpu",
         )
-    if gpus > len(found):
+    if gpus > len(gpu_names):
         return fault(
             "torch",
-            f"{version} with CUDA {facts['cuda']} sees {len(found)} of {count(gpus, 'GPU')}",
+            f"{version} with CUDA {facts['cuda']} sees {len(gpu_names)} of {count(gpus, 'GPU')}",
             "workers that are planned on the others cannot start",
             "install a driver that is new enough for this CUDA, or a torch for an older one",
         )
-    if len(found) > gpus:
+    if len(gpu_names) > gpus:
         return warning(
             "torch",
-            f"{version} sees {count(len(found), 'GPU')}, nvidia-smi {gpus}",
+            f"{version} sees {count(len(gpu_names), 'GPU')}, nvidia-smi {gpus}",
             "a launch plans only with the GPUs that nvidia-smi shows",
             "install nvidia-smi, it belongs to the driver",
         )
-    return fine("torch", f"{version}, {', '.join(found) or 'no GPU here: workers run on the CPU'}")
+    return fine("torch", f"{version}, {', '.join(gpu_names) or 'no GPU here: workers run on the CPU'}")
 
 
 def judge_kernels(facts: MachineFacts) -> list[Finding]:
     """Judge the compiler and the chosen instruction set."""
-    compiler, chosen, refused = facts["compiler"], facts["chosen"], facts["refused"]
+    compiler, chosen_set, refused_sets = facts["compiler"], facts["chosen"], facts["refused"]
     slow = "workers on the CPU compute with torch's operations, several times slower"
-    why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-    if compiler is None and chosen is None:
+    why = "; ".join(f"{name}: {reason}" for name, reason in refused_sets.items())
+    if compiler is None and chosen_set is None:
         return [
             warning("compiler", "no C++ compiler", slow, "install g++ or clang++ (apt install g++)"),
             warning("kernels", "none", slow, "install a compiler"),
         ]
-    found = fine("compiler", compiler or "none, and none is needed: the kernels were compiled in advance")
-    if chosen is None:
-        return [found, warning("kernels", why or "none", slow, "mend what is said here, or report it with these words")]
-    if refused:
+    compiler_finding = fine("compiler", compiler or "none, and none is needed: the kernels were compiled in advance")
+    if chosen_set is None:
+        return [
+            compiler_finding,
+            warning("kernels", why or "none", slow, "mend what is said here, or report it with these words"),
+        ]
+    if refused_sets:
         meaning = "the processor has a faster set, which cannot be used"
-        return [found, warning("kernels", f"{chosen}, not {why}", meaning, "a newer compiler or kernel may help")]
-    return [found, fine("kernels", f"{chosen}, the fastest this processor has")]
+        return [
+            compiler_finding,
+            warning("kernels", f"{chosen_set}, not {why}", meaning, "a newer compiler or kernel may help"),
+        ]
+    return [compiler_finding, fine("kernels", f"{chosen_set}, the fastest this processor has")]
 
 
 def judge_cores(machine: HostDevices, all_cores: int, quota: float | None) -> Finding:
     """Judge the cores. `quota` is the control group's limit in cores."""
-    found = f"{spell(machine.cores)} of {all_cores}" if len(machine.cores) < all_cores else spell(machine.cores)
+    cores = f"{spell(machine.cores)} of {all_cores}" if len(machine.cores) < all_cores else spell(machine.cores)
     if quota is not None and quota < len(machine.cores):
         return warning(
             "cores",
-            f"{found}, of which the control group pays for {quota:g}",
+            f"{cores}, of which the control group pays for {quota:g}",
             f"a launch plans with {len(machine.affordable)}: more would wait for each other",
             "raise the CPU limit of the container or service (CPUQuota=, --cpus)",
         )
     if len(machine.cores) == 1 and not machine.gpus:
         return warning(
-            "cores", f"only {found}", "prefill and decode need a core each", "launch with --role mixed, on one worker"
+            "cores", f"only {cores}", "prefill and decode need a core each", "launch with --role mixed, on one worker"
         )
-    return fine("cores", found)
+    return fine("cores", cores)
 
 
 def judge_files(soft: int, hard: int) -> Finding:
@@ -106,20 +112,20 @@ def judge_files(soft: int, hard: int) -> Finding:
 
 def judge_memory(facts: MachineFacts, address_space: int) -> Finding:
     """Judge the memory. `address_space` is the limit on the address space, -1 for none."""
-    found = f"{gib(facts['bytes'])} left of {gib(facts['limit'] or facts['total'])}"
-    found += ", the limit of its control group" if facts["limit"] else ""
+    memory = f"{gib(facts['bytes'])} left of {gib(facts['limit'] or facts['total'])}"
+    memory += ", the limit of its control group" if facts["limit"] else ""
     if address_space >= 0:
         return warning(
             "memory",
-            f"{found}, and an address space of {gib(address_space)}",
+            f"{memory}, and an address space of {gib(address_space)}",
             "torch maps far more than it uses, and may be refused it",
             "ulimit -v unlimited before the launch",
         )
     if facts["bytes"] < LITTLE_MEMORY:
         return warning(
-            "memory", found, "a small model and its KV cache may not fit", "end other programs, or raise the limit"
+            "memory", memory, "a small model and its KV cache may not fit", "end other programs, or raise the limit"
         )
-    return fine("memory", found)
+    return fine("memory", memory)
 
 
 def judge_cache(place: str, writable: bool, free: int) -> Finding:
@@ -151,15 +157,15 @@ def judge_connector(kind: str, rate: float | str) -> Finding:
         return fine(subject, f"{rate}, if you want --kv-connector {kind}")
     if isinstance(rate, str):
         return (broken if row.needed else warning)(subject, rate, row.without, row.mend)
-    found = f"{rate / 1e9:.1f} GB/s"
+    speed = f"{rate / 1e9:.1f} GB/s"
     if rate < row.slow:
         meaning = "handing over a prompt takes longer than it should"
-        return warning(subject, found, meaning, "look for what else keeps this machine busy")
-    return fine(subject, found)
+        return warning(subject, speed, meaning, "look for what else keeps this machine busy")
+    return fine(subject, speed)
 
 
-def count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def gib(size: int) -> str:

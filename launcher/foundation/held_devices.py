@@ -42,8 +42,8 @@ class HeldDevices:
     def write(self, folder: Path) -> None:
         """State them in this folder. A reader finds the old statement or the new one, whole."""
         fresh = folder / f".{FILE}"
-        stated = {"cores": sorted(self.cores), "gpus": sorted(self.gpus), "roles": sorted(self.roles)}
-        fresh.write_text(json.dumps(stated))
+        statement = {"cores": sorted(self.cores), "gpus": sorted(self.gpus), "roles": sorted(self.roles)}
+        fresh.write_text(json.dumps(statement))
         fresh.replace(folder / FILE)
 
 
@@ -55,8 +55,8 @@ def read_held(folders: Iterable[Path]) -> HeldDevices:
 def stated_in(folder: Path) -> HeldDevices:
     """Return what a launch has stated: nothing, if it has not planned yet, or is of a release that states nothing."""
     try:
-        stated: Any = json.loads((folder / FILE).read_text())
-        return HeldDevices(*(frozenset(stated[name]) for name in ("cores", "gpus", "roles")))
+        statement: Any = json.loads((folder / FILE).read_text())
+        return HeldDevices(*(frozenset(statement[name]) for name in ("cores", "gpus", "roles")))
     except FileNotFoundError:
         return HeldDevices()
     except (OSError, ValueError, TypeError, KeyError):

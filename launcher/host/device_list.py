@@ -83,8 +83,8 @@ def parse_item(text: str) -> tuple[DeviceItem, ...]:
 def parse_rank(text: str) -> RankDevice:
     if gpu := re.fullmatch(r"(?:cuda:)?(\d{1,4})", text, re.ASCII):
         return RankDevice(gpu=int(gpu[1]))
-    if pinned := re.fullmatch(r"cpu:(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII):
-        return RankDevice(cores=core_range(int(pinned[1]), int(pinned[2] or pinned[1])))
+    if match := re.fullmatch(r"cpu:(\d{1,5})(?:-(\d{1,5}))?", text, re.ASCII):
+        return RankDevice(cores=core_range(int(match[1]), int(match[2] or match[1])))
     if text == "cpu":
         return RankDevice()
     if text.startswith("cpu*"):

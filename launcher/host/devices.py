@@ -60,13 +60,13 @@ def assign(items: Sequence[DeviceItem], machine: HostDevices, *, share: bool) ->
     split the remaining cores that no other launch has."""
     check_gpus(items, machine, share)
     check_cores(items, machine, share)
-    taken = {core for item in items for core in item.cores} | machine.held.cores.intersection(machine.cores)
-    left = [core for core in machine.cores if core not in taken]
-    free = left[: max(0, machine.quota - len(taken))]
+    taken_cores = {core for item in items for core in item.cores} | machine.held.cores.intersection(machine.cores)
+    remaining_cores = [core for core in machine.cores if core not in taken_cores]
+    free = remaining_cores[: max(0, machine.quota - len(taken_cores))]
     plain = iter(split_cores(free, items, machine, share))
     if any(item.plain for item in items):
-        taken.update(machine.cores)
-    feeders = iter(feeding_cores(sum(len(item.gpus) for item in items), taken, machine))
+        taken_cores.update(machine.cores)
+    feeders = iter(feeding_cores(sum(len(item.gpus) for item in items), taken_cores, machine))
     return tuple(tuple(placement(rank, plain, feeders) for rank in item.ranks) for item in items)
 
 
@@ -77,24 +77,24 @@ def placement(rank: RankDevice, plain: Iterator[tuple[int, ...]], feeders: Itera
 
 
 def check_gpus(items: Sequence[DeviceItem], machine: HostDevices, share: bool) -> None:
-    wanted = [gpu for item in items for gpu in item.gpus]
-    for gpu in wanted:
+    gpus = [gpu for item in items for gpu in item.gpus]
+    for gpu in gpus:
         if gpu >= machine.gpus:
-            found = (
+            reason = (
                 f"it has {spell(range(machine.gpus))}"
                 if machine.gpus
                 else "neither nvidia-smi nor AMD's driver shows any: use cpu"
             )
-            raise OptionError(f"There is no cuda:{gpu} on this machine ({found}).")
-    if (twice := repeated(wanted)) is not None and not share:
+            raise OptionError(f"There is no cuda:{gpu} on this machine ({reason}).")
+    if (twice := repeated(gpus)) is not None and not share:
         raise OptionError(
             f"cuda:{twice} is planned for two workers: give each its own GPU, or allow it with --share-devices."
         )
 
 
 def check_cores(items: Sequence[DeviceItem], machine: HostDevices, share: bool) -> None:
-    wanted = [core for item in items for core in item.cores]
-    for core in wanted:
+    cores = [core for item in items for core in item.cores]
+    for core in cores:
         if core not in machine.cores:
             raise OptionError(f"Core {core} cannot be used here: this process may run on {spell(machine.cores)}.")
     if share:
@@ -105,13 +105,13 @@ def check_cores(items: Sequence[DeviceItem], machine: HostDevices, share: bool) 
                 f"Core {twice} is planned for two ranks of one worker ({item}): give each rank its own cores, or let "
                 "them share it with --share-devices, which is slow and meant for tests."
             )
-    if (twice := repeated(wanted)) is not None:
+    if (twice := repeated(cores)) is not None:
         raise OptionError(
             f"Core {twice} is planned for two workers: give each its own cores, or allow it with --share-devices."
         )
-    if len(wanted) > machine.quota:
+    if len(cores) > machine.quota:
         raise OptionError(
-            f"{len(wanted)} cores are planned and the control group of this process pays for {machine.quota}: name "
+            f"{len(cores)} cores are planned and the control group of this process pays for {machine.quota}: name "
             "fewer, raise its CPU limit, or let workers wait for each other with --share-devices."
         )
 
@@ -126,10 +126,10 @@ def split_cores(
         return even_runs(free, ranks)
     # Better each on a core with another launch than all on the few that this leaves.
     if not share or machine.held.cores:
-        what = "CPU worker" if all(item.plain <= 1 for item in items) else "rank"
+        unit = "CPU worker" if all(item.plain <= 1 for item in items) else "rank"
         raise OptionError(
-            f"{ranks} {what}{'s' * (ranks > 1)} and {len(free)} free core{'s' * (len(free) != 1)}: use --role mixed "
-            f"(one worker for both phases), name fewer {'workers' if what == 'CPU worker' else 'devices'}, or add "
+            f"{ranks} {unit}{'s' * (ranks > 1)} and {len(free)} free core{'s' * (len(free) != 1)}: use --role mixed "
+            f"(one worker for both phases), name fewer {'workers' if unit == 'CPU worker' else 'devices'}, or add "
             "--share-devices."
         )
     pool = free or machine.affordable
@@ -141,8 +141,8 @@ def even_runs(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
     return [tuple(cores[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
-def feeding_cores(ranks: int, taken: set[int], machine: HostDevices) -> list[tuple[int, ...]]:
-    free = [core for core in machine.affordable if core not in taken]
+def feeding_cores(ranks: int, taken_cores: set[int], machine: HostDevices) -> list[tuple[int, ...]]:
+    free = [core for core in machine.affordable if core not in taken_cores]
     return even_runs(free, ranks) if ranks <= len(free) else [machine.affordable] * ranks
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from pontil.launcher.foundation.errors import OptionError
 
 
-def check_folder(option: str, path: Path, needed: int) -> None:
+def check_folder(option: str, path: Path, needed_bytes: int) -> None:
     """Raise OptionError unless files of so many bytes can be made in a folder, which may not exist yet. Files that are
     there already count as room: they are used again."""
     try:
-        place = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+        place = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
         if not place.is_dir():
             raise NotADirectoryError(0, "it is no folder")
         if not os.access(place, os.W_OK | os.X_OK):
@@ -20,9 +20,9 @@ def check_folder(option: str, path: Path, needed: int) -> None:
         free = about.f_bavail * about.f_frsize + used(path)
     except OSError as error:
         raise OptionError(f"{option}: {path} cannot be used ({error.strerror}): name another folder.") from None
-    if free < needed:
+    if free < needed_bytes:
         raise OptionError(
-            f"{option}: {path} has {mebibytes(free)} left, and the workers here need {mebibytes(needed)}: name a "
+            f"{option}: {path} has {mebibytes(free)} left, and the workers here need {mebibytes(needed_bytes)}: name a "
             "smaller size, which is for each worker, or another disk."
         )
 

@@ -14,11 +14,11 @@ def find_amd_gpus(nodes: Path = NODES, cards: Path = CARDS) -> tuple[int | None,
     """Return the free memory in bytes (None: unknown) of each GPU, in the order in which ROCm numbers them: that of the
     driver's nodes, of which those without compute units are processors."""
     try:
-        found = sorted((int(node.name), properties_of(node)) for node in nodes.iterdir() if node.name.isdecimal())
+        pairs = sorted((int(node.name), properties_of(node)) for node in nodes.iterdir() if node.name.isdecimal())
     except OSError:
         return ()
-    gpus = [known for _, known in found if known.get("simd_count", 0) > 0]
-    return tuple(free_bytes(cards / f"renderD{known.get('drm_render_minor', 0)}" / "device") for known in gpus)
+    gpus = [props for _, props in pairs if props.get("simd_count", 0) > 0]
+    return tuple(free_bytes(cards / f"renderD{props.get('drm_render_minor', 0)}" / "device") for props in gpus)
 
 
 def properties_of(node: Path) -> dict[str, int]:
@@ -33,10 +33,10 @@ def properties_of(node: Path) -> dict[str, int]:
 
 def free_bytes(device: Path) -> int | None:
     try:
-        total, used = (int((device / f"mem_info_vram_{name}").read_text()) for name in ("total", "used"))
+        total_bytes, used_bytes = (int((device / f"mem_info_vram_{name}").read_text()) for name in ("total", "used"))
     except (OSError, ValueError):
         return None
-    return max(0, total - used)
+    return max(0, total_bytes - used_bytes)
 
 
 TOOL = "nvidia-smi"
@@ -48,10 +48,10 @@ def find_gpus(visible: str | None) -> tuple[int | None, ...]:
     """Return the free memory in bytes (None: unknown) of each GPU that torch will see, in torch's order. `visible` is
     CUDA_VISIBLE_DEVICES, which renumbers them, AMD's too. A broken driver and a slow one count as no GPUs. torch serves
     one vendor's: AMD's are looked for where there are none of NVIDIA's."""
-    found = find_nvidia_gpus() or list(find_amd_gpus())
+    gpus = find_nvidia_gpus() or list(find_amd_gpus())
     if visible is None:
-        return tuple(found)
-    return tuple(found[int(name)] if is_one_of(name, found) else None for name in named_gpus(visible)[: len(found)])
+        return tuple(gpus)
+    return tuple(gpus[int(name)] if is_one_of(name, gpus) else None for name in named_gpus(visible)[: len(gpus)])
 
 
 def named_gpus(visible: str) -> list[str]:
@@ -63,15 +63,15 @@ def find_nvidia_gpus() -> list[int | None]:
     if tool is None:
         return []
     try:
-        asked = subprocess.run([tool, *QUERY], capture_output=True, text=True, timeout=TOOL_TIMEOUT)
+        query = subprocess.run([tool, *QUERY], capture_output=True, text=True, timeout=TOOL_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [free_memory(line) for line in asked.stdout.splitlines() if line.strip()] if asked.returncode == 0 else []
+    return [free_memory(line) for line in query.stdout.splitlines() if line.strip()] if query.returncode == 0 else []
 
 
-def is_one_of(name: str, found: list[int | None]) -> bool:
+def is_one_of(name: str, gpus: list[int | None]) -> bool:
     """Return whether the name is a GPU found. Names may be numbers; others, such as UUIDs, are left to torch."""
-    return name.isdecimal() and int(name) < len(found)
+    return name.isdecimal() and int(name) < len(gpus)
 
 
 def free_memory(line: str) -> int | None:

@@ -42,22 +42,22 @@ class Notifier:
 
     def tick(self, phase: NotifyState, now: float, status: str = "") -> None:
         """Report the launch's phase; `status` is one line for people. Must be called at least every half second."""
-        changed, self.phase = phase is not self.phase, phase
-        if changed and phase is NotifyState.SERVING:
+        has_changed, self.phase = phase is not self.phase, phase
+        if has_changed and phase is NotifyState.SERVING:
             self.say("READY=1", f"MAINPID={os.getpid()}")
-        elif changed and phase is NotifyState.STOPPING:
+        elif has_changed and phase is NotifyState.STOPPING:
             self.say("STOPPING=1")
-        if changed or status != self.status:
+        if has_changed or status != self.status:
             self.status = status
             self.say(f"STATUS={status or phase.value}")
-        self.extend(now, changed)
+        self.extend(now, has_changed)
         if self.beat is not None and now >= self.next_beat:
             self.next_beat = now + self.beat
             self.say("WATCHDOG=1")
 
-    def extend(self, now: float, changed: bool) -> None:
+    def extend(self, now: float, has_changed: bool) -> None:
         """Request more time while starting or stopping. The launch itself limits how long that may take at most."""
-        if self.phase is not NotifyState.SERVING and (changed or now >= self.next_extension):
+        if self.phase is not NotifyState.SERVING and (has_changed or now >= self.next_extension):
             self.next_extension = now + EXTEND_EVERY
             self.say(f"EXTEND_TIMEOUT_USEC={round(EXTENSION * 1e6)}")
 

@@ -30,10 +30,10 @@ class OomWatch:
     def explains(self, now: float) -> bool:
         """Return whether an unused kill explains an exit that was just seen; the kill is then used up."""
         self.look(now)
-        explained = bool(self.unexplained)
-        if explained:
+        is_explained = bool(self.unexplained)
+        if is_explained:
             self.unexplained.popleft()
-        return explained
+        return is_explained
 
 
 def count_of(counter: Path) -> int:

@@ -25,24 +25,24 @@ def usable_port(flag: str, host: str, port: int) -> int:
             probe.listen(1)
         except OSError as error:
             raise refusal(flag, host, port, error) from error
-        chosen: int = probe.getsockname()[1]
-    return chosen
+        bound_port: int = probe.getsockname()[1]
+    return bound_port
 
 
 def bound_socket(flag: str, host: str, port: int) -> socket.socket:
     """Return a socket that is bound there, for port 0 to a free one, and does not listen. Raises OptionError for a
     malformed host, and LaunchError for what may be possible in a moment."""
     family, kind, protocol, _, address = resolved(flag, host, port, socket.SOCK_STREAM)
-    made = socket.socket(family, kind, protocol)
+    sock = socket.socket(family, kind, protocol)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        made.bind(address)
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
     except OSError as error:
-        made.close()
+        sock.close()
         raise refusal(flag, host, port, error) from error
-    return made
+    return sock
 
 
 def refusal(flag: str, host: str, port: int, error: OSError) -> LaunchError:
@@ -87,7 +87,7 @@ def address_towards(host: str) -> str:
         family, kind, protocol, _, address = resolved("--join", host, 9, socket.SOCK_DGRAM)
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
-            own: str = probe.getsockname()[0]
+            own_address: str = probe.getsockname()[0]
     except OSError as error:
         raise LaunchError(f"--join {host} cannot be reached from here: check the address and the network.") from error
-    return own
+    return own_address

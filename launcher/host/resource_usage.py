@@ -42,9 +42,9 @@ class ResourceUsage:
             return
         self.due = now + EVERY
         self.processes = {pid: process for pid in pids if (process := self.processes.get(pid) or process_of(pid))}
-        seen = {pid: usage for pid, process in self.processes.items() if (usage := measure(process))}
+        usages = {pid: usage for pid, process in self.processes.items() if (usage := measure(process))}
         on_gpus = self.gpus.look(now) if self.gpus else {}
-        self.usages = {pid: replace(usage, gpu_bytes=on_gpus.get(pid)) for pid, usage in seen.items()}
+        self.usages = {pid: replace(usage, gpu_bytes=on_gpus.get(pid)) for pid, usage in usages.items()}
 
     def close(self) -> None:
         if self.gpus:

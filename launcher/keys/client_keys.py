@@ -49,7 +49,7 @@ SETTINGS: Mapping[str, Reader] = MappingProxyType(
 def read_key_settings(words: Iterable[str]) -> Settings:
     """Parse settings. Raises ValueError in words that follow the name of the line and never quote it: it may contain a
     key."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words:
         name, is_setting, value = word.partition("=")
         if not is_setting:
@@ -61,13 +61,13 @@ def read_key_settings(words: Iterable[str]) -> Settings:
                 if near
                 else f"has an unknown setting: there are {', '.join(SETTINGS)}."
             )
-        if name in found:
+        if name in settings:
             raise ValueError(f"sets {name} twice: leave one out.")
         try:
-            found[name] = SETTINGS[name](value)
+            settings[name] = SETTINGS[name](value)
         except ValueError as error:
             raise ValueError(f"sets {name}, which {error}.") from None
-    return tuple((name, found[name]) for name in SETTINGS if name in found)
+    return tuple((name, settings[name]) for name in SETTINGS if name in settings)
 
 
 # A name that a log can show, and a bearer token (RFC 6750) that cannot be guessed.
@@ -112,7 +112,7 @@ def read_client_keys(options: LaunchOptions, variables: Mapping[str, str]) -> Cl
     would be open to a network without any."""
     if options.join:
         return ClientKeys()
-    named = [
+    key_lines = [
         *(of_file(Path(options.api_keys)) if options.api_keys else ()),
         *of_environment(CLIENT_VARIABLE, variables),
     ]
@@ -124,9 +124,9 @@ def read_client_keys(options: LaunchOptions, variables: Mapping[str, str]) -> Cl
         raise OptionError(f"There is one admin key: give one line in --admin-key, or {ADMIN_VARIABLE}.")
     if admins and admins[0].settings:
         raise OptionError("The admin key has no settings: give only the key.")
-    lines = called(named)
+    lines = called(key_lines)
     keys = ClientKeys(callers_of(lines), digest(admins[0].key) if admins else None, allowances_of(lines))
-    if keys.admin in {digested for _, digested in keys.callers}:
+    if keys.admin in {key_digest for _, key_digest in keys.callers}:
         raise OptionError("The admin key is a client's key too: give it another one.")
     check_openness(options, keys)
     return keys
@@ -141,10 +141,10 @@ def of_file(path: Path) -> list[KeyLine]:
     text = PrivateFile(path, "file of API keys", REMEDY, MOST_BYTES).read()
     if len(text) == MOST_BYTES:
         raise OptionError(f"{path} is larger than a file of API keys can be: {REMEDY}")
-    found = list(of_text(f"Line {{}} of {path}", text.decode(errors="replace").splitlines()))
-    if not found:
+    key_lines = list(of_text(f"Line {{}} of {path}", text.decode(errors="replace").splitlines()))
+    if not key_lines:
         raise OptionError(f"{path} has no API key: {REMEDY}")
-    return found
+    return key_lines
 
 
 def of_text(place: str, lines: Iterable[str]) -> Iterator[KeyLine]:
@@ -154,11 +154,11 @@ def of_text(place: str, lines: Iterable[str]) -> Iterator[KeyLine]:
             continue
         here = place.replace("{}", str(index))
         first, *words = line.split()
-        found = LINE.fullmatch(first)
-        if found is None or found[1] == ADMIN:
-            raise OptionError(f"{here} {f'names a client {ADMIN}' if found else 'is no key'}: {REMEDY}")
+        match = LINE.fullmatch(first)
+        if match is None or match[1] == ADMIN:
+            raise OptionError(f"{here} {f'names a client {ADMIN}' if match else 'is no key'}: {REMEDY}")
         try:
-            yield KeyLine(found[1], found[2], read_key_settings(words))
+            yield KeyLine(match[1], match[2], read_key_settings(words))
         except ValueError as error:
             raise OptionError(f"{here} {error}") from None
 
@@ -177,7 +177,7 @@ def callers_of(lines: Iterable[KeyLine]) -> tuple[tuple[str, str], ...]:
             raise OptionError(f"API key {index} is there twice: give each client its own.")
     if len(callers) > MOST_KEYS:
         raise OptionError(f"There are {len(callers)} API keys, and {MOST_KEYS} is the most.")
-    return tuple((name, digested) for digested, name in callers.items())
+    return tuple((name, key_digest) for key_digest, name in callers.items())
 
 
 def allowances_of(lines: Iterable[KeyLine]) -> tuple[tuple[str, Settings], ...]:
@@ -188,7 +188,7 @@ def allowances_of(lines: Iterable[KeyLine]) -> tuple[tuple[str, Settings], ...]:
         if settings.setdefault(str(line.name), line.settings) != line.settings:
             says = f"API key {index} is one of several of {line.name!r}, and their settings differ"
             raise OptionError(f"{says}: give each of them the same, in a file.")
-    return tuple((name, each) for name, each in settings.items() if each)
+    return tuple((name, client_settings) for name, client_settings in settings.items() if client_settings)
 
 
 def new_line(name: str | None, settings: Sequence[str] = ()) -> str:
@@ -196,8 +196,8 @@ def new_line(name: str | None, settings: Sequence[str] = ()) -> str:
     setting."""
     key = secrets.token_urlsafe(KEY_BYTES)
     line = key if name is None else f"{name}={key}"
-    found = LINE.fullmatch(line)
-    if found is None or found[1] != name or name == ADMIN:
+    match = LINE.fullmatch(line)
+    if match is None or match[1] != name or name == ADMIN:
         raise OptionError(f"{name!r} is no name for a client: give up to 64 letters, digits, dots or dashes.")
     try:
         read_key_settings(settings)
@@ -220,16 +220,18 @@ def check_openness(options: LaunchOptions, keys: ClientKeys) -> None:
     )
 
 
-def change_client_keys(read: Callable[[], ClientKeys], children: Iterable[Child]) -> str:
+def change_client_keys(read_keys: Callable[[], ClientKeys], children: Iterable[Child]) -> str:
     """Send the keys as they are now to the running proxies, and keep them for restarts. Return the outcome in words."""
     try:
-        keys = read()
+        keys = read_keys()
     except OptionError as error:
         return f"the API keys stay what they were: {error.message}"
     proxies = [child for child in children if child.plan.is_proxy]
-    changed = [child for child in proxies if any(child.plan.config[name] != it for name, it in keys.config.items())]
-    for child in changed:
+    changed_proxies = [
+        child for child in proxies if any(child.plan.config[name] != it for name, it in keys.config.items())
+    ]
+    for child in changed_proxies:
         child.plan = child.plan.configured(**keys.config)
         if child.running:
             child.running.send({"kind": "client_keys", **keys.config})
-    return f"API keys in use now: {len(keys.callers)}" if changed else "the API keys have not changed"
+    return f"API keys in use now: {len(keys.callers)}" if changed_proxies else "the API keys have not changed"

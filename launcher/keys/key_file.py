@@ -27,12 +27,12 @@ def make_key_file(path: Path, *, force: bool = False) -> None:
     text = HEADING + key_text(secrets.token_hex(SECRET_BYTES))
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        written = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(written, "w") as file:
+            with os.fdopen(descriptor, "w") as file:
                 file.write(text)
                 file.flush()
-                os.fsync(written)
+                os.fsync(descriptor)
             # A link, unlike a rename, never replaces an existing file.
             os.replace(draft, path) if force else os.link(draft, path)
             sync_folder(path.parent)
@@ -50,11 +50,11 @@ def make_key_file(path: Path, *, force: bool = False) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder be on the disk. Raises OSError."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
 def key_text(secret: str) -> str:
@@ -69,10 +69,10 @@ def read_key_file(path: Path) -> str:
 
 def secret_in(path: Path, text: bytes) -> str:
     lines = [line for line in text.decode(errors="replace").splitlines() if line.strip() and line[0] != "#"]
-    found = re.fullmatch(rf"{FORMAT} ([0-9a-f]{{{2 * SECRET_BYTES}}})", lines[0].strip(), re.ASCII) if lines else None
-    if found is None or len(lines) > 1 or len(text) == MOST_BYTES:
+    match = re.fullmatch(rf"{FORMAT} ([0-9a-f]{{{2 * SECRET_BYTES}}})", lines[0].strip(), re.ASCII) if lines else None
+    if match is None or len(lines) > 1 or len(text) == MOST_BYTES:
         raise OptionError(f"{path} is not a key file of this version: {REMEDY}")
-    return found[1]
+    return match[1]
 
 
 def change_keys(path: Path, children: Iterable[Child]) -> str:
@@ -82,10 +82,10 @@ def change_keys(path: Path, children: Iterable[Child]) -> str:
         secret = read_key_file(path)
     except OptionError as error:
         return f"the keys stay what they were: {error.message}"
-    changed = [child for child in children if child.plan.config.get("keys") != secret]
-    for child in changed:
+    changed_children = [child for child in children if child.plan.config.get("keys") != secret]
+    for child in changed_children:
         child.plan = child.plan.with_keys(secret)
-    if not changed:
+    if not changed_children:
         return f"the keys in {path} are the ones in use"
     return (
         f"new keys from {path} for every process that starts from now on; what runs keeps the old ones: once each host "

@@ -23,9 +23,9 @@ class PrivateFile:
         """Return the content. Raises OptionError if it cannot be read, or if others can read it."""
         try:
             # Opening a pipe must not block until it has a writer.
-            opened = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with os.fdopen(opened, "rb") as file:
-                self.check_privacy(os.fstat(opened))
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                self.check_privacy(os.fstat(descriptor))
                 return file.read(self.most)
         except OSError as error:
             raise OptionError(f"The {self.kind} {self.path} cannot be read ({error.strerror}): {self.remedy}") from None
@@ -35,8 +35,8 @@ class PrivateFile:
         to us) is accepted."""
         if not stat.S_ISREG(about.st_mode):
             raise OptionError(f"The {self.kind} {self.path} is no regular file: {self.remedy}")
-        handed = about.st_uid == 0 and os.geteuid() != 0
-        if about.st_mode & (0o027 if handed else 0o077):
+        is_from_root = about.st_uid == 0 and os.geteuid() != 0
+        if about.st_mode & (0o027 if is_from_root else 0o077):
             raise OptionError(
                 f"The {self.kind} {self.path} is open to other users of this machine: run chmod 600 on it, and make "
                 "new keys if somebody may have read it."

@@ -26,16 +26,16 @@ def read_trace_headers(options: LaunchOptions, variables: Mapping[str, str]) -> 
     invalid one, and if they would cross a network in the clear. No message shows a value."""
     if options.otlp_traces_endpoint is None:
         return ()
-    found = dict(of_environment(variables))
+    headers = dict(of_environment(variables))
     if options.otlp_headers is not None:
-        found |= of_file(Path(options.otlp_headers))
+        headers |= of_file(Path(options.otlp_headers))
     target = urlsplit(options.otlp_traces_endpoint)
-    if found and target.scheme == "http" and not is_own(str(target.hostname)):
+    if headers and target.scheme == "http" and not is_own(str(target.hostname)):
         raise OptionError(
             f"--otlp-traces-endpoint {options.otlp_traces_endpoint} would carry its headers, which may hold a key, in "
             "the clear: use https, or leave the headers out."
         )
-    return tuple(found.items())
+    return tuple(headers.items())
 
 
 def of_file(path: Path) -> dict[str, str]:
@@ -43,15 +43,15 @@ def of_file(path: Path) -> dict[str, str]:
     if len(text) == MOST_BYTES:
         raise OptionError(f"{path} is larger than a file of headers can be: {REMEDY}")
     lines = enumerate(text.decode(errors="replace").splitlines(), 1)
-    given = ((f"Line {number} of {path}", line) for number, line in lines if line.strip() and line[0] != "#")
-    return dict(checked(place, *line.partition(":")[::2]) for place, line in given)
+    header_lines = ((f"Line {number} of {path}", line) for number, line in lines if line.strip() and line[0] != "#")
+    return dict(checked(place, *line.partition(":")[::2]) for place, line in header_lines)
 
 
 def of_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the headers in the first variable that is set: NAME=VALUE with commas between them, values encoded as in a
     URL (the OTLP exporter's specification)."""
-    named: Iterable[str] = (name for name in TRACE_HEADER_VARIABLES if variables.get(name, "").strip())
-    for variable in list(named)[:1]:
+    variable_names: Iterable[str] = (name for name in TRACE_HEADER_VARIABLES if variables.get(name, "").strip())
+    for variable in list(variable_names)[:1]:
         for number, item in enumerate(variables[variable].split(","), 1):
             if item.strip():
                 name, _, value = item.partition("=")

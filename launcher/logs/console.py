@@ -87,10 +87,10 @@ class Console:
 
     def settle(self, name: str | None = None) -> None:
         """Remove the live line of this child, or of every one: it is no longer starting."""
-        gone = [one for one in self.live if name in (None, one)]
-        for one in gone:
-            del self.live[one]
-        if gone:
+        child_names = [child_name for child_name in self.live if name in (None, child_name)]
+        for child_name in child_names:
+            del self.live[child_name]
+        if child_names:
             self.write(self.erased() + self.drawing())
 
     def is_news(self, name: str, kind: str) -> bool:

@@ -85,9 +85,9 @@ class LogFiles:
             self.rotate(name)
             file = self.opened(name)
         while data:
-            written = os.write(file.descriptor, data)
-            file.length += written
-            data = data[written:]
+            written_bytes = os.write(file.descriptor, data)
+            file.length += written_bytes
+            data = data[written_bytes:]
 
     def opened(self, name: str) -> OpenLog:
         descriptor = os.open(self.folder / f"{name}.log", FLAGS, 0o600)
@@ -97,8 +97,8 @@ class LogFiles:
 
     def rotate(self, name: str) -> None:
         path = self.folder / f"{name}.log"
-        aged = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, self.count + 1))]
-        for newer, older in reversed(list(zip(aged, aged[1:], strict=False))):
+        paths = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, self.count + 1))]
+        for newer, older in reversed(list(zip(paths, paths[1:], strict=False))):
             with suppress(FileNotFoundError):
                 newer.replace(older)
         if not self.count:

@@ -38,9 +38,9 @@ class LogLine:
     @property
     def json(self) -> str:
         """Format for programs: one object on one line."""
-        named = {"logger": self.logger, "request": self.request, "trace_id": self.trace_id}
-        known = {name: value for name, value in named.items() if value is not None}
-        values = {"time": stamp(self.time), "level": self.level, "process": self.process} | known
+        optional_fields = {"logger": self.logger, "request": self.request, "trace_id": self.trace_id}
+        present_fields = {name: value for name, value in optional_fields.items() if value is not None}
+        values = {"time": stamp(self.time), "level": self.level, "process": self.process} | present_fields
         return json.dumps(values | {"message": self.message}, ensure_ascii=False)
 
 
@@ -53,7 +53,7 @@ def visible(text: str) -> str:
     """Escape characters that would move a terminal's cursor or change its colours."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one == "\t" else repr(one)[1:-1] for one in text)
+    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
 
 
 MESSAGE = logging.Formatter("%(message)s")
@@ -63,9 +63,9 @@ class PipeFormatter(logging.Formatter):
     """Formats a child's records as JSON, one a line, for `read_line` in its supervisor."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
-        named = {name: value for name in (REQUEST, TRACE_ID) if (value := getattr(record, name, None))}
-        return json.dumps(said | named | {"message": message_of(record)})
+        record_fields = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        optional_fields = {name: value for name in (REQUEST, TRACE_ID) if (value := getattr(record, name, None))}
+        return json.dumps(record_fields | optional_fields | {"message": message_of(record)})
 
 
 class TextFormatter(logging.Formatter):
@@ -113,5 +113,5 @@ def parsed(text: str) -> dict[str, Any] | None:
         return None
     texts = [values.get("level"), values.get("message")]
     texts += [values.get(name, "") for name in ("logger", REQUEST, TRACE_ID)]
-    sound = isinstance(values.get("time"), float) and all(isinstance(one, str) for one in texts)
+    sound = isinstance(values.get("time"), float) and all(isinstance(field, str) for field in texts)
     return values if sound else None

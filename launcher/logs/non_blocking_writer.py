@@ -85,9 +85,9 @@ class NonBlockingWriter(io.TextIOBase):
         self.queue.append(data)
         self.held += len(data)
         while self.held > MOST_BYTES and len(self.queue) > 1:
-            gone = self.queue.popleft()
-            self.held -= len(gone)
-            self.lost += gone.count(b"\n")
+            oldest = self.queue.popleft()
+            self.held -= len(oldest)
+            self.lost += oldest.count(b"\n")
 
     def wake(self) -> None:
         if self.thread is None:

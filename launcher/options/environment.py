@@ -35,15 +35,15 @@ class LaunchEnvironment:
     @property
     def cache_directory(self) -> Path:
         """The directory of fetched models."""
-        if own := self.variables.get("PONTIL_CACHE"):
-            return Path(own)
+        if directory := self.variables.get("PONTIL_CACHE"):
+            return Path(directory)
         return Path(self.variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pontil"
 
     @property
     def config_file(self) -> Path | None:
         """The configuration file to use if none is named on the command line."""
-        named = self.variables.get("PONTIL_CONFIG")
-        return Path(named) if named else None
+        path = self.variables.get("PONTIL_CONFIG")
+        return Path(path) if path else None
 
     @property
     def run_base(self) -> Path:
@@ -61,7 +61,7 @@ class LaunchEnvironment:
         """Return a child's environment. Settings that libraries read once must be in it before the child loads them:
         thread counts and, for processes that compute, that freed memory is kept for the next step."""
         computing = {} if threads is None else {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        kept = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE, **NIXL_IS_QUIET}
+        defaults = {} if threads is None else {**MEMORY_IS_KEPT, **GPUS_ARE_NUMBERED_ALIKE, **NIXL_IS_QUIET}
         kept_here = (*OURS, *SECRETS, *TRACE_HEADER_VARIABLES)
-        inherited = {name: value for name, value in self.variables.items() if name not in kept_here}
-        return {**kept, **inherited, **computing, "PYTHONUNBUFFERED": "1"}
+        inherited_variables = {name: value for name, value in self.variables.items() if name not in kept_here}
+        return {**defaults, **inherited_variables, **computing, "PYTHONUNBUFFERED": "1"}

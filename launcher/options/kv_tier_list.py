@@ -26,16 +26,16 @@ class TierItem:
 def kv_tiers(value: Any) -> tuple[TierItem, ...]:
     """Parse at most one tier in memory and one on a disk, with commas between them. A comma in a path is not possible.
     Raises ValueError with words that follow a flag's name."""
-    listed = value if isinstance(value, list) else str(value).split(",")
-    found = tuple(tier(str(one).strip()) for one in listed)
-    if len({one.kind for one in found}) < len(found):
+    texts = value if isinstance(value, list) else str(value).split(",")
+    tiers = tuple(tier(str(text).strip()) for text in texts)
+    if len({item.kind for item in tiers}) < len(tiers):
         raise ValueError("may name one tier in memory and one on a disk")
-    return found
+    return tiers
 
 
 def tier(text: str) -> TierItem:
-    kind, _, rest = text.partition(":")
-    path, _, amount = rest.rpartition(":")
+    kind, _, path_and_amount = text.partition(":")
+    path, _, amount = path_and_amount.rpartition(":")
     if kind == MEMORY and not path:
         return TierItem(MEMORY, amount_of(amount))
     if kind == DISK and path.startswith("/") and path.isprintable():
@@ -51,8 +51,8 @@ def amount_of(text: str) -> int:
 
 
 def bytes_of(tiers: Sequence[TierItem], kind: str) -> int:
-    return sum(one.size for one in tiers if one.kind == kind)
+    return sum(item.size for item in tiers if item.kind == kind)
 
 
 def disk_path(tiers: Sequence[TierItem]) -> str | None:
-    return next((one.path for one in tiers if one.kind == DISK), None)
+    return next((item.path for item in tiers if item.kind == DISK), None)

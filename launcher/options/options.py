@@ -228,12 +228,12 @@ class LaunchOptions(
 
 # In the order in which they are shown.
 OPTIONS: tuple[Field[Any], ...] = tuple(
-    sorted(fields(LaunchOptions), key=lambda declared: SECTIONS.index(declared.metadata["section"]))
+    sorted(fields(LaunchOptions), key=lambda declaration: SECTIONS.index(declaration.metadata["section"]))
 )
 
 
-def flag_name(declared: Field[Any]) -> str:
-    return declared.name.replace("_", "-")
+def flag_name(declaration: Field[Any]) -> str:
+    return declaration.name.replace("_", "-")
 
 
 def read_settings(
@@ -241,13 +241,13 @@ def read_settings(
 ) -> list[Setting]:
     """Return every option with its source: flags (`given`, by field name, absent ones None), the environment's
     `variables`, the configuration file. Raises OptionError."""
-    return settle({flag_name(each): each for each in OPTIONS}, given, config, variables)
+    return settle({flag_name(declaration): declaration for declaration in OPTIONS}, given, config, variables)
 
 
 def read_options(
     given: Mapping[str, Any], config: Path | None = None, variables: Mapping[str, str] = NOTHING
 ) -> LaunchOptions:
-    return LaunchOptions(**{each.field: each.value for each in read_settings(given, config, variables)})
+    return LaunchOptions(**{setting.field: setting.value for setting in read_settings(given, config, variables)})
 
 
 def read_environment() -> LaunchEnvironment:

@@ -18,13 +18,13 @@ def devices(value: Any) -> tuple[DeviceItem, ...]:
 
 def endpoint(value: Any) -> str:
     """Parse a zmq address that peers can be given: a socket file, or a host and a port (no wildcard)."""
-    told = bracketed(str(value))
-    port = re.fullmatch(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", told, re.ASCII)
-    if not re.fullmatch(r"ipc:///[^\s]+", told) and not (port and 0 < int(port[1]) < 65536):
+    address = bracketed(str(value))
+    port = re.fullmatch(r"tcp://(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})", address, re.ASCII)
+    if not re.fullmatch(r"ipc:///[^\s]+", address) and not (port and 0 < int(port[1]) < 65536):
         raise ValueError("must be ipc:///PATH or tcp://HOST:PORT")
-    if host_of(told) in WILDCARDS:
+    if host_of(address) in WILDCARDS:
         raise ValueError("must name the address by which the other hosts reach this one")
-    return told
+    return address
 
 
 def bracketed(address: str) -> str:
@@ -36,10 +36,10 @@ def bracketed(address: str) -> str:
 
 def endpoints(value: Any) -> str:
     """Parse several such addresses, separated by commas, each named once."""
-    found = [endpoint(one.strip()) for one in str(value).split(",")]
-    if len(set(found)) < len(found):
+    addresses = [endpoint(address.strip()) for address in str(value).split(",")]
+    if len(set(addresses)) < len(addresses):
         raise ValueError("must name each address once")
-    return ",".join(found)
+    return ",".join(addresses)
 
 
 def host_of(address: str) -> str | None:

@@ -43,9 +43,9 @@ def service_links(variables: Mapping[str, str]) -> set[str]:
 
 def links_of(service: str, variables: Mapping[str, str]) -> Iterator[str]:
     for name, value in variables.items():
-        rest = name.removeprefix(service)
-        known = rest in (HOST, PORT) or rest.startswith(f"{PORT}_") or LINK.fullmatch(rest)
-        if rest != name and (known or (rest == "_PORT" and ADDRESS.fullmatch(value))):
+        suffix = name.removeprefix(service)
+        is_known_link = suffix in (HOST, PORT) or suffix.startswith(f"{PORT}_") or LINK.fullmatch(suffix)
+        if suffix != name and (is_known_link or (suffix == "_PORT" and ADDRESS.fullmatch(value))):
             yield name
 
 
@@ -65,48 +65,50 @@ class Setting:
 
 
 def settle(
-    declared: Declarations, given: Mapping[str, Any], config: Path | None, variables: Mapping[str, str]
+    declarations: Declarations, given: Mapping[str, Any], config: Path | None, variables: Mapping[str, str]
 ) -> list[Setting]:
     """Return every option in the order of its declaration. `given` are the flags by field, absent ones None. Values
     that a stronger source overrides must be valid too. Raises OptionError."""
-    found = {name: Setting(name, each.default, "default", "") for name, each in declared.items()}
+    settings = {name: Setting(name, declaration.default, "default", "") for name, declaration in declarations.items()}
     if config is not None:
-        found |= from_file(declared, config)
-    found |= from_environment(declared, variables)
-    found |= from_flags(declared, given)
-    return list(found.values())
+        settings |= from_file(declarations, config)
+    settings |= from_environment(declarations, variables)
+    settings |= from_flags(declarations, given)
+    return list(settings.values())
 
 
-def from_file(declared: Declarations, path: Path) -> dict[str, Setting]:
+def from_file(declarations: Declarations, path: Path) -> dict[str, Setting]:
     values = load_toml(path)
     for key in values:
-        if key not in declared:
-            raise OptionError(f"{path.name} has an unknown key {key!r}{nearest(key, declared)}")
+        if key not in declarations:
+            raise OptionError(f"{path.name} has an unknown key {key!r}{nearest(key, declarations)}")
     return {
-        key: Setting(key, checked(declared[key], value, f"{key} in {path.name}"), "file", str(path))
+        key: Setting(key, checked(declarations[key], value, f"{key} in {path.name}"), "file", str(path))
         for key, value in values.items()
     }
 
 
-def from_environment(declared: Declarations, variables: Mapping[str, str]) -> dict[str, Setting]:
+def from_environment(declarations: Declarations, variables: Mapping[str, str]) -> dict[str, Setting]:
     """Return the options set in the environment. An empty variable counts as unset, as it does for the paths that the
     environment decides. The variables that Kubernetes sets for a Service named like pontil are ignored."""
-    known = {variable_name(name): name for name in declared}
-    found, others = {}, {*OWN_VARIABLES, *service_links(variables)}
+    names_by_variable = {variable_name(name): name for name in declarations}
+    settings, other_variables = {}, {*OWN_VARIABLES, *service_links(variables)}
     for variable, value in variables.items():
-        if not variable.startswith(PREFIX) or variable in others or not value:
+        if not variable.startswith(PREFIX) or variable in other_variables or not value:
             continue
-        if variable not in known:
-            raise OptionError(f"The environment has an unknown {variable}{nearest(variable, [*known, *OWN_VARIABLES])}")
-        name = known[variable]
-        found[name] = Setting(name, checked(declared[name], value, variable), "environment", variable)
-    return found
+        if variable not in names_by_variable:
+            raise OptionError(
+                f"The environment has an unknown {variable}{nearest(variable, [*names_by_variable, *OWN_VARIABLES])}"
+            )
+        name = names_by_variable[variable]
+        settings[name] = Setting(name, checked(declarations[name], value, variable), "environment", variable)
+    return settings
 
 
-def from_flags(declared: Declarations, given: Mapping[str, Any]) -> dict[str, Setting]:
-    flags = {name: f"--{name}" for name, each in declared.items() if given.get(each.name) is not None}
+def from_flags(declarations: Declarations, given: Mapping[str, Any]) -> dict[str, Setting]:
+    flags = {name: f"--{name}" for name, declaration in declarations.items() if given.get(declaration.name) is not None}
     return {
-        name: Setting(name, checked(declared[name], given[declared[name].name], flag), "flag", flag)
+        name: Setting(name, checked(declarations[name], given[declarations[name].name], flag), "flag", flag)
         for name, flag in flags.items()
     }
 
@@ -126,15 +128,15 @@ def load_toml(path: Path, kind: str = "configuration file") -> dict[str, Any]:
         raise OptionError(f"The {kind} {path} is not valid TOML: {error}.") from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known_names: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown name: a suggestion of the closest known one."""
-    close = closest(name, known)
+    close = closest(name, known_names)
     return f": did you mean {close!r}?" if close else "; `launch --help` lists the known ones."
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
+def closest(name: str, known_names: Iterable[str]) -> str | None:
     """Return the known name that is most likely meant."""
-    alike = {plain(each): each for each in known}
+    alike = {plain(candidate): candidate for candidate in known_names}
     close = difflib.get_close_matches(plain(name), alike, n=1, cutoff=0.5)
     return alike[close[0]] if close else None
 
@@ -144,8 +146,8 @@ def plain(name: str) -> str:
     return name.removeprefix(PREFIX).replace("_", "-").lower()
 
 
-def checked(declared: Field[Any], value: Any, name: str) -> Any:
+def checked(declaration: Field[Any], value: Any, name: str) -> Any:
     try:
-        return declared.metadata["read"](value)
+        return declaration.metadata["read"](value)
     except ValueError as error:
         raise OptionError(f"{name} {error}, not {value!r}.") from error

@@ -41,8 +41,8 @@ def stem(node: str, role: str) -> str:
 def stages(value: Any) -> tuple[PlacedStage, ...]:
     """Parse entries like `talker.decode=0,1` with commas between them. A part without `=` continues the device list
     before it. Raises ValueError with words that follow a flag's name."""
-    listed = value if isinstance(value, list) else str(value).split(",")
-    parts = [part.strip() for one in listed for part in str(one).split(",")]
+    items = value if isinstance(value, list) else str(value).split(",")
+    parts = [part.strip() for item in items for part in str(item).split(",")]
     entries: list[str] = []
     for part in parts:
         if "=" in part or not entries:
@@ -53,10 +53,10 @@ def stages(value: Any) -> tuple[PlacedStage, ...]:
 
 
 def entry(text: str) -> PlacedStage:
-    found = ENTRY.fullmatch(text)
-    if found is None:
+    match = ENTRY.fullmatch(text)
+    if match is None:
         raise ValueError(f"must be a list of stages and their devices like {FORMS}")
-    return PlacedStage(found[1], found[2], parse_list(found[3]))
+    return PlacedStage(match[1], match[2], parse_list(match[3]))
 
 
 def read_placement(path: Path) -> tuple[PlacedStage, ...]:
@@ -68,7 +68,8 @@ def placed_in(file: str, values: Mapping[str, Any]) -> Iterator[PlacedStage]:
     for node, value in values.items():
         if isinstance(value, dict):
             yield from (
-                PlacedStage(node, phase, listed(f"{node}.{phase} in {file}", one)) for phase, one in value.items()
+                PlacedStage(node, phase, listed(f"{node}.{phase} in {file}", devices))
+                for phase, devices in value.items()
             )
         else:
             yield PlacedStage(node, None, listed(f"{node} in {file}", value))

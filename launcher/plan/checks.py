@@ -81,14 +81,14 @@ def check_proxies(options: LaunchOptions, graph: StagedModel | None, controls: S
 
 def check_stages(options: LaunchOptions, graph: StagedModel | None) -> None:
     """Check the options about stages, of which only a model of several has any."""
-    given = {"--placement": options.placement, "--place": options.place, "--node": options.node}
-    used = next((name for name, value in given.items() if value), "--role node" if options.role == NODE else None)
-    if used is None:
+    flags = {"--placement": options.placement, "--place": options.place, "--node": options.node}
+    flag = next((name for name, value in flags.items() if value), "--role node" if options.role == NODE else None)
+    if flag is None:
         return
     if graph is None:
-        raise OptionError(f"{used} is for a model of several stages, and {options.model} has only one: leave it out.")
+        raise OptionError(f"{flag} is for a model of several stages, and {options.model} has only one: leave it out.")
     if options.role in ("proxy", EMBED):
-        raise OptionError(f"{used} has no meaning with --role {options.role}: remove one of the two.")
+        raise OptionError(f"{flag} has no meaning with --role {options.role}: remove one of the two.")
     if options.node and not options.join:
         raise OptionError(
             "--node starts one stage's workers for a proxy that runs already: name its --control with --join."
@@ -135,12 +135,12 @@ def check_arithmetic(options: LaunchOptions, workers: Sequence[ChildPlan]) -> No
     if options.tensor_parallel_arithmetic != FAST:
         return
     first: dict[object, ChildPlan] = {}
-    for worker in (one for one in workers if one.role in GENERATING_ROLES):
-        other = first.setdefault(worker.config["node"], worker)
-        if worker.ranks != other.ranks:
+    for worker in (plan for plan in workers if plan.role in GENERATING_ROLES):
+        peer = first.setdefault(worker.config["node"], worker)
+        if worker.ranks != peer.ranks:
             raise OptionError(
                 f"With --tensor-parallel-arithmetic {FAST} bits depend on the number of devices of a worker, and "
-                f"{other.name} has {other.ranks} and {worker.name} {worker.ranks}: give each as many, or leave it out."
+                f"{peer.name} has {peer.ranks} and {worker.name} {worker.ranks}: give each as many, or leave it out."
             )
 
 

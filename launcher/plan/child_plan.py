@@ -112,8 +112,8 @@ class ChildPlan:
     @property
     def models(self) -> dict[str, str]:
         """The names of models in its configuration, by key."""
-        named = {key: self.config[key] for key in MODEL_KEYS if self.config.get(key) is not None}
-        return {key: name for key, name in named.items() if (key, name) != ("speculative_model", MTP)}
+        model_names = {key: self.config[key] for key in MODEL_KEYS if self.config.get(key) is not None}
+        return {key: name for key, name in model_names.items() if (key, name) != ("speculative_model", MTP)}
 
     def in_role(self, role: str) -> "ChildPlan":
         """Return the plan of the same worker in another role. Its name stays."""

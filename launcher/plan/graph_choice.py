@@ -16,18 +16,18 @@ LONGEST_CONFIG = 1 << 20
 def graph_of(model: str) -> StagedModel | None:
     """Return the graph of a model of several stages; None for any other model, and for one that cannot be read, about
     which the process that finds it says more."""
-    if model in NAMES or any(model in others for others in NAMES.values()):
+    if model in NAMES or any(model in aliases for aliases in NAMES.values()):
         return known_graph("graph-named", model)
     try:
         path = Path(model).expanduser() / "config.json"
         with path.open("rb") as file:
-            told = json.loads(file.read(LONGEST_CONFIG))
+            config = json.loads(file.read(LONGEST_CONFIG))
     except (OSError, ValueError, RecursionError, RuntimeError):
         return None
-    listed = told.get("architectures") if isinstance(told, dict) else None
-    if not isinstance(listed, list) or not set(ARCHITECTURES).intersection(filter(is_text, listed)):
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    if not isinstance(architectures, list) or not set(ARCHITECTURES).intersection(filter(is_text, architectures)):
         return None
-    return known_graph("graph-of-architectures", listed)
+    return known_graph("graph-of-architectures", architectures)
 
 
 def is_text(value: object) -> bool:
@@ -38,8 +38,8 @@ def known_graph(entry: str, key: object) -> StagedModel | None:
     """Return the graph behind an entry point. Raises OptionError where its room is left out."""
     if (lack := missing(entry)) is not None:
         raise OptionError(f"{lack}.")
-    found: StagedModel | None = entry_point(entry)(key)
-    return found
+    graph: StagedModel | None = entry_point(entry)(key)
+    return graph
 
 
 def stage_model(options: LaunchOptions, node: ModelStage | None) -> str:

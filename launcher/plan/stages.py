@@ -21,10 +21,10 @@ def stage_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices
     if options.role == EMBED:
         return role_lists(options, (EMBED,), machine)
     lists = joined_lists(options, graph, machine) if options.join else all_lists(options, graph, machine)
-    for one in lists:
-        check_list(one, graph)
-    for name in dict.fromkeys(one.node and one.node.name for one in lists):
-        items = [item for one in lists if (one.node and one.node.name) == name for item in one.items]
+    for workers in lists:
+        check_list(workers, graph)
+    for name in dict.fromkeys(workers.node and workers.node.name for workers in lists):
+        items = [item for workers in lists if (workers.node and workers.node.name) == name for item in workers.items]
         check_gpus(items, machine, options.share_devices)
         check_cores(items, machine, options.share_devices)
     return lists
@@ -36,35 +36,35 @@ def joined_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevice
     if (options.role == NODE) == node.generates:
         roles = ", ".join(GENERATING_ROLES) if node.generates else NODE
         raise OptionError(f"The workers of {node.name} have the role {roles}, not {options.role}: name it with --role.")
-    placed = {one.name: one for one in options.place}
-    if others := [name for name in placed if options.role != NODE or name != node.name]:
+    stages_by_name = {entry.name: entry for entry in options.place}
+    if other_stages := [name for name in stages_by_name if options.role != NODE or name != node.name]:
         flag = f"--{options.role}" if node.generates else f"--place {node.name}=LIST"
-        raise OptionError(f"--place {others[0]} is not what --role {options.role} starts: use {flag}.")
+        raise OptionError(f"--place {other_stages[0]} is not what --role {options.role} starts: use {flag}.")
     if not node.generates:
-        items = placed[node.name].items if placed else (default_item(NODE, (), machine, True),)
+        items = stages_by_name[node.name].items if stages_by_name else (default_item(NODE, (), machine, True),)
         return [WorkerList(node.name, NODE, items, node)]
-    (one,) = role_lists(options, (options.role,), machine)
-    return [replace(one, name=workers_name(graph, node, one.role), node=node)]
+    (workers,) = role_lists(options, (options.role,), machine)
+    return [replace(workers, name=workers_name(graph, node, workers.role), node=node)]
 
 
 def all_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) -> list[WorkerList]:
     """Return the workers of every stage: as placed, or one on what suits the machine for each."""
-    placed = placed_stages(options, graph)
+    entries_by_stage = placed_stages(options, graph)
     first = graph.node(graph.first)
-    if graph.first in placed:
+    if graph.first in entries_by_stage:
         refuse_lists(options, graph)
-        lists = lists_of(graph, first, placed[graph.first])
+        lists = lists_of(graph, first, entries_by_stage[graph.first])
     else:
-        given = role_lists(options, [role for role in roles_of(options) if role != EMBED], machine)
-        lists = [replace(one, node=first) for one in given]
+        worker_lists = role_lists(options, [role for role in roles_of(options) if role != EMBED], machine)
+        lists = [replace(workers, node=first) for workers in worker_lists]
     for node in others(graph):
-        if node.name in placed:
-            lists += lists_of(graph, node, placed[node.name])
+        if node.name in entries_by_stage:
+            lists += lists_of(graph, node, entries_by_stage[node.name])
         else:
-            taken = [item for one in lists for item in one.items]
+            items = [item for workers in lists for item in workers.items]
             role = "mixed" if node.generates else NODE
             lists.append(
-                WorkerList(workers_name(graph, node, role), role, (default_item(role, taken, machine, True),), node)
+                WorkerList(workers_name(graph, node, role), role, (default_item(role, items, machine, True),), node)
             )
     return lists + (role_lists(options, (EMBED,), machine) if options.embed is not None else [])
 
@@ -79,27 +79,27 @@ def others(graph: StagedModel) -> Sequence[ModelStage]:
 def placed_stages(options: LaunchOptions, graph: StagedModel) -> dict[str, list[PlacedStage]]:
     """Return the entries of each placed stage: the flags' where they name it, else the file's. Either all stages are
     placed or none; the first one may have its devices by the flags of a model of one stage."""
-    named = read_placement(Path(options.placement)) if options.placement else ()
-    check_entries(named, graph, options.placement or "")
+    file_entries = read_placement(Path(options.placement)) if options.placement else ()
+    check_entries(file_entries, graph, options.placement or "")
     check_entries(options.place, graph, "--place")
-    flags = {one.node for one in options.place}
-    entries = [*options.place, *(one for one in named if one.node not in flags)]
-    placed: dict[str, list[PlacedStage]] = {}
+    flags = {entry.node for entry in options.place}
+    entries = [*options.place, *(entry for entry in file_entries if entry.node not in flags)]
+    entries_by_stage: dict[str, list[PlacedStage]] = {}
     for entry in entries:
-        placed.setdefault(entry.node, []).append(entry)
-    listed = {graph.first} if any(getattr(options, role) is not None for role in GENERATING_ROLES) else set[str]()
-    missing = [name for name in graph.node_names if name not in placed and name not in listed]
-    if placed and missing:
+        entries_by_stage.setdefault(entry.node, []).append(entry)
+    flag_stages = {graph.first} if any(getattr(options, role) is not None for role in GENERATING_ROLES) else set[str]()
+    missing = [name for name in graph.node_names if name not in entries_by_stage and name not in flag_stages]
+    if entries_by_stage and missing:
         raise OptionError(
             f"The placement says nothing of {', '.join(missing)}: place every stage of {graph.name} "
             f"({', '.join(graph.node_names)}), or none."
         )
-    return placed
+    return entries_by_stage
 
 
 def check_entries(entries: Iterable[PlacedStage], graph: StagedModel, where: str) -> None:
     """Check the names in a placement, and that each is there once."""
-    seen = set[str]()
+    names = set[str]()
     for entry in entries:
         if entry.node not in graph.node_names:
             raise OptionError(
@@ -108,32 +108,32 @@ def check_entries(entries: Iterable[PlacedStage], graph: StagedModel, where: str
         node = graph.node(entry.node)
         if entry.phase is not None:
             check_phase(entry, node, where)
-        if entry.name in seen:
+        if entry.name in names:
             raise OptionError(f"{where} places {entry.name} twice: give all of its devices in one list.")
-        seen.add(entry.name)
-    for name in seen & set(graph.node_names):
-        if split := sorted(seen & {f"{name}.{phase}" for phase in PHASES}):
+        names.add(entry.name)
+    for name in names & set(graph.node_names):
+        if split := sorted(names & {f"{name}.{phase}" for phase in PHASES}):
             raise OptionError(f"{where} places {name} whole and {split[0]} too: give one of the two.")
 
 
-def check_phase(one: PlacedStage, node: ModelStage, where: str) -> None:
+def check_phase(entry: PlacedStage, node: ModelStage, where: str) -> None:
     if not node.generates:
-        raise OptionError(f"{where} places {one.name}, and {node.name} has no prefill and decode: place {node.name}.")
-    if one.phase not in PHASES:
-        raise OptionError(f"{where} places {one.name}, and a stage has the walks {' and '.join(PHASES)}.")
+        raise OptionError(f"{where} places {entry.name}, and {node.name} has no prefill and decode: place {node.name}.")
+    if entry.phase not in PHASES:
+        raise OptionError(f"{where} places {entry.name}, and a stage has the walks {' and '.join(PHASES)}.")
     if not node.splits:
         raise OptionError(
-            f"{where} places {one.name}, and {node.name} reads a stream but moves by a state of its own, so all of its "
-            f"walks are on one worker: place {node.name}."
+            f"{where} places {entry.name}, and {node.name} reads a stream but moves by a state of its own, so all of "
+            f"its walks are on one worker: place {node.name}."
         )
 
 
 def refuse_lists(options: LaunchOptions, graph: StagedModel) -> None:
     """Refuse flags that say another thing about the first stage than its placement."""
-    given = next((f"--{role}" for role in GENERATING_ROLES if getattr(options, role) is not None), None)
-    given = given or ("--role mixed" if options.role == "mixed" else None)
-    if given:
-        raise OptionError(f"{given} and the placement both say where {graph.first} runs: remove one of the two.")
+    flag = next((f"--{role}" for role in GENERATING_ROLES if getattr(options, role) is not None), None)
+    flag = flag or ("--role mixed" if options.role == "mixed" else None)
+    if flag:
+        raise OptionError(f"{flag} and the placement both say where {graph.first} runs: remove one of the two.")
 
 
 def lists_of(graph: StagedModel, node: ModelStage, entries: Sequence[PlacedStage]) -> list[WorkerList]:
@@ -156,11 +156,11 @@ def workers_name(graph: StagedModel, node: ModelStage, role: str) -> str:
     return role if node.name == graph.first else stem(node.name, role)
 
 
-def check_list(one: WorkerList, graph: StagedModel) -> None:
+def check_list(workers: WorkerList, graph: StagedModel) -> None:
     """Check that only the first stage has workers of several devices, and that no device is there twice in one list."""
-    joined = next((item for item in one.items if len(item.ranks) > 1), None)
-    if joined is not None and one.node is not None and one.node.name != graph.first:
+    item = next((item for item in workers.items if len(item.ranks) > 1), None)
+    if item is not None and workers.node is not None and workers.node.name != graph.first:
         raise OptionError(
-            f"{one.names()[one.items.index(joined)]} has {len(joined.ranks)} devices joined by +, and only the first "
-            f"stage ({graph.first}) can be divided: use commas."
+            f"{workers.names()[workers.items.index(item)]} has {len(item.ranks)} devices joined by +, and only the "
+            f"first stage ({graph.first}) can be divided: use commas."
         )

@@ -68,8 +68,8 @@ class Topology:
 
     def with_trace_headers(self, headers: Sequence[tuple[str, str]]) -> "Topology":
         """Return the same plan with what is sent to the collector of traces; only the proxy gets it."""
-        listed = [list(header) for header in headers]
-        children = (child.configured(trace_headers=listed) if child.is_proxy else child for child in self.children)
+        pairs = [list(header) for header in headers]
+        children = (child.configured(trace_headers=pairs) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
     @property
@@ -126,8 +126,8 @@ def models_of(children: Sequence[ChildPlan]) -> list[str]:
 
 def share_devices(workers: Sequence[ChildPlan]) -> bool:
     """Return whether two of these workers compute on one core or GPU."""
-    held = [device for worker in workers for device in worker.devices]
-    return len(set(held)) < len(held)
+    devices = [device for worker in workers for device in worker.devices]
+    return len(set(devices)) < len(devices)
 
 
 def plan_proxies(
@@ -139,13 +139,13 @@ def plan_proxies(
     plans = []
     for number, control in enumerate(controls):
         alone = plan_proxy(options, machine, run, control, graph)
-        own = {
+        own_config = {
             "name": f"proxy:{number}",
             "number": number,
             "in_flight_bodies": f"{alone.config['in_flight_bodies']}-{number}",
         }
-        shared = {"proxies": len(controls), "shared_folder": str(run / "proxies")}
-        plans.append(replace(alone.configured(**own, **shared), name=f"proxy:{number}"))
+        shared_config = {"proxies": len(controls), "shared_folder": str(run / "proxies")}
+        plans.append(replace(alone.configured(**own_config, **shared_config), name=f"proxy:{number}"))
     return plans
 
 

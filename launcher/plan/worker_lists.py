@@ -33,15 +33,19 @@ class WorkerList:
 
 def role_lists(options: LaunchOptions, roles: Sequence[str], machine: HostDevices) -> list[WorkerList]:
     """Return the workers of each role; a role without a list gets one on what suits the machine."""
-    given: dict[str, tuple[DeviceItem, ...]] = {
+    items_by_role: dict[str, tuple[DeviceItem, ...]] = {
         role: items for role in roles if (items := getattr(options, role)) is not None
     }
-    taken = [item for items in given.values() for item in items]
+    taken_items = [item for items in items_by_role.values() for item in items]
     lists: list[WorkerList] = []
     for role in roles:
-        items = given[role] if role in given else (default_item(role, taken, machine, options.share_devices),)
+        items = (
+            items_by_role[role]
+            if role in items_by_role
+            else (default_item(role, taken_items, machine, options.share_devices),)
+        )
         lists.append(WorkerList(role, role, items))
-        taken += items
+        taken_items += items
     return lists
 
 
@@ -50,26 +54,26 @@ def roles_of(options: LaunchOptions) -> tuple[str, ...]:
     return (*roles, EMBED) if options.embed is not None and EMBED not in roles else roles
 
 
-def awaited_phase(options: LaunchOptions, control: str, held: HeldDevices) -> str | None:
+def awaited_phase(options: LaunchOptions, control: str, held_devices: HeldDevices) -> str | None:
     """Return the phase that a launch of one phase leaves to another launch, whose workers are to come to this host: its
     proxy is here, and they are not yet."""
     if options.role not in PHASES or not is_local(control):
         return None
-    other = PHASES[1 - PHASES.index(options.role)]
-    return None if other in held.roles else other
+    other_phase = PHASES[1 - PHASES.index(options.role)]
+    return None if other_phase in held_devices.roles else other_phase
 
 
-def default_item(role: str, taken: Sequence[DeviceItem], machine: HostDevices, share: bool) -> DeviceItem:
+def default_item(role: str, taken_items: Sequence[DeviceItem], machine: HostDevices, share: bool) -> DeviceItem:
     """Choose a free GPU if there are GPUs, unless the rest of the launch runs on the CPU; else free cores. Where
     devices are shared, the GPU with the fewest workers."""
-    if not machine.gpus or (taken and not any(item.gpus for item in taken)):
+    if not machine.gpus or (taken_items and not any(item.gpus for item in taken_items)):
         return DeviceItem()
-    used = [*machine.held_gpus, *(gpu for item in taken for gpu in item.gpus)]
-    gpu = min(range(machine.gpus), key=used.count)
-    if gpu in used and not share:
-        others = f", and other launches have {spell(machine.held_gpus)}" if machine.held_gpus else ""
+    used_gpus = [*machine.held_gpus, *(gpu for item in taken_items for gpu in item.gpus)]
+    gpu = min(range(machine.gpus), key=used_gpus.count)
+    if gpu in used_gpus and not share:
+        launches = f", and other launches have {spell(machine.held_gpus)}" if machine.held_gpus else ""
         raise OptionError(
-            f"No GPU is left for a {role} worker (this machine has {machine.gpus}{others}): use --role mixed (one "
+            f"No GPU is left for a {role} worker (this machine has {machine.gpus}{launches}): use --role mixed (one "
             f"worker for both phases), --share-devices, or --{role} cpu."
         )
     return DeviceItem((RankDevice(gpu=gpu),))

@@ -67,34 +67,38 @@ def plan_workers(
     options: LaunchOptions, machine: HostDevices, run: Path, control: str, graph: StagedModel | None = None
 ) -> list[ChildPlan]:
     # The stages of a model share devices anyway.
-    awaited = awaited_phase(options, control, machine.held) if graph is None else None
-    placed = place_workers(options, machine, graph, awaited)
-    if not placed:
+    other_phase = awaited_phase(options, control, machine.held) if graph is None else None
+    placed_workers = place_workers(options, machine, graph, other_phase)
+    if not placed_workers:
         raise OptionError("No worker is left to start: give --prefill or --decode at least one device.")
-    setting = WorkerSetting(run, control, graph, options.share_devices or share_cores(ranks for *_, ranks in placed))
-    return [plan_worker(options, name, kind, ranks, setting) for name, kind, ranks in placed]
+    setting = WorkerSetting(
+        run, control, graph, options.share_devices or share_cores(ranks for *_, ranks in placed_workers)
+    )
+    return [plan_worker(options, name, kind, ranks, setting) for name, kind, ranks in placed_workers]
 
 
 def place_workers(
-    options: LaunchOptions, machine: HostDevices, graph: StagedModel | None, awaited: str | None
+    options: LaunchOptions, machine: HostDevices, graph: StagedModel | None, other_phase: str | None
 ) -> list[tuple[str, WorkerList, Sequence[Placement]]]:
     """Return each worker's name, kind and places: as one launch of both phases has them if the other one is awaited;
     where there is no room for that, of all that other launches leave; where they leave too few cores, of theirs too."""
-    own = roles_of(options)
-    roles = own if awaited is None else (*PHASES, *own[1:])
+    own_roles = roles_of(options)
+    roles = own_roles if other_phase is None else (*PHASES, *own_roles[1:])
     try:
         lists = role_lists(options, roles, machine) if graph is None else stage_lists(options, graph, machine)
-        items = [item for one in lists for item in one.items]
+        items = [item for workers in lists for item in workers.items]
         # Stages may share a device: whoever names it for two of them means it.
         placements = iter(assign(items, machine, share=options.share_devices or graph is not None))
     except OptionError:
-        if awaited is not None:
+        if other_phase is not None:
             return place_workers(options, machine, graph, None)
         if machine.held.cores:
             return place_workers(options, replace(machine, held=machine.held.without_cores()), graph, None)
         raise
-    placed = [(name, one, next(placements)) for one in lists for name in one.names(options.first_number)]
-    return [(name, kind, ranks) for name, kind, ranks in placed if kind.role != awaited]
+    placed_workers = [
+        (name, workers, next(placements)) for workers in lists for name in workers.names(options.first_number)
+    ]
+    return [(name, kind, ranks) for name, kind, ranks in placed_workers if kind.role != other_phase]
 
 
 def share_cores(placements: Iterable[Sequence[Placement]]) -> bool:
@@ -152,21 +156,21 @@ def speculative_tokens(options: LaunchOptions) -> int:
 def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: WorkerSetting) -> str | None:
     """Return the file through which workers lend each other cores. A core can be lent only if it belongs to a single
     worker; and a rank of several, which the others wait for in each layer, neither lends nor borrows."""
-    lent = options.lend_cores and not setting.shares and [rank.device for rank in ranks] == [CPU]
-    return str(setting.run / "cores") if lent else None
+    can_lend = options.lend_cores and not setting.shares and [rank.device for rank in ranks] == [CPU]
+    return str(setting.run / "cores") if can_lend else None
 
 
 def meeting_point(options: LaunchOptions, name: str, run: Path, control: str) -> dict[str, str]:
     """Return the address at which other workers reach this one: a socket file, unless some of them may be on other
     hosts, or are told the address by another router, which knows hosts and ports only."""
     proxy = host_of(control)
-    own = "127.0.0.1" if proxy is None or is_own(proxy) else proxy
+    host = "127.0.0.1" if proxy is None or is_own(proxy) else proxy
     if options.http is not None:
-        return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
+        return {"peer_endpoint": f"tcp://{url_host(host)}:0", "transfer_host": host}
     if proxy is None or is_own(proxy):
         return {"peer_endpoint": f"ipc://{run / name.replace(':', '-')}", "transfer_host": "127.0.0.1"}
-    own = address_towards(proxy) if options.join else proxy
-    return {"peer_endpoint": f"tcp://{url_host(own)}:0", "transfer_host": own}
+    host = address_towards(proxy) if options.join else proxy
+    return {"peer_endpoint": f"tcp://{url_host(host)}:0", "transfer_host": host}
 
 
 def plan_demands(

@@ -79,9 +79,9 @@ def process_row(child: Child) -> tuple[str, ...]:
 
 def pair_row(result: dict[str, Any]) -> tuple[str, ...]:
     """Return the row of a pair's first transfer. Memory that was never touched is slower than it will be later."""
-    moved, seconds = result["bytes"], result.get("seconds")
-    rate = f"{moved / seconds / 1e9:.2f}" if seconds else NOTHING
-    return result["route"], f"{moved / 1e6:.1f} MB", rate
+    moved_bytes, seconds = result["bytes"], result.get("seconds")
+    rate = f"{moved_bytes / seconds / 1e9:.2f}" if seconds else NOTHING
+    return result["route"], f"{moved_bytes / 1e6:.1f} MB", rate
 
 
 def numbers(rows: Sequence[tuple[str, ...]]) -> list[bool]:

@@ -40,9 +40,9 @@ class PageClient:
     def beat(self) -> None:
         self.send({})
 
-    def send(self, told: Mapping[str, Any]) -> None:
+    def send(self, fields: Mapping[str, Any]) -> None:
         if not self.ended and self.process.ended is None and len(self.process.outbox) < MOST_UNREAD:
-            self.process.send({"kind": "change", "number": self.number, **told})
+            self.process.send({"kind": "change", "number": self.number, **fields})
 
 
 def take_change(process: ChildProcess, report: ChangeReport, take: Take) -> None:

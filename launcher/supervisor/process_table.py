@@ -68,11 +68,14 @@ def row_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> di
 
 def usage_of(pids: Sequence[int | None], usages: Mapping[int, ResourceSample]) -> dict[str, Any]:
     """Return the fields for what these processes use together, as far as it is known."""
-    known = [usages[pid] for pid in pids if pid is not None and pid in usages]
-    if not known:
+    samples = [usages[pid] for pid in pids if pid is not None and pid in usages]
+    if not samples:
         return {}
-    on_gpus = [one.gpu_bytes for one in known if one.gpu_bytes is not None]
-    total = {"rss_bytes": sum(one.rss_bytes for one in known), "cpu_percent": sum(one.cpu_percent for one in known)}
+    on_gpus = [sample.gpu_bytes for sample in samples if sample.gpu_bytes is not None]
+    total = {
+        "rss_bytes": sum(sample.rss_bytes for sample in samples),
+        "cpu_percent": sum(sample.cpu_percent for sample in samples),
+    }
     return total | ({"gpu_bytes": sum(on_gpus)} if on_gpus else {})
 
 

@@ -18,14 +18,14 @@ class Recovery:
         self.policy = policy
         self.console = console
 
-    def answer(self, child: Child, children: Sequence[Child], announced: bool, now: float) -> LaunchError | None:
+    def answer(self, child: Child, children: Sequence[Child], is_announced: bool, now: float) -> LaunchError | None:
         """Handle the child's last exit; return the error that ends the launch, if it must end. A launch that was not
         announced yet ends at the first failure that a child reports itself: a restart would fail in the same way."""
         exit_cause = child.exits[-1]
-        if exit_cause.failure is not None and not child.ever_ready and not announced:
+        if exit_cause.failure is not None and not child.ever_ready and not is_announced:
             name = exit_cause.follower or child.name
             return exit_cause.error(f"{name} could not start: {exit_cause.failure}")
-        delay = None if exit_cause.refused else self.policy.delay([each.at for each in child.exits], now)
+        delay = None if exit_cause.refused else self.policy.delay([cause.at for cause in child.exits], now)
         child.wait_or_give_up(delay, now)
         what_follows = " and is given up" if delay is None else f"; starting it again in {delay:.1f} s"
         self.console.line(f"{child.name} {exit_cause.describe()}{what_follows}")

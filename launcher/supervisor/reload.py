@@ -27,28 +27,30 @@ class Reloader:
     def reload(self, children: Iterable[Child]) -> list[str]:
         """Apply the changes that are possible, to these children and their restarts; return the outcome in words."""
         try:
-            wanted = self.read()
+            new_options = self.read()
         except OptionError as error:
             return [f"Nothing was reloaded: {error.message}"]
-        changed = [option.name for option in OPTIONS if self.differs(option.name, wanted)]
-        taken = [name for name in changed if name in CHANGEABLE]
-        self.running = replace(self.running, **{name: getattr(wanted, name) for name in taken})
-        if "log_level" in taken:
+        changed_names = [option.name for option in OPTIONS if self.differs(option.name, new_options)]
+        applied_names = [name for name in changed_names if name in CHANGEABLE]
+        self.running = replace(self.running, **{name: getattr(new_options, name) for name in applied_names})
+        if "log_level" in applied_names:
             for child in children:
-                child.set_log_level(wanted.log_level)
-        said = [f"{flag_name_of(name)} is now {getattr(wanted, name)}" for name in taken] or ["Nothing has changed."]
+                child.set_log_level(new_options.log_level)
+        messages = [f"{flag_name_of(name)} is now {getattr(new_options, name)}" for name in applied_names] or [
+            "Nothing has changed."
+        ]
         if self.running.keys:
-            said.append(change_keys(Path(self.running.keys), children))
+            messages.append(change_keys(Path(self.running.keys), children))
         if self.running.api_keys or self.running.admin_key:
-            said.append(change_client_keys(lambda: read_client_keys(self.running, self.variables), children))
-        left = [flag_name_of(name) for name in changed if name not in CHANGEABLE]
-        if left:
-            said.append(f"Only a new launch takes over {', '.join(left)}.")
-        return said
+            messages.append(change_client_keys(lambda: read_client_keys(self.running, self.variables), children))
+        remaining_flags = [flag_name_of(name) for name in changed_names if name not in CHANGEABLE]
+        if remaining_flags:
+            messages.append(f"Only a new launch takes over {', '.join(remaining_flags)}.")
+        return messages
 
-    def differs(self, name: str, wanted: LaunchOptions) -> bool:
+    def differs(self, name: str, new_options: LaunchOptions) -> bool:
         """Return whether the option has changed. A port of 0 was resolved once, for good."""
-        before, after = getattr(self.running, name), getattr(wanted, name)
+        before, after = getattr(self.running, name), getattr(new_options, name)
         return bool(before != after and not (name == "port" and after == 0))
 
 

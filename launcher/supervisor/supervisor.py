@@ -99,7 +99,7 @@ class Supervisor:
             self.selector,
             console,
             time.monotonic,
-            lambda process, asked: take_change(process, asked, self.rollouts.take),
+            lambda process, report: take_change(process, report, self.rollouts.take),
         )
         self.announcement = Announcement(
             orders.topology, console, SelfTestMonitor(orders.self_test), self.looked, orders.limits.start
@@ -240,8 +240,8 @@ class Supervisor:
     # Helpers of these steps.
 
     def child(self, plan: ChildPlan) -> Child:
-        handed = self.port.handed if plan.is_proxy else NOTHING
-        return Child(plan, self.orders.starter, handed, self.orders.weights)
+        descriptors = self.port.handed if plan.is_proxy else NOTHING
+        return Child(plan, self.orders.starter, descriptors, self.orders.weights)
 
     def spawn(self, child: Child) -> None:
         now = time.monotonic()
@@ -300,11 +300,11 @@ class Supervisor:
         """Reload the options; return the outcome in words."""
         reloader = self.orders.reloader if self.monitors else None
         self.notifier.reloading()
-        said = reloader.reload(self.children) if reloader else ["Nothing was reloaded: the launch is still starting."]
-        for text in said:
+        lines = reloader.reload(self.children) if reloader else ["Nothing was reloaded: the launch is still starting."]
+        for text in lines:
             self.console.line(f"reload: {text}")
         self.notifier.reloaded()
-        return said
+        return lines
 
     def reconcile(self, now: float) -> None:
         """Move towards the plan: children that exited wait and start again, and a complete launch is announced."""

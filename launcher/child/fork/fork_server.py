@@ -67,24 +67,27 @@ class ForkServer:
         else:
             self.is_ready = True
 
-    def start(self, asked: ProcessStart) -> SystemProcess:
-        forked = self.fork(asked) if self.is_ready else None
-        return forked or self.by_exec.start(asked)
+    def start(self, process_start: ProcessStart) -> SystemProcess:
+        process = self.fork(process_start) if self.is_ready else None
+        return process or self.by_exec.start(process_start)
 
-    def fork(self, asked: ProcessStart) -> GroupLeader | None:
+    def fork(self, process_start: ProcessStart) -> GroupLeader | None:
         """Have the server fork a process; None if it is not one that computes, or the server fails, which is used no
         more then."""
-        if asked.threads is None or asked.output is None or self.socket is None:
+        if process_start.threads is None or process_start.output is None or self.socket is None:
             return None
-        told = {
+        request = {
             "command": list(self.by_exec.command),
-            "words": list(asked.words),
-            "descriptors": [*asked.inherited, 1, 2],
+            "words": list(process_start.words),
+            "descriptors": [*process_start.inherited, 1, 2],
         }
         # A fork goes on once it reads a byte, so that none does whose answer came too late.
         gate, key = os.pipe()
         try:
-            answer = self.ask(json.dumps(told).encode(), [gate, *asked.inherited, asked.output, asked.output])
+            answer = self.ask(
+                json.dumps(request).encode(),
+                [gate, *process_start.inherited, process_start.output, process_start.output],
+            )
             if answer is None:
                 self.close()
                 return None

@@ -49,17 +49,17 @@ def serve_forks(parent: int, requests: int) -> list[str] | None:
     if len(os.listdir("/proc/self/task")) > 1:
         return None
     server.send(READY)
-    while (asked := socket.recv_fds(server, LARGEST_REQUEST, MOST_DESCRIPTORS))[0]:
+    while (message := socket.recv_fds(server, LARGEST_REQUEST, MOST_DESCRIPTORS))[0]:
         middle = os.fork()
         if middle == 0:
-            return be_adopted(parent, server, json.loads(asked[0]), asked[1])
+            return be_adopted(parent, server, json.loads(message[0]), message[1])
         os.waitpid(middle, 0)
-        for descriptor in asked[1]:
+        for descriptor in message[1]:
             os.close(descriptor)
     return None
 
 
-def be_adopted(parent: int, server: socket.socket, told: Mapping[str, Any], descriptors: Sequence[int]) -> list[str]:
+def be_adopted(parent: int, server: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> list[str]:
     """Fork again and end, so that the launcher adopts the second fork; return in that one, once it has."""
     middle = os.pidfd_open(os.getpid())
     if os.fork():
@@ -69,28 +69,28 @@ def be_adopted(parent: int, server: socket.socket, told: Mapping[str, Any], desc
     os.close(middle)
     os.setsid()
     die_with_parent(parent)
-    show_as([*told["command"], *told["words"]])
-    answers, gate = take_numbers((server.detach(), *descriptors), told["descriptors"])
+    show_as([*request["command"], *request["words"]])
+    answers, gate = take_numbers((server.detach(), *descriptors), request["descriptors"])
     os.write(answers, str(os.getpid()).encode())
     if not os.read(gate, 1):
         os._exit(EXIT_ORPHANED)
     os.close(answers)
     os.close(gate)
-    words: list[str] = told["words"]
+    words: list[str] = request["words"]
     return words
 
 
-def take_numbers(received: Sequence[int], numbers: Sequence[int]) -> list[int]:
+def take_numbers(fds: Sequence[int], numbers: Sequence[int]) -> list[int]:
     """Give the last files the numbers at which the configuration names them. Return the new numbers of the others,
     which may have had one of those."""
-    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for each in received]
-    for descriptor in received:
+    duplicates = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for fd in fds]
+    for descriptor in fds:
         os.close(descriptor)
-    others = len(moved) - len(numbers)
-    for descriptor, number in zip(moved[others:], numbers, strict=True):
+    other_count = len(duplicates) - len(numbers)
+    for descriptor, number in zip(duplicates[other_count:], numbers, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    return moved[:others]
+    return duplicates[:other_count]
 
 
 def show_as(line: Sequence[str]) -> None:
@@ -101,5 +101,5 @@ def show_as(line: Sequence[str]) -> None:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = int(fields[BEGIN_OF_WORDS]), int(fields[END_OF_WORDS])
     room = end - begin
-    written = " ".join(line).encode()[: room - 2]
-    ctypes.memmove(begin, written.ljust(room - 1, b"\0") + b"\1", room)
+    title = " ".join(line).encode()[: room - 2]
+    ctypes.memmove(begin, title.ljust(room - 1, b"\0") + b"\1", room)

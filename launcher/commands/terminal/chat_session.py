@@ -31,21 +31,23 @@ class ChatAnswer:
     def shown(self) -> dict[str, Any]:
         """The answer as JSON for programs. Times are in seconds from the question, None where nothing was said."""
         times = {"first_token_seconds": self.first or None, "seconds": self.last or None}
-        rounded = {name: None if time is None else round(time, 4) for name, time in times.items()}
-        return {"answer": self.text, "usage": self.usage, "route": self.route, **rounded}
+        rounded_times = {name: None if time is None else round(time, 4) for name, time in times.items()}
+        return {"answer": self.text, "usage": self.usage, "route": self.route, **rounded_times}
 
     @property
     def figures(self) -> str:
         """The counts by the server, the speed seen here, and the workers that served."""
         details = self.usage.get("prompt_tokens_details") or {}
-        generated = self.usage.get("completion_tokens") or 0
-        found = [f"{self.usage.get('prompt_tokens')} prompt tokens"]
-        if cached := details.get("cached_tokens"):
-            found.append(f"{cached} cached")
-        found.append(f"{generated} generated")
-        if generated > 1 and self.last > self.first:
-            found.append(f"{(generated - 1) / (self.last - self.first):.1f} tokens/s, first after {self.first:.2f} s")
-        return ", ".join([*found, *([self.route] if self.route else [])])
+        generated_tokens = self.usage.get("completion_tokens") or 0
+        parts = [f"{self.usage.get('prompt_tokens')} prompt tokens"]
+        if cached_tokens := details.get("cached_tokens"):
+            parts.append(f"{cached_tokens} cached")
+        parts.append(f"{generated_tokens} generated")
+        if generated_tokens > 1 and self.last > self.first:
+            parts.append(
+                f"{(generated_tokens - 1) / (self.last - self.first):.1f} tokens/s, first after {self.first:.2f} s"
+            )
+        return ", ".join([*parts, *([self.route] if self.route else [])])
 
 
 @dataclass(slots=True)
@@ -64,7 +66,7 @@ class ChatSession:
         """Send one turn and show the answer as it streams, including any reasoning before it. A turn that fails is
         removed again. Raises LaunchError."""
         self.messages.append({"role": "user", "content": text})
-        answer, thinking, sent = ChatAnswer(), False, time.monotonic()
+        answer, thinking, sent_at = ChatAnswer(), False, time.monotonic()
         try:
             for event in self.events(answer):
                 for choice in event["choices"]:
@@ -72,7 +74,7 @@ class ChatSession:
                     piece = choice["delta"].get("content") or ""
                     show(thought + ("\n\n" if thinking and piece else "") + piece)
                     if thought or piece:
-                        answer.last = time.monotonic() - sent
+                        answer.last = time.monotonic() - sent_at
                         answer.first = answer.first or answer.last
                     answer.text, thinking = answer.text + piece, bool(thought) or (thinking and not piece)
                 answer.usage = event.get("usage") or answer.usage

@@ -32,26 +32,26 @@ class EndOfChat(Exception):
 def converse(chat: ChatSession) -> None:
     """Read turns until end of file. Ctrl-C ends the answer; between answers it ends the conversation."""
     try:
-        for typed in turns():
-            if typed.startswith("/") and not typed.startswith("//"):
-                command(chat, typed)
+        for text in turns():
+            if text.startswith("/") and not text.startswith("//"):
+                command(chat, text)
             else:
-                turn(chat, typed.removeprefix("/"))
+                turn(chat, text.removeprefix("/"))
     except EndOfChat:
         pass
 
 
 def turns() -> Iterator[str]:
     """Yield what is typed, without empty turns: on a terminal whole turns, else each line."""
-    read = on_terminal() if sys.stdin.isatty() and sys.stdout.isatty() else input
+    read_turn = on_terminal() if sys.stdin.isatty() and sys.stdout.isatty() else input
     while True:
         try:
-            typed = read().strip()
+            text = read_turn().strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return
-        if typed:
-            yield typed
+        if text:
+            yield text
 
 
 def on_terminal() -> Callable[[], str]:
@@ -101,12 +101,12 @@ def turn(chat: ChatSession, text: str) -> None:
         print(f"\n[{answer.figures}]")
 
 
-def command(chat: ChatSession, typed: str) -> None:
+def command(chat: ChatSession, text: str) -> None:
     """Obey one command; a mistake is a sentence. Raises EndOfChat."""
-    name, _, rest = typed.partition(" ")
+    name, _, args = text.partition(" ")
     obey = COMMANDS.get(name)
     try:
-        print(f"[there is no {name}: /help lists the commands]" if obey is None else f"[{obey(chat, rest.strip())}]")
+        print(f"[there is no {name}: /help lists the commands]" if obey is None else f"[{obey(chat, args.strip())}]")
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
 
@@ -118,15 +118,15 @@ def set_system(chat: ChatSession, text: str) -> str:
 
 def set_params(chat: ChatSession, text: str) -> str:
     """Set fields of the requests and return all of them. Raises ValueError."""
-    given = {}
+    params = {}
     # A value ends where the next name begins, so that it may hold spaces.
-    for one in re.split(r"\s+(?=[a-z_]+=)", text) if text else ():
-        name, sign, value = one.partition("=")
+    for assignment in re.split(r"\s+(?=[a-z_]+=)", text) if text else ():
+        name, sign, value = assignment.partition("=")
         if not sign or not re.fullmatch(r"[a-z_]{1,64}", name) or name in OWN:
-            raise ValueError(f"write /params NAME=VALUE with the name of a request's field, not {one!r}")
-        given[name] = value_of(value)
-    chat.params.update(given)
-    for name in [name for name, value in given.items() if value == ""]:
+            raise ValueError(f"write /params NAME=VALUE with the name of a request's field, not {assignment!r}")
+        params[name] = value_of(value)
+    chat.params.update(params)
+    for name in [name for name, value in params.items() if value == ""]:
         del chat.params[name]
     return ", ".join(f"{name}={json.dumps(value)}" for name, value in chat.params.items()) or "no fields are set"
 
@@ -143,10 +143,10 @@ def save(chat: ChatSession, text: str) -> str:
     """Write the conversation to a new file that only the user can read. Raises OSError, ValueError."""
     if not text:
         raise ValueError("write /save FILE")
-    kept = {"model": chat.model, "params": chat.params, "system": chat.system, "messages": chat.messages}
+    conversation = {"model": chat.model, "params": chat.params, "system": chat.system, "messages": chat.messages}
     descriptor = os.open(Path(text).expanduser(), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(kept, file, ensure_ascii=False, indent=2)
+        json.dump(conversation, file, ensure_ascii=False, indent=2)
     return f"saved to {text}"
 
 

@@ -22,15 +22,15 @@ def coloured(lines: Sequence[str], out: TextIO) -> list[str]:
     from rich.text import Text
 
     console = Console(file=out, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-    made = []
+    coloured_lines = []
     for number, line in enumerate(lines):
         text = Text(line, style="bold" if not number and len(lines) > 1 else "")
         for colour, pattern in PATTERNS.items():
             text.highlight_regex(pattern, colour)
-        with console.capture() as captured:
+        with console.capture() as capture:
             console.print(text, end="")
-        made.append(captured.get())
-    return made
+        coloured_lines.append(capture.get())
+    return coloured_lines
 
 
 StatusRow = Mapping[str, Any]
@@ -42,9 +42,9 @@ def table(processes: Sequence[StatusRow], width: int | None = None) -> list[str]
     several. Columns that no row fills are left out; a line has at most `width` characters."""
     rows = [row for process in processes for row in (process, *ranks(process))]
     columns = [(name, right, [plain(cell(row)) for row in rows]) for name, right, cell in COLUMNS]
-    filled = [(name, right, cells) for name, right, cells in columns if any(cells)]
-    lines = list(zip(*((name, *cells) for name, _, cells in filled), strict=True))
-    return [cut(line, width) for line in aligned(lines, [right for _, right, _ in filled])]
+    filled_columns = [(name, right, cells) for name, right, cells in columns if any(cells)]
+    lines = list(zip(*((name, *cells) for name, _, cells in filled_columns), strict=True))
+    return [cut(line, width) for line in aligned(lines, [right for _, right, _ in filled_columns])]
 
 
 def ranks(row: StatusRow) -> list[StatusRow]:
@@ -62,8 +62,8 @@ def cut(line: str, width: int | None) -> str:
 
 def role(row: StatusRow) -> str:
     """Return the role if the name does not tell it: a worker may have been given another one."""
-    told, name = str(row.get("role", "")), str(row.get("name", ""))
-    return "" if name.partition(":")[0].rpartition("-")[2] == told else told
+    role_name, name = str(row.get("role", "")), str(row.get("name", ""))
+    return "" if name.partition(":")[0].rpartition("-")[2] == role_name else role_name
 
 
 def state(row: StatusRow) -> str:
@@ -80,10 +80,10 @@ def restarts(row: StatusRow) -> str:
 
 def load(row: StatusRow) -> str:
     """Return waiting and running requests; an idle worker is called idle."""
-    told = row.get("load")
-    if told is None:
+    counts = row.get("load")
+    if counts is None:
         return ""
-    busy = [f"{told[name]} {name}" for name in ("running", "waiting") if told.get(name)]
+    busy = [f"{counts[name]} {name}" for name in ("running", "waiting") if counts.get(name)]
     return ", ".join(busy) or "idle"
 
 
@@ -127,14 +127,14 @@ COLUMNS: tuple[tuple[str, bool, Callable[[StatusRow], str]], ...] = (
 
 def duration(seconds: float) -> str:
     """Format seconds in the two largest units: 42 s, 3 min 07 s, 5 h 12 min, 9 d 4 h."""
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, remainder = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours} h"
     if hours:
         return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remainder:02} s" if minutes else f"{remainder} s"
 
 
 def size(count: int | None) -> str:

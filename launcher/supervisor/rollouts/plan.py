@@ -99,9 +99,9 @@ def roles(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[RolloutS
     return [RolloutStep(RolloutGoal.WORKING, name, role) for name in names]
 
 
-def checked_role(role: Any, known: Sequence[str] = LISTED_ROLES) -> str:
-    if not isinstance(role, str) or role not in known:
-        raise OptionError(f"A worker's role is one of {', '.join(known)}, not {role!r}.")
+def checked_role(role: Any, known_roles: Sequence[str] = LISTED_ROLES) -> str:
+    if not isinstance(role, str) or role not in known_roles:
+        raise OptionError(f"A worker's role is one of {', '.join(known_roles)}, not {role!r}.")
     return str(role)
 
 
@@ -116,18 +116,18 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")
     plans = [plan for plan, _ in snapshot.workers]
-    wanted = {str(name): (kind_named(name, plans), whole(str(name), count)) for name, count in counts.items()}
+    targets = {str(name): (kind_named(name, plans), whole(str(name), count)) for name, count in counts.items()}
     leaving: list[ChildPlan] = []
     coming: list[ChildPlan] = []
-    for kind, count in wanted.values():
+    for kind, count in targets.values():
         has = sorted((plan for plan in plans if kind.covers(plan)), key=number_of)
         leaving += has[count:][::-1]
-    for name, (kind, count) in wanted.items():
+    for name, (kind, count) in targets.items():
         for _ in range(count - sum(map(kind.covers, plans))):
             staying = [plan for plan in plans if plan not in leaving]
             coming.append(another(name, staying + coming, snapshot.machine, share=snapshot.shares, known=plans))
-    gone = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
-    return gone + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]
+    removals = [RolloutStep(RolloutGoal.GONE, plan.name) for plan in leaving]
+    return removals + [RolloutStep(RolloutGoal.THERE, plan.name, plan.role, plan) for plan in coming]
 
 
 def whole(name: str, count: Any) -> int:
@@ -144,9 +144,9 @@ def number_of(plan: ChildPlan) -> tuple[int, str]:
 
 def check_service(change: Rollout, snapshot: LaunchSnapshot) -> None:
     """Refuse, before anything is touched, a change that would leave a model or a stage without a worker to serve it."""
-    counted = {name for name, place in snapshot.places.items() if place.counts}
+    counted_names = {name for name, place in snapshot.places.items() if place.counts}
     for group in dict.fromkeys(plan.group for plan, _ in snapshot.workers):
-        check_model(change, counted & {plan.name for plan, _ in snapshot.workers if plan.group == group})
+        check_model(change, counted_names & {plan.name for plan, _ in snapshot.workers if plan.group == group})
 
 
 def check_model(change: Rollout, serving: Set[str]) -> None:

@@ -78,7 +78,7 @@ def advance_proxies(
 def waiting(
     change: ProxyRestarts, name: str, states: Mapping[str, ChildState], now: float
 ) -> tuple[ProxyRestarts, ProxyAction | None] | None:
-    missing = [other for other, state in states.items() if other != name and state is not ChildState.READY]
+    missing = [peer for peer, state in states.items() if peer != name and state is not ChildState.READY]
     if not missing and states.get(name) is ChildState.READY:
         return change.turned(ProxyStep.ENDS, now), ProxyAction.DRAIN
     if not missing and not states[name].alive:

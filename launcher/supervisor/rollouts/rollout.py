@@ -135,9 +135,9 @@ class Rollout:
         return replace(self, steps=self.steps[1:], phase=None, retreats=0)
 
     def fail(self, reason: str) -> "Rollout":
-        left = [step.name for step in self.steps[1:]]
-        untouched = f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} left as before" if left else ""
-        return replace(self, failure=reason + untouched)
+        names = [step.name for step in self.steps[1:]]
+        note = f"; {', '.join(names)} {'is' if len(names) == 1 else 'are'} left as before" if names else ""
+        return replace(self, failure=reason + note)
 
 
 WorkerSnapshots = Mapping[str, WorkerSnapshot]
@@ -190,8 +190,8 @@ def advance(change: Rollout, table: WorkerSnapshots, now: float) -> Move | None:
     """Return the next move of a change that is not over, to be carried out before the next call; None if there is
     nothing to do yet."""
     step = change.steps[0]
-    others = tuple(place for place in table.values() if place.name != step.name)
-    view = RolloutView(change, table.get(step.name, WorkerSnapshot(step.name, ChildState.BACKOFF)), others, now)
+    other_workers = tuple(place for place in table.values() if place.name != step.name)
+    view = RolloutView(change, table.get(step.name, WorkerSnapshot(step.name, ChildState.BACKOFF)), other_workers, now)
     return begin(view) if change.phase is None else PHASES[change.phase](view)
 
 
@@ -205,19 +205,19 @@ def begin(view: RolloutView) -> Move:
 
 def turn(view: RolloutView) -> Move | None:
     """Wait for the other workers. A worker that does not serve may end at once."""
-    expected = [place for place in view.others if place.counts]
-    missing = [place.name for place in expected if not place.serves]
-    needed = view.place.serves or not view.goes
-    if needed and len(expected) < view.change.minimum:
+    expected_workers = [place for place in view.others if place.counts]
+    missing = [place.name for place in expected_workers if not place.serves]
+    is_needed = view.place.serves or not view.goes
+    if is_needed and len(expected_workers) < view.change.minimum:
         return view.fail(f"nobody else is left to serve while {view.name} does not")
-    if needed and missing:
+    if is_needed and missing:
         late = view.late(view.limits.start)
         reason = f"{', '.join(missing)} did not come to serve within {view.limits.start:g} s, so {view.name} goes on"
         return view.fail(reason) if late else None
     if view.goes and view.place.state is not ChildState.READY:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP))
-    told = f"{view.name} takes no new requests; those it has are moved after {view.limits.drain:g} s"
-    return view.go(RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, told))
+    message = f"{view.name} takes no new requests; those it has are moved after {view.limits.drain:g} s"
+    return view.go(RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, message))
 
 
 def drain(view: RolloutView) -> Move | None:

@@ -122,8 +122,8 @@ class RolloutRunner:
         Raises OptionError and LaunchError for what cannot be."""
         if request.get("command") != "scale":
             return planned(request, self.snapshot(self.machine))
-        with self.supervisor.directory.others(wait=False) as held:
-            change = planned(request, self.snapshot(replace(self.machine, held=held)))
+        with self.supervisor.directory.others(wait=False) as held_devices:
+            change = planned(request, self.snapshot(replace(self.machine, held=held_devices)))
             self.hold([step.plan for step in change.steps if step.plan is not None])
         return change
 

@@ -37,9 +37,9 @@ def kind_named(name: object, workers: Sequence[ChildPlan]) -> WorkerKind:
     stage, _, phase = str(name).partition(".")
     roles = {plan.role for plan in workers if plan.group == stage and stage and stage != EMBED}
     if not roles:
-        known = dict.fromkeys(plan.group for plan in workers if plan.config.get("node"))
-        more = f", or a stage of the model: {', '.join(known)}" if known else ""
-        raise OptionError(f"A worker's role is one of {', '.join(LISTED_ROLES)}, not {name!r}{more}.")
+        stages = dict.fromkeys(plan.group for plan in workers if plan.config.get("node"))
+        stage_hint = f", or a stage of the model: {', '.join(stages)}" if stages else ""
+        raise OptionError(f"A worker's role is one of {', '.join(LISTED_ROLES)}, not {name!r}{stage_hint}.")
     if phase and (roles == {NODE} or phase not in PHASES):
         has = "no prefill and decode" if roles == {NODE} else f"the walks {' and '.join(PHASES)}"
         raise OptionError(f"The stage {stage} has {has}: there are no workers {name!r}.")
@@ -48,12 +48,12 @@ def kind_named(name: object, workers: Sequence[ChildPlan]) -> WorkerKind:
 
 
 def another(
-    wanted: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool, known: Sequence[ChildPlan] = ()
+    kind_name: str, workers: Sequence[ChildPlan], machine: HostDevices, *, share: bool, known: Sequence[ChildPlan] = ()
 ) -> ChildPlan:
     """Plan one more worker of the wanted kind beside these, like one of these or of the `known` ones, with as many
     ranks as that has. Raises LaunchError if no device is free, or none of its model exists to copy."""
     models = (*workers, *known)
-    kind = kind_named(wanted, models)
+    kind = kind_named(kind_name, models)
     alike = [plan for plan in models if plan.group == kind.group]
     if not alike:
         raise LaunchError(
@@ -61,13 +61,13 @@ def another(
         )
     like = next((plan for plan in alike if plan.role == kind.role), alike[0])
     name = free_name(kind.stem, {plan.name for plan in workers})
-    held = [rank for plan in workers for rank in plan.members]
+    used_ranks = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus
-    ranks = find(like, held, machine, share)
+    ranks = find(like, used_ranks, machine, share)
     if not ranks:
-        what = f"No {like.ranks} devices are" if like.followers else "Nothing is"
+        lack = f"No {like.ranks} devices are" if like.followers else "Nothing is"
         raise LaunchError(
-            f"{what} free for another {kind.stem} worker ({taken(workers, machine)}): stop a worker with `scale`, or "
+            f"{lack} free for another {kind.stem} worker ({taken(workers, machine)}): stop a worker with `scale`, or "
             "launch with --share-devices."
         )
     config = {**like.config, "peer_endpoint": meeting_point(like, name)}
@@ -76,40 +76,40 @@ def another(
     )
 
 
-def free_name(what: str, names: Collection[str]) -> str:
+def free_name(worker_stem: str, names: Collection[str]) -> str:
     """Return the name with the first free number from the lowest one on: a worker keeps its name as long as it
     exists."""
-    first = min((int(name.partition(":")[2]) for name in names if name.partition(":")[0] == what), default=0)
-    return next(f"{what}:{number}" for number in count(first) if f"{what}:{number}" not in names)
+    first = min((int(name.partition(":")[2]) for name in names if name.partition(":")[0] == worker_stem), default=0)
+    return next(f"{worker_stem}:{number}" for number in count(first) if f"{worker_stem}:{number}" not in names)
 
 
-def free_gpus(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
+def free_gpus(like: ChildPlan, used_ranks: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
     """Return a GPU for each rank that neither these workers nor other launches have, or nothing. Feeding cores may be
     shared: they are only a preference."""
-    devices = [*(f"cuda:{gpu}" for gpu in machine.held_gpus), *(rank.device for rank in held)]
+    devices = [*(f"cuda:{gpu}" for gpu in machine.held_gpus), *(rank.device for rank in used_ranks)]
     gpus = sorted((f"cuda:{number}" for number in range(machine.gpus)), key=devices.count)[: like.ranks]
     if len(gpus) < like.ranks or (not share and any(gpu in devices for gpu in gpus)):
         return []
     return [Placement(gpu, machine.affordable) for gpu in gpus]
 
 
-def free_cores(like: ChildPlan, held: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
+def free_cores(like: ChildPlan, used_ranks: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
     """Return as many cores as another worker of its kind has, or those that other launches too leave, divided over its
     ranks; where cores are shared, those with the fewest ranks. Return nothing if a rank would have none."""
-    claims = [*machine.held.cores, *(core for rank in held if rank.device == CPU for core in rank.cores)]
+    claims = [*machine.held.cores, *(core for rank in used_ranks if rank.device == CPU for core in rank.cores)]
     free = [core for core in machine.affordable if core not in claims]
     if len(free) < like.ranks and share:
         free = sorted(machine.affordable, key=claims.count)
-    chosen = sorted(free[: sum(len(rank.cores) for rank in like.members)])
-    if share and chosen:
-        chosen += [chosen[place % len(chosen)] for place in range(like.ranks - len(chosen))]
-    return [Placement(CPU, run) for run in even_runs(chosen, like.ranks)] if len(chosen) >= like.ranks else []
+    cores = sorted(free[: sum(len(rank.cores) for rank in like.members)])
+    if share and cores:
+        cores += [cores[place % len(cores)] for place in range(like.ranks - len(cores))]
+    return [Placement(CPU, run) for run in even_runs(cores, like.ranks)] if len(cores) >= like.ranks else []
 
 
 def taken(workers: Sequence[ChildPlan], machine: HostDevices) -> str:
-    held = ", ".join(f"{plan.name} has {where(plan)}" for plan in workers)
-    others = f", other launches have {machine.held}" if str(machine.held) else ""
-    return f"{held}{others}; this process may use cores {spell(machine.affordable)}"
+    workers_text = ", ".join(f"{plan.name} has {where(plan)}" for plan in workers)
+    launches_text = f", other launches have {machine.held}" if str(machine.held) else ""
+    return f"{workers_text}{launches_text}; this process may use cores {spell(machine.affordable)}"
 
 
 def where(plan: ChildPlan) -> str:

@@ -25,14 +25,14 @@ CLOSE = 1.1
 MOST_TRIALS = 16
 
 
-def highest_rate(start: float, kept: Callable[[float], bool]) -> float | None:
-    """Return the highest rate, within a tenth, at which `kept` says yes; None if it never does. The first trials double
-    or halve the rate; those after them halve the distance, on a scale of ratios."""
+def highest_rate(start: float, keeps_limits: Callable[[float], bool]) -> float | None:
+    """Return the highest rate, within a tenth, at which `keeps_limits` says yes; None if it never does. The first
+    trials double or halve the rate; those after them halve the distance, on a scale of ratios."""
     good: float | None = None
     bad: float | None = None
     rate = start
     for _ in range(MOST_TRIALS):
-        if kept(rate):
+        if keeps_limits(rate):
             good = rate
         else:
             bad = rate
@@ -106,10 +106,10 @@ class LoadBench:
         """Return the highest request rate at which so many of the first server's requests keep their limits, by a
         search from `start`."""
 
-        def kept(rate: float) -> bool:
+        def keeps_limits(rate: float) -> bool:
             return bool(self.measure(Load(request_rate=round(rate, 4)))[0]["kept_share"] >= share)
 
         name = next(iter(self.targets))
-        return {"server": name, "highest_request_rate": highest_rate(start, kept), "share": share} | {
+        return {"server": name, "highest_request_rate": highest_rate(start, keeps_limits), "share": share} | {
             f"{field}_limit_ms": value for field, value in asdict(self.limits).items() if value is not None
         }

@@ -102,11 +102,11 @@ class BenchRun:
 
 
 @asynccontextmanager
-async def open_session(timeout: float, kept: bool = True) -> "AsyncIterator[ClientSession]":
-    """A session without a limit of connections of its own. Unless they are `kept`, each request has its own."""
+async def open_session(timeout: float, keeps_alive: bool = True) -> "AsyncIterator[ClientSession]":
+    """A session without a limit of connections of its own. Unless it `keeps_alive`, each request has its own."""
     from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
     limits = ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=timeout)
-    connector = TCPConnector(limit=0, force_close=not kept)
+    connector = TCPConnector(limit=0, force_close=not keeps_alive)
     async with ClientSession(connector=connector, timeout=limits, read_bufsize=1 << 20) as session:
         yield session

@@ -17,13 +17,13 @@ def draw(rows: Sequence[Figures], file: Path) -> None:
     speed, unit = best_rate(rows)
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     times, rates = figure.subplots(1, 2)
-    answered = sorted((row for row in rows if "ttft_ms_median" in row), key=lambda row: row[axis])
+    timed_rows = sorted((row for row in rows if "ttft_ms_median" in row), key=lambda row: row[axis])
     for server, colour in zip(dict.fromkeys(row["server"] for row in rows), COLOURS, strict=False):
-        own = [row for row in answered if row["server"] == server]
-        loads = [row[axis] for row in own]
-        times.plot(loads, [row["ttft_ms_median"] for row in own], "o-", color=colour, label=f"{server}, median")
-        times.plot(loads, [row["ttft_ms_p99"] for row in own], "^:", color=colour, label=f"{server}, 99 %")
-        rates.plot(loads, [row[speed] for row in own], "o-", color=colour, label=server)
+        server_rows = [row for row in timed_rows if row["server"] == server]
+        loads = [row[axis] for row in server_rows]
+        times.plot(loads, [row["ttft_ms_median"] for row in server_rows], "o-", color=colour, label=f"{server}, median")
+        times.plot(loads, [row["ttft_ms_p99"] for row in server_rows], "^:", color=colour, label=f"{server}, 99 %")
+        rates.plot(loads, [row[speed] for row in server_rows], "o-", color=colour, label=server)
     label = "requests a second" if axis == "request_rate" else "streams at once"
     for plot, title, name in ((times, "time to first token", "ms"), (rates, unit, "a second")):
         plot.set(title=title, xlabel=label, ylabel=name, ylim=(0, None))

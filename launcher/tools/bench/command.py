@@ -30,14 +30,14 @@ def many(kind: Callable[[str], float], most: float) -> Callable[..., tuple[float
         if value is None:
             return None
         try:
-            found = tuple(kind(one) for one in value.split(","))
+            numbers = tuple(kind(number) for number in value.split(","))
         except ValueError:
-            found = ()
-        if not found or not all(0 < one <= most for one in found):
+            numbers = ()
+        if not numbers or not all(0 < number <= most for number in numbers):
             raise click.BadParameter(
                 f"write numbers above 0 and up to {most:g}, separated by commas, like 1,8", ctx, param
             )
-        return found
+        return numbers
 
     return read
 
@@ -118,7 +118,7 @@ def bench(**given: Any) -> int:
 
     limits = Limits(given["ttft_limit"], given["tpot_limit"], given["itl_limit"])
     check(given, limits)
-    made = LoadBench(
+    load_bench = LoadBench(
         targets_of(given),
         questions_of(given),
         limits,
@@ -129,12 +129,12 @@ def bench(**given: Any) -> int:
         given["raw"],
         given["as_json"],
     )
-    made.warm_up()
-    found = made.search((given["request_rate"] or (1.0,))[0], given["share"]) if given["find_rate"] else None
-    if found is None:
-        measure_loads(made, given)
-    finish(made, found, given)
-    return 1 if any(row["failures"] for row in made.rows) else 0
+    load_bench.warm_up()
+    search_row = load_bench.search((given["request_rate"] or (1.0,))[0], given["share"]) if given["find_rate"] else None
+    if search_row is None:
+        measure_loads(load_bench, given)
+    finish(load_bench, search_row, given)
+    return 1 if any(row["failures"] for row in load_bench.rows) else 0
 
 
 def check(given: dict[str, Any], limits: "Limits") -> None:
@@ -161,24 +161,24 @@ def questions_of(given: dict[str, Any]) -> "Callable[[int], Iterator[Question]]"
     vocabulary = given["vocabulary"]
     if given["lengths"] is None:
         return partial(fixed, given["prompt_tokens"], given["output_tokens"], vocabulary)
-    made = partial(recorded, given["lengths"], given["longest"], vocabulary)
+    make_questions = partial(recorded, given["lengths"], given["longest"], vocabulary)
     try:
-        made(0)
+        make_questions(0)
     except (OSError, ValueError) as error:
         raise OptionError(f"--lengths: {error}") from None
-    return made
+    return make_questions
 
 
 def targets_of(given: dict[str, Any]) -> "dict[str, BenchTarget]":
     """Return the servers by the names under which they are shown. A key is shown only to the server that it was given
     for. Raises LaunchError, OptionError."""
-    own = target_of(given, given["url"], given["model"], bearer(given["key"], CLIENT, read_environment().variables))
+    targets = target_of(given, given["url"], given["model"], bearer(given["key"], CLIENT, read_environment().variables))
     if not given["compare"]:
-        return own
-    other = target_of(given, given["compare"], given["compare_model"], bearer(given["compare_key"], (), {}))
-    if set(own) == set(other):
+        return targets
+    other_targets = target_of(given, given["compare"], given["compare_model"], bearer(given["compare_key"], (), {}))
+    if set(targets) == set(other_targets):
         raise OptionError("--compare needs another address than the first one's")
-    return own | other
+    return targets | other_targets
 
 
 def target_of(given: dict[str, Any], url: str, model: str | None, key: dict[str, str]) -> "dict[str, BenchTarget]":
@@ -186,48 +186,48 @@ def target_of(given: dict[str, Any], url: str, model: str | None, key: dict[str,
     from pontil.launcher.tools.bench.stream_client import BenchTarget
 
     full = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    made = BenchTarget(full, model or first_model(full, key), given["endpoint"], key, not given["no_ignore_eos"])
-    return {full.partition("://")[2]: made}
+    target = BenchTarget(full, model or first_model(full, key), given["endpoint"], key, not given["no_ignore_eos"])
+    return {full.partition("://")[2]: target}
 
 
-def measure_loads(made: "LoadBench", given: dict[str, Any]) -> None:
+def measure_loads(load_bench: "LoadBench", given: dict[str, Any]) -> None:
     from pontil.launcher.tools.bench.bench_run import Load
 
     loads = [Load(request_rate=rate) for rate in given["request_rate"] or ()]
     for load in loads or [Load(concurrency=int(streams)) for streams in given["concurrency"]]:
-        for figures in made.measure(load):
+        for figures in load_bench.measure(load):
             if given["as_json"]:
                 click.echo(json.dumps(figures))
 
 
-def finish(made: "LoadBench", found: dict[str, Any] | None, given: dict[str, Any]) -> None:
+def finish(load_bench: "LoadBench", search_row: dict[str, Any] | None, given: dict[str, Any]) -> None:
     """Print the table, the result of a search, and draw. Raises LaunchError."""
     from pontil.launcher.tools.bench.chart import draw
     from pontil.launcher.tools.bench.report import definitions, ratio, table
 
     if given["as_json"]:
-        for row in (*(made.rows if found else ()), *([found] if found else ())):
+        for row in (*(load_bench.rows if search_row else ()), *([search_row] if search_row else ())):
             click.echo(json.dumps(row))
     else:
-        rows = made.rows
+        rows = load_bench.rows
         if given["compare"]:
             pairs = zip(rows[::2], rows[1::2], strict=True)
-            rows = [one for first, second in pairs for one in (first, second, ratio(first, second))]
+            rows = [row for first, second in pairs for row in (first, second, ratio(first, second))]
         for text in table(rows):
             click.echo(text)
-        if found:
-            click.echo("\n" + found_sentence(found))
+        if search_row:
+            click.echo("\n" + found_sentence(search_row))
         for text in ("", *definitions()):
             click.echo(text, err=True)
     if given["png"]:
         try:
-            draw(made.rows, given["png"])
+            draw(load_bench.rows, given["png"])
         except OSError as error:
             raise LaunchError(f"{given['png']} cannot be written: {error}") from None
 
 
-def found_sentence(found: dict[str, Any]) -> str:
-    rate, share = found["highest_request_rate"], found["share"]
+def found_sentence(search_row: dict[str, Any]) -> str:
+    rate, share = search_row["highest_request_rate"], search_row["share"]
     if rate is None:
         return f"At no rate that was tried did {share:.0%} of the requests keep their limits."
     return f"{share:.0%} of the requests keep their limits at up to {rate:g} requests a second."

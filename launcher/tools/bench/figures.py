@@ -45,32 +45,32 @@ class Limits:
 
 def figures_of(outcomes: Outcomes, limits: Limits) -> Figures:
     """Return the figures of a run. Without a request that succeeded there are only counts."""
-    done = outcomes.timings
-    found: Figures = {"requests": len(done), "failures": len(outcomes.failures)}
+    timings = outcomes.timings
+    figures: Figures = {"requests": len(timings), "failures": len(outcomes.failures)}
     if limits.given:
-        kept = sum(limits.kept(one) for one in done)
-        found["kept_share"] = round(kept / max(1, len(done) + len(outcomes.failures)), 4)
-        found["goodput_per_second"] = round(kept / outcomes.wall, 3) if outcomes.wall else 0.0
-    if not done:
-        return found
-    found |= spread("ttft_ms", [one.ttft for one in done])
-    found |= spread("tpot_ms", [one.tpot for one in done])
-    found |= spread("itl_ms", [gap for one in done for gap in one.gaps] or [0.0])
-    found |= spread("e2e_ms", [one.e2e for one in done])
-    longest = statistics.median(max(one.gaps, default=0.0) for one in done)
-    return found | {
+        kept_count = sum(limits.kept(timing) for timing in timings)
+        figures["kept_share"] = round(kept_count / max(1, len(timings) + len(outcomes.failures)), 4)
+        figures["goodput_per_second"] = round(kept_count / outcomes.wall, 3) if outcomes.wall else 0.0
+    if not timings:
+        return figures
+    figures |= spread("ttft_ms", [timing.ttft for timing in timings])
+    figures |= spread("tpot_ms", [timing.tpot for timing in timings])
+    figures |= spread("itl_ms", [gap for timing in timings for gap in timing.gaps] or [0.0])
+    figures |= spread("e2e_ms", [timing.e2e for timing in timings])
+    longest = statistics.median(max(timing.gaps, default=0.0) for timing in timings)
+    return figures | {
         "longest_gap_ms_median": round(longest * 1000, 1),
-        "prompt_tokens": sum(one.prompt_tokens for one in done),
-        "output_tokens": sum(one.tokens for one in done),
-        "output_tokens_per_second": round(sum(one.tokens for one in done) / outcomes.wall, 1),
-        "requests_per_second": round(len(done) / outcomes.wall, 3),
+        "prompt_tokens": sum(timing.prompt_tokens for timing in timings),
+        "output_tokens": sum(timing.tokens for timing in timings),
+        "output_tokens_per_second": round(sum(timing.tokens for timing in timings) / outcomes.wall, 1),
+        "requests_per_second": round(len(timings) / outcomes.wall, 3),
         "wall_s": round(outcomes.wall, 2),
     }
 
 
 def spread(name: str, values: Sequence[float]) -> Figures:
     """The median and the percentiles (nearest rank) of times in seconds, in milliseconds."""
-    ordered = sorted(values)
-    late = {f"{name}_p{percent}": ordered[-(-len(ordered) * percent // 100) - 1] for percent in PERCENTILES}
-    middle = {f"{name}_median": statistics.median(ordered)}
+    sorted_values = sorted(values)
+    late = {f"{name}_p{percent}": sorted_values[-(-len(sorted_values) * percent // 100) - 1] for percent in PERCENTILES}
+    middle = {f"{name}_median": statistics.median(sorted_values)}
     return {key: round(seconds * 1000, 1) for key, seconds in (middle | late).items()}

@@ -29,7 +29,7 @@ class Question:
     @property
     def text(self) -> str:
         """A prompt of about as many tokens in words, for servers that take no token ids. Equal ids give equal words."""
-        return " ".join(WORDS[one % len(WORDS)] for one in self.prompt)
+        return " ".join(WORDS[token_id % len(WORDS)] for token_id in self.prompt)
 
 
 def random_ids(source: random.Random, count: int, vocabulary: int) -> list[int]:
@@ -70,9 +70,9 @@ def read_turns(path: Path) -> list[dict[str, int]]:
 def repeated(turns: list[dict[str, int]], vocabulary: int, seed: int) -> Iterator[Question]:
     source = random.Random(seed)
     while True:
-        said: dict[int, list[int]] = {}
+        histories: dict[int, list[int]] = {}
         for turn in turns:
-            before = said.get(turn["conversation"], [])[: turn["shared_prefix_tokens"]]
+            before = histories.get(turn["conversation"], [])[: turn["shared_prefix_tokens"]]
             new = random_ids(source, turn["prompt_tokens"] - len(before), vocabulary)
-            said[turn["conversation"]] = before + new
+            histories[turn["conversation"]] = before + new
             yield Question(before + new, turn["output_tokens"])

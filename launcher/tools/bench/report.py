@@ -30,8 +30,8 @@ def line(cells: Sequence[str]) -> str:
 
 def ratio(first: Figures, second: Figures) -> Figures:
     """Return the row that compares two servers under one load."""
-    shared = [name for name in COMPARED if first.get(name) and second.get(name) is not None]
-    quotients = {name: round(second[name] / first[name], 2) for name in shared}
+    shared_names = [name for name in COMPARED if first.get(name) and second.get(name) is not None]
+    quotients = {name: round(second[name] / first[name], 2) for name in shared_names}
     return {"server": f"{second['server']} / {first['server']}", "load": first["load"]} | quotients
 
 

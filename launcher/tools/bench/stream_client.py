@@ -68,7 +68,7 @@ class BenchTarget:
 
     def body(self, question: Question) -> dict[str, Any]:
         """The request. Greedy, so that servers with one model give answers of the same length."""
-        asked: dict[str, Any] = {
+        request: dict[str, Any] = {
             "model": self.model,
             "max_tokens": question.tokens,
             "temperature": 0,
@@ -76,18 +76,18 @@ class BenchTarget:
             "stream_options": {"include_usage": True},
         }
         if self.ignore_eos:
-            asked["ignore_eos"] = True
+            request["ignore_eos"] = True
         if self.endpoint == "chat":
-            return asked | {"messages": [{"role": "user", "content": question.text}]}
-        return asked | {"prompt": question.prompt}
+            return request | {"messages": [{"role": "user", "content": question.text}]}
+        return request | {"prompt": question.prompt}
 
 
 async def ask(session: "ClientSession", target: BenchTarget, question: Question, began: float) -> Timing:
     """Send one request and read its stream. Raises RequestFailed."""
-    sent = time.perf_counter()
+    sent_at = time.perf_counter()
     async with answer_to(session, target.path, target.body(question), target.key) as response:
         arrivals, usage = await read_stream(response)
-    return timing(sent - began, [at - sent for at in arrivals], usage)
+    return timing(sent_at - began, [at - sent_at for at in arrivals], usage)
 
 
 @asynccontextmanager
@@ -103,22 +103,22 @@ async def answer_to(
     try:
         async with session.post(url, json=body, headers=dict(key or {})) as response:
             if response.status != 200:
-                said = refusal(await response.content.read(1 << 16))
-                raise RequestRefused(response.status, said, response.headers.get("retry-after"))
+                reason = refusal(await response.content.read(1 << 16))
+                raise RequestRefused(response.status, reason, response.headers.get("retry-after"))
             yield response
     except (ClientError, OSError, ValueError) as error:
         kind = RequestFailed if isinstance(error, TimeoutError | ValueError) else ConnectionBroke
         raise kind(printable(str(error) or type(error).__name__)) from None
 
 
-def timing(sent: float, arrivals: list[float], usage: Mapping[str, Any]) -> Timing:
+def timing(sent_at: float, arrivals: list[float], usage: Mapping[str, Any]) -> Timing:
     """Return the times of a request whose events came at these moments after it was sent. Raises RequestFailed."""
     tokens, prompt_tokens = usage.get("completion_tokens"), usage.get("prompt_tokens")
     if not arrivals or not isinstance(tokens, int) or not isinstance(prompt_tokens, int) or tokens < 1:
         raise RequestFailed("the stream ended without tokens or usage")
     gaps = tuple(later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False))
     first, last = arrivals[0], arrivals[-1]
-    return Timing(sent, first, (last - first) / max(1, tokens - 1), last, prompt_tokens, tokens, gaps)
+    return Timing(sent_at, first, (last - first) / max(1, tokens - 1), last, prompt_tokens, tokens, gaps)
 
 
 async def read_stream(response: "ClientResponse") -> tuple[list[float], dict[str, Any]]:
@@ -146,11 +146,11 @@ async def events(
 ) -> AsyncIterator[tuple[float, dict[str, Any] | None]]:
     """Yield each event with the time at which its last bytes came, and None for [DONE]; `note_id` takes the id of the
     next one, if it has one. Raises RequestFailed, also for an error event, and ValueError."""
-    rest = b""
+    buffer = b""
     async for piece in response.content.iter_any():
         at = time.perf_counter()
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > MOST_EVENT:
+        *lines, buffer = (buffer + piece).split(b"\n")
+        if len(buffer) > MOST_EVENT:
             raise RequestFailed(f"an event is longer than {MOST_EVENT >> 20} MiB")
         for line in lines:
             if line.startswith(b"data:"):
@@ -180,4 +180,4 @@ def refusal(body: bytes) -> str:
 
 def printable(text: str) -> str:
     """Return a server's text as it may stand in a terminal."""
-    return "".join(one if one.isprintable() else " " for one in text[:MOST_REASON])
+    return "".join(char if char.isprintable() else " " for char in text[:MOST_REASON])

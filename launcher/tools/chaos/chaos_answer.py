@@ -56,8 +56,8 @@ class ChaosAnswer:
     def take_choice(self, choice: Mapping[str, Any]) -> bool:
         """Add a choice, or a piece of one; return whether it brought a token."""
         content = self.choices.setdefault(int(choice.get("index") or 0), ChoiceContent())
-        said = choice.get("delta") or choice.get("message") or choice
-        content.text += said.get("text") or said.get("content") or ""
+        message = choice.get("delta") or choice.get("message") or choice
+        content.text += message.get("text") or message.get("content") or ""
         ids = choice.get("token_ids") or []
         content.token_ids += ids
         content.logprobs += logprobs_of(choice.get("logprobs") or {})
@@ -74,37 +74,37 @@ class ChaosAnswer:
         return None if self.done else "no [DONE]"
 
 
-def logprobs_of(found: Mapping[str, Any]) -> Logprobs:
+def logprobs_of(logprobs: Mapping[str, Any]) -> Logprobs:
     """Return the logprobs of a chat's or a completion's choice, one entry for each token."""
-    return list(found.get("content") or found.get("token_logprobs") or ())
+    return list(logprobs.get("content") or logprobs.get("token_logprobs") or ())
 
 
-def difference(expected: ChaosAnswer, found: ChaosAnswer) -> str | None:
+def difference(expected: ChaosAnswer, answer: ChaosAnswer) -> str | None:
     """Return how an answer differs from the expected one, None if it does not."""
-    if found.missing:
-        return f"it ended early, with {found.missing}"
-    if found.repeated:
-        return f"the event {found.repeated} came twice"
-    if set(expected.choices) != set(found.choices):
-        return f"it has choices {sorted(found.choices)} and not {sorted(expected.choices)}"
+    if answer.missing:
+        return f"it ended early, with {answer.missing}"
+    if answer.repeated:
+        return f"the event {answer.repeated} came twice"
+    if set(expected.choices) != set(answer.choices):
+        return f"it has choices {sorted(answer.choices)} and not {sorted(expected.choices)}"
     for index, content in sorted(expected.choices.items()):
-        other = found.choices[index]
+        found_content = answer.choices[index]
         for name in ("text", "token_ids", "logprobs"):
-            wanted, came = getattr(content, name), getattr(other, name)
-            if wanted != came:
-                return f"choice {index} differs in {name}{first_difference(wanted, came)}"
-        if content.finish != other.finish:
-            return f"choice {index} ended by {other.finish} and not by {content.finish}"
+            expected_value, found_value = getattr(content, name), getattr(found_content, name)
+            if expected_value != found_value:
+                return f"choice {index} differs in {name}{first_difference(expected_value, found_value)}"
+        if content.finish != found_content.finish:
+            return f"choice {index} ended by {found_content.finish} and not by {content.finish}"
     for name in ("prompt_tokens", "completion_tokens"):
-        wanted, came = getattr(expected, name), getattr(found, name)
-        if wanted != came:
-            return f"usage has {came} {name} and not {wanted}"
+        expected_value, found_value = getattr(expected, name), getattr(answer, name)
+        if expected_value != found_value:
+            return f"usage has {found_value} {name} and not {expected_value}"
     return None
 
 
-def first_difference(expected: Sequence[Any], found: Sequence[Any]) -> str:
+def first_difference(expected: Sequence[Any], answer: Sequence[Any]) -> str:
     """Return in words where two texts or lists part."""
-    place = next((i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), None)
+    place = next((i for i, (a, b) in enumerate(zip(expected, answer, strict=False)) if a != b), None)
     if place is None:
-        return f": {len(found)} long and not {len(expected)}"
-    return f" from place {place} on: {found[place : place + 8]!r} and not {expected[place : place + 8]!r}"
+        return f": {len(answer)} long and not {len(expected)}"
+    return f" from place {place} on: {answer[place : place + 8]!r} and not {expected[place : place + 8]!r}"

@@ -51,19 +51,19 @@ def judged(records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> li
 def answers_check(records: Sequence[AnswerRecord]) -> ChaosCheck:
     counts = Counter(record.outcome for record in records)
     bad = [record for record in records if record.outcome.is_failure]
-    seen = f"{counts[AnswerOutcome.SAME]} answers are those of the undisturbed launch"
-    if continued := [record.continued for record in records if record.continued]:
-        seen += f", {len(continued)} of them continued after a break ({sum(continued)} breaks)"
+    summary = f"{counts[AnswerOutcome.SAME]} answers are those of the undisturbed launch"
+    if break_counts := [record.continued for record in records if record.continued]:
+        summary += f", {len(break_counts)} of them continued after a break ({sum(break_counts)} breaks)"
     if counts[AnswerOutcome.CUT]:
         headless = sum(record.headless for record in records if record.outcome is AnswerOutcome.CUT)
-        seen += f", {counts[AnswerOutcome.CUT]} requests with nothing to continue were cut off with their proxy"
-        seen += f" ({headless} of them streams before their heads)"
+        summary += f", {counts[AnswerOutcome.CUT]} requests with nothing to continue were cut off with their proxy"
+        summary += f" ({headless} of them streams before their heads)"
     if counts[AnswerOutcome.REFUSED]:
-        seen += f", {counts[AnswerOutcome.REFUSED]} requests were refused before their first byte"
+        summary += f", {counts[AnswerOutcome.REFUSED]} requests were refused before their first byte"
     if bad:
-        seen += f", {counts[AnswerOutcome.CHANGED]} are changed and {counts[AnswerOutcome.LOST]} lost"
-    shown = tuple(f"{record.prompt}: {record.outcome.value}: {record.detail}" for record in bad[:SHOWN])
-    return ChaosCheck("answers", not bad and counts[AnswerOutcome.SAME] > 0, seen, shown)
+        summary += f", {counts[AnswerOutcome.CHANGED]} are changed and {counts[AnswerOutcome.LOST]} lost"
+    lines = tuple(f"{record.prompt}: {record.outcome.value}: {record.detail}" for record in bad[:SHOWN])
+    return ChaosCheck("answers", not bad and counts[AnswerOutcome.SAME] > 0, summary, lines)
 
 
 def ledger_checks(
@@ -79,20 +79,20 @@ def ledger_checks(
         yield bills_check(records, bills)
         return
     yield sums_check(before.ledger, after.ledger, records) if is_alone else bills_check(records, bills)
-    left = after.ledger["open"]
-    yield ChaosCheck("open requests", left == 0, f"{left} are open")
+    open_requests = after.ledger["open"]
+    yield ChaosCheck("open requests", open_requests == 0, f"{open_requests} are open")
 
 
 def sums_check(before: Mapping[str, Any], after: Mapping[str, Any], records: Sequence[AnswerRecord]) -> ChaosCheck:
     apart = []
-    answered = [record for record in records if record.completion_tokens]
+    replies = [record for record in records if record.completion_tokens]
     for name in ("prompt_tokens", "completion_tokens"):
-        told = sum(getattr(record, name) for record in answered)
+        reply_tokens = sum(getattr(record, name) for record in replies)
         grown = after[name] - before[name]
-        if told != grown:
-            apart.append(f"replies say {told} {name.replace('_', ' ')} and the ledger {grown}")
-    tokens = sum(record.completion_tokens for record in answered)
-    exact = f"{len(answered)} replies and the ledger agree on every token ({tokens} generated)"
+        if reply_tokens != grown:
+            apart.append(f"replies say {reply_tokens} {name.replace('_', ' ')} and the ledger {grown}")
+    tokens = sum(record.completion_tokens for record in replies)
+    exact = f"{len(replies)} replies and the ledger agree on every token ({tokens} generated)"
     # A stream that was lost may have been billed, and no reply tells.
     lost = " (some answers were lost, and with them their usage)" if any(r.outcome.is_failure for r in records) else ""
     return ChaosCheck("usage", not apart, "; ".join(apart) + lost if apart else exact)
@@ -102,17 +102,17 @@ def bills_check(records: Sequence[AnswerRecord], bills: Sequence[Mapping[str, An
     """Compare each answer with its row in the usage log, where several proxies have a ledger each, or a greedy caller's
     requests are in it too."""
     if bills is None:
-        seen = "not compared: several proxies, each with a ledger of its own, or several callers, and no --usage-log"
-        return ChaosCheck("usage", True, seen)
+        summary = "not compared: several proxies, each with a ledger of its own, or several callers, and no --usage-log"
+        return ChaosCheck("usage", True, summary)
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for bill in bills:
         rows.setdefault(bill["name"], []).append(bill)
-    answered = [record for record in records if record.completion_tokens]
-    apart = [f"{record.name} {says}" for record in answered if (says := misbilled(record, rows.get(record.name, [])))]
-    tokens = sum(record.completion_tokens for record in answered)
-    exact = f"{len(answered)} replies have one row each, which agrees on every token ({tokens} generated)"
-    seen = f"{len(apart)} of {len(answered)} replies are not billed as they were answered" if apart else exact
-    return ChaosCheck("usage", not apart, seen, tuple(apart[:SHOWN]))
+    replies = [record for record in records if record.completion_tokens]
+    apart = [f"{record.name} {says}" for record in replies if (says := misbilled(record, rows.get(record.name, [])))]
+    tokens = sum(record.completion_tokens for record in replies)
+    exact = f"{len(replies)} replies have one row each, which agrees on every token ({tokens} generated)"
+    summary = f"{len(apart)} of {len(replies)} replies are not billed as they were answered" if apart else exact
+    return ChaosCheck("usage", not apart, summary, tuple(apart[:SHOWN]))
 
 
 def misbilled(record: AnswerRecord, rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -122,8 +122,8 @@ def misbilled(record: AnswerRecord, rows: Sequence[Mapping[str, Any]]) -> str | 
     (row,) = rows
     if row["state"] != "closed":
         return f"has a row that is {row['state']}"
-    told, billed = (record.prompt_tokens, record.completion_tokens), (row["prompt_tokens"], row["completion_tokens"])
-    return None if told == billed else f"says {told[0]} and {told[1]} tokens, and its row {billed[0]} and {billed[1]}"
+    reply, bill = (record.prompt_tokens, record.completion_tokens), (row["prompt_tokens"], row["completion_tokens"])
+    return None if reply == bill else f"says {reply[0]} and {reply[1]} tokens, and its row {bill[0]} and {bill[1]}"
 
 
 def blocks_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
@@ -141,36 +141,38 @@ def blocks_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
 def resource_checks(before: LaunchRest, after: LaunchRest) -> Iterator[ChaosCheck]:
     """Compare the descriptors of every child, and the memory of the processes that live from before to after."""
     then, now = descriptors_of(before), descriptors_of(after)
-    more = {name: now.get(name, 0) - count for name, count in then.items()}
-    apart = [f"{name} has {count} more" for name, count in sorted(more.items()) if count > MORE_DESCRIPTORS]
-    most = max(0, *more.values(), 0)
+    extra = {name: now.get(name, 0) - count for name, count in then.items()}
+    apart = [f"{name} has {count} more" for name, count in sorted(extra.items()) if count > MORE_DESCRIPTORS]
+    most = max(0, *extra.values(), 0)
     yield ChaosCheck(
-        "descriptors", not apart, "; ".join(apart) or f"at most {most} more in any of {len(more)} children"
+        "descriptors", not apart, "; ".join(apart) or f"at most {most} more in any of {len(extra)} children"
     )
-    kept = sorted(before.holdings.keys() & after.holdings.keys())
-    grown = {key: after.holdings[key].own_bytes - before.holdings[key].own_bytes for key in kept}
+    kept_processes = sorted(before.holdings.keys() & after.holdings.keys())
+    grown = {key: after.holdings[key].own_bytes - before.holdings[key].own_bytes for key in kept_processes}
     apart = [
         f"{key[0]} has {grown[key] >> 20} MiB more of its own"
-        for key in kept
+        for key in kept_processes
         if grown[key] > before.holdings[key].own_bytes * MEMORY_SHARE + MEMORY_BYTES
     ]
     most = max(0, *grown.values(), 0) >> 20
-    seen = f"at most {most} MiB more in any of {len(kept)} processes that were not replaced"
-    yield ChaosCheck("memory", not apart, "; ".join(apart) or seen)
+    summary = f"at most {most} MiB more in any of {len(kept_processes)} processes that were not replaced"
+    yield ChaosCheck("memory", not apart, "; ".join(apart) or summary)
 
 
 def descriptors_of(rest: LaunchRest) -> dict[str, int]:
     """Return the descriptors of each child, over its ranks."""
     sums: dict[str, int] = {}
-    for (name, _), held in rest.holdings.items():
-        sums[name] = sums.get(name, 0) + held.descriptors
+    for (name, _), holding in rest.holdings.items():
+        sums[name] = sums.get(name, 0) + holding.descriptors
     return sums
 
 
 def leftover_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
-    left = sorted(after.segments - before.segments)
-    found = [f"segment {name}" for name in left] + [f"zombie {pid}" for pid in after.zombies]
-    return ChaosCheck("leftovers", not found, ", ".join(found[:SHOWN]) or "no zombie, no shared memory of the dead")
+    segments = sorted(after.segments - before.segments)
+    leftovers = [f"segment {name}" for name in segments] + [f"zombie {pid}" for pid in after.zombies]
+    return ChaosCheck(
+        "leftovers", not leftovers, ", ".join(leftovers[:SHOWN]) or "no zombie, no shared memory of the dead"
+    )
 
 
 def faults_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
@@ -181,14 +183,16 @@ def faults_check(before: LaunchRest, after: LaunchRest) -> ChaosCheck:
     )
 
 
-def explained_by(one: ExitFacts, faults: Sequence[FaultRecord]) -> FaultRecord | None:
+def explained_by(exit_facts: ExitFacts, faults: Sequence[FaultRecord]) -> FaultRecord | None:
     """Return the fault that an exit is the consequence of: one of the same process, which killed it, or stopped or
     slowed it until the supervisor did."""
     for fault in faults:
-        ended = max(fault.ended, fault.begun) + AFTERMATH
-        same = fault.took_place and fault.planned.target == one.name and fault.begun <= one.at <= ended
+        latest_end = max(fault.ended, fault.begun) + AFTERMATH
+        same = (
+            fault.took_place and fault.planned.target == exit_facts.name and fault.begun <= exit_facts.at <= latest_end
+        )
         if same and (
-            fault.planned.fault == "kill" or (fault.planned.fault in ("stop", "slow") and one.cause == "sick")
+            fault.planned.fault == "kill" or (fault.planned.fault in ("stop", "slow") and exit_facts.cause == "sick")
         ):
             return fault
     return None
@@ -196,37 +200,41 @@ def explained_by(one: ExitFacts, faults: Sequence[FaultRecord]) -> FaultRecord |
 
 def deaths_check(exits: Sequence[ExitFacts], faults: Sequence[FaultRecord]) -> ChaosCheck:
     """Compare the exits with the faults that kill: each of those has one exit, and there are no others."""
-    left, by_kill, by_silence = list[str](), 0, 0
+    problems, by_kill, by_silence = list[str](), 0, 0
     lines, open_faults = list[str](), list(faults)
-    for one in exits:
-        fault = explained_by(one, open_faults)
+    for exit_facts in exits:
+        fault = explained_by(exit_facts, open_faults)
         if fault is None:
-            left.append(f"{one.name} {one.reason}, and nobody had it killed")
-            lines += [f"{one.name} | {line}" for line in one.lines]
+            problems.append(f"{exit_facts.name} {exit_facts.reason}, and nobody had it killed")
+            lines += [f"{exit_facts.name} | {line}" for line in exit_facts.lines]
             continue
         open_faults.remove(fault)
         by_kill += fault.planned.fault == "kill"
         by_silence += fault.planned.fault != "kill"
     due = [fault for fault in open_faults if fault.took_place and not fault.survived]
-    left += [f"{fault.planned.target} was to die by {fault.planned.variant} and has no exit" for fault in due]
-    seen = f"{by_kill} by kills, {by_silence} by the supervisor after a stop, no others"
-    return ChaosCheck("deaths", not left, "; ".join(left) or seen, tuple(lines))
+    problems += [f"{fault.planned.target} was to die by {fault.planned.variant} and has no exit" for fault in due]
+    summary = f"{by_kill} by kills, {by_silence} by the supervisor after a stop, no others"
+    return ChaosCheck("deaths", not problems, "; ".join(problems) or summary, tuple(lines))
 
 
-def trial_check(faults: Sequence[FaultRecord], planned: int) -> ChaosCheck:
+def trial_check(faults: Sequence[FaultRecord], planned_count: int) -> ChaosCheck:
     """Compare the faults that took place with the plan."""
-    done = sum(fault.took_place for fault in faults)
+    count = sum(fault.took_place for fault in faults)
     problems = [fault.problem for fault in faults if fault.problem]
-    problems += [f"{planned - done - len(problems)} faults were not reached"] if planned - done > len(problems) else []
-    return ChaosCheck("faults", not problems, "; ".join(problems) or f"{done} took place")
+    problems += (
+        [f"{planned_count - count - len(problems)} faults were not reached"]
+        if planned_count - count > len(problems)
+        else []
+    )
+    return ChaosCheck("faults", not problems, "; ".join(problems) or f"{count} took place")
 
 
 def audit_check(findings: Sequence[tuple[bool, str]] | None) -> ChaosCheck:
     if findings is None:
         return ChaosCheck("audit", True, "no --usage-log to audit")
     apart = tuple(text for equal, text in findings if not equal)
-    seen = f"{len(apart)} of {len(findings)} comparisons of the usage log differ"
-    return ChaosCheck("audit", bool(findings) and not apart, seen, apart[:SHOWN])
+    summary = f"{len(apart)} of {len(findings)} comparisons of the usage log differ"
+    return ChaosCheck("audit", bool(findings) and not apart, summary, apart[:SHOWN])
 
 
 def fairness_checks(verdict: FairnessVerdict | None) -> Iterator[ChaosCheck]:
@@ -252,13 +260,13 @@ class ChaosTrial:
 
     @property
     def checks(self) -> list[ChaosCheck]:
-        before, after, faults, seen = self.before, self.after, self.faults, judged(self.records, self.faults)
+        before, after, faults, judged_records = self.before, self.after, self.faults, judged(self.records, self.faults)
         alone = all(fault.planned.variant != GREED for fault in faults)
         return [
             trial_check(faults, self.planned),
-            answers_check(seen),
+            answers_check(judged_records),
             *fairness_checks(self.verdict),
-            *ledger_checks(before, after, seen, self.bills, alone),
+            *ledger_checks(before, after, judged_records, self.bills, alone),
             audit_check(self.findings),
             deaths_check(self.exits, faults),
             blocks_check(before, after),

@@ -105,36 +105,36 @@ async def undisturbed(
 ) -> ExpectedAnswers:
     """Ask for every prompt alone and then for all at once. Raises LaunchError if an answer fails, or is not the same
     both times: then nothing can be told from a third."""
-    found = ExpectedAnswers()
+    expected_answers = ExpectedAnswers()
 
     async def asked(prompt: ChaosPrompt, way: str) -> ChaosAnswer:
         return await ask_for(client, prompt, model, f"{salt} {way} {prompt.name}", resumes=resumes)
 
     for prompt in prompts:
         try:
-            found.answers[prompt.name] = await asked(prompt, "alone")
+            expected_answers.answers[prompt.name] = await asked(prompt, "alone")
         except RequestRefused as error:
             if error.status != 400:
                 raise LaunchError(f"An undisturbed request failed ({prompt.name}): {error}") from None
-            found.refused[prompt.name] = str(error)
+            expected_answers.refused[prompt.name] = str(error)
         except RequestFailed as error:
             raise LaunchError(f"An undisturbed request failed ({prompt.name}): {error}") from None
-    left = [prompt for prompt in prompts if prompt.name in found.answers]
-    if not left:
-        raise LaunchError(f"The server refuses every prompt: {next(iter(found.refused.values()), '')}")
+    served_prompts = [prompt for prompt in prompts if prompt.name in expected_answers.answers]
+    if not served_prompts:
+        raise LaunchError(f"The server refuses every prompt: {next(iter(expected_answers.refused.values()), '')}")
     try:
-        again = await asyncio.gather(*(asked(each, "at once") for each in left))
+        again = await asyncio.gather(*(asked(prompt, "at once") for prompt in served_prompts))
     except RequestFailed as error:
         raise LaunchError(f"An undisturbed request failed: {error}") from None
-    for prompt, answer in zip(left, again, strict=True):
-        if differs := difference(found.answers[prompt.name], answer):
+    for prompt, answer in zip(served_prompts, again, strict=True):
+        if differs := difference(expected_answers.answers[prompt.name], answer):
             raise LaunchError(
                 f"This server does not repeat itself, so nothing can be compared: {prompt.name}: {differs}. Launch it "
                 "with --deterministic."
             )
-        found.prompt_tokens += 2 * (answer.prompt_tokens or 0)
-        found.completion_tokens += 2 * (answer.completion_tokens or 0)
-    return found
+        expected_answers.prompt_tokens += 2 * (answer.prompt_tokens or 0)
+        expected_answers.completion_tokens += 2 * (answer.completion_tokens or 0)
+    return expected_answers
 
 
 class ChaosLoad:
@@ -146,12 +146,12 @@ class ChaosLoad:
         client: HttpClient,
         model: str,
         prompts: Sequence[ChaosPrompt],
-        expected: Mapping[str, ChaosAnswer],
+        expected_answers: Mapping[str, ChaosAnswer],
         salt: str,
         resumes: bool = False,
     ) -> None:
-        self.client, self.model, self.expected, self.salt, self.resumes = client, model, expected, salt, resumes
-        self.prompts = [prompt for prompt in prompts if prompt.name in expected]
+        self.client, self.model, self.expected, self.salt, self.resumes = client, model, expected_answers, salt, resumes
+        self.prompts = [prompt for prompt in prompts if prompt.name in expected_answers]
         self.records: list[AnswerRecord] = []
         self.over = asyncio.Event()
         self.sent = 0

@@ -106,21 +106,21 @@ class ChaosRun:
             raise LaunchError(f"The server at {self.settings.url} did not answer: {error}") from None
 
     @asynccontextmanager
-    async def client(self, kept: bool = True, key: Mapping[str, str] | None = None) -> AsyncIterator[HttpClient]:
+    async def client(self, keeps_alive: bool = True, key: Mapping[str, str] | None = None) -> AsyncIterator[HttpClient]:
         """A client with connections of its own. Those of the load are closed before descriptors are counted."""
-        async with open_session(SILENCE_TIMEOUT, kept) as session:
+        async with open_session(SILENCE_TIMEOUT, keeps_alive) as session:
             yield HttpClient(session, self.settings.url, self.settings.key if key is None else key)
 
     async def watched_by(self, client: HttpClient) -> ChaosReport:
         settings, folder = self.settings, self.launch.directory
         facts = await facts_of(folder)
         report = self.planned(facts, await self.has_second_caller())
-        resumes = any(one.role == PROXY for one in report.plan)
+        resumes = any(fault.role == PROXY for fault in report.plan)
         assert self.launch.pid is not None
         watch = RestWatch(folder, client, self.launch.pid)
         async with self.client() as asking:
-            expected = await undisturbed(asking, PROMPTS, settings.model, self.salt, resumes)
-        for name, reason in expected.refused.items():
+            expected_answers = await undisturbed(asking, PROMPTS, settings.model, self.salt, resumes)
+        for name, reason in expected_answers.refused.items():
             report.left_out[f"prompt {name}"] = reason
             self.show(f"left out: {name}: {reason}")
         before = await watch.at_rest()
@@ -128,10 +128,10 @@ class ChaosRun:
         began = time.monotonic()
         async with AsyncExitStack() as stack:
             # A proxy that is back has streams only if they make connections of their own.
-            asking = await stack.enter_async_context(self.client(kept=not resumes))
-            load = ChaosLoad(asking, settings.model, PROMPTS, expected.answers, self.salt, resumes)
+            asking = await stack.enter_async_context(self.client(keeps_alive=not resumes))
+            load = ChaosLoad(asking, settings.model, PROMPTS, expected_answers.answers, self.salt, resumes)
             greedy, probe = None, None
-            if any(one.variant == GREED for one in report.plan):
+            if any(fault.variant == GREED for fault in report.plan):
                 spending = await stack.enter_async_context(self.client(not resumes, settings.greedy_key))
                 greedy = await self.greedy_caller(spending, watch)
                 probe = FairnessProbe(asking, settings.model, self.salt, load.over)
@@ -141,10 +141,10 @@ class ChaosRun:
         after = await watch.at_rest()
         findings, bills = await self.findings(facts, load.names)
         await disturber.collect_exits()
-        exits, planned = disturber.exits, len(report.plan)
+        exits, planned_count = disturber.exits, len(report.plan)
         report.fairness = None if probe is None else fairness(probe.records, disturber.records)
         report.checks = ChaosTrial(
-            before, after, load.records, exits, disturber.records, planned, findings, bills, report.fairness
+            before, after, load.records, exits, disturber.records, planned_count, findings, bills, report.fairness
         ).checks
         report.pauses = pause_rows(load.records, disturber.records)
         return report
@@ -202,8 +202,8 @@ class ChaosRun:
         if not plan:
             raise OptionError(f"No fault is possible here: {'; '.join(missing.values())}")
         self.show(f"seed {settings.seed}: {len(plan)} faults, under {settings.streams} streams")
-        for one in plan:
-            self.show(one.describe())
+        for fault in plan:
+            self.show(fault.describe())
         for name, reason in missing.items():
             self.show(f"left out: {name}: {reason}")
         return ChaosReport(settings.seed, plan, dict(missing))
@@ -231,9 +231,9 @@ class ChaosRun:
     async def progress(self, load: ChaosLoad, disturber: Disturber, began: float) -> None:
         """Show one line again and again, where a terminal is there."""
         while sys.stderr.isatty():
-            now = ", ".join(f"{one.variant} {one.target}" for one in disturber.under_way) or "no fault"
-            left = f"{time.monotonic() - began:.0f} s, {len(load.records)} answers, {load.failures} failed, {now}"
-            sys.stderr.write(f"\r\x1b[K{left}")
+            now = ", ".join(f"{fault.variant} {fault.target}" for fault in disturber.under_way) or "no fault"
+            status = f"{time.monotonic() - began:.0f} s, {len(load.records)} answers, {load.failures} failed, {now}"
+            sys.stderr.write(f"\r\x1b[K{status}")
             sys.stderr.flush()
             try:
                 await asyncio.sleep(PROGRESS_EVERY)
@@ -247,8 +247,8 @@ class ChaosRun:
         if facts.usage_log is None:
             return None, None
         log, url = Path(facts.usage_log), None if len(proxies_of(facts)) > 1 else self.settings.url
-        found = await asyncio.to_thread(audit_until_equal, log, url, self.settings.key)
-        return found, await asyncio.to_thread(bills_named, log, names)
+        comparisons = await asyncio.to_thread(audit_until_equal, log, url, self.settings.key)
+        return comparisons, await asyncio.to_thread(bills_named, log, names)
 
 
 def proxies_of(facts: LaunchFacts) -> tuple[ChaosTarget, ...]:

@@ -27,10 +27,10 @@ SEEDS = 100_000
 
 def listed(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     """Return the faults of a list separated by commas, each once."""
-    found = tuple(dict.fromkeys(value.split(",")))
-    if not set(found) <= set(ALL_FAULTS):
+    faults = tuple(dict.fromkeys(value.split(",")))
+    if not set(faults) <= set(ALL_FAULTS):
         raise click.BadParameter(f"write some of {', '.join(ALL_FAULTS)}, separated by commas", ctx, param)
-    return found
+    return faults
 
 
 def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -93,9 +93,9 @@ def chaos(
 
     require("aiohttp", "chaos sends its load")
     environment = read_environment()
-    shown = bearer(key, ADMIN, environment.variables)
+    headers = bearer(key, ADMIN, environment.variables)
     greedy = {} if greedy_key is None else bearer(greedy_key, ADMIN, environment.variables)
-    if greedy and greedy == shown:
+    if greedy and greedy == headers:
         raise OptionError("--greedy-key has the key of the load: give that of another client.")
     launch = choice.find(environment.run_base)
     check_allowed(launch)
@@ -103,7 +103,7 @@ def chaos(
     if not full:
         raise LaunchError("This launch has no proxy to send a load to: name its address with --url.")
     full = (full if "://" in full else f"http://{full}").rstrip("/").removesuffix("/v1")
-    settings = ChaosSettings(full, model or first_model(full, shown), key=shown, greedy_key=greedy, **trial)
+    settings = ChaosSettings(full, model or first_model(full, headers), key=headers, greedy_key=greedy, **trial)
     show = (lambda line: click.echo(line, err=True)) if as_json else click.echo
     report = asyncio.run(ChaosRun(launch, settings, show).run())
     if as_json:

@@ -41,20 +41,20 @@ class ContinuedStream:
                     raise
                 if error.status not in LATER:
                     raise RequestFailed(f"its stream was not continued: {error}") from None
-                failed: RequestFailed = error
+                failure: RequestFailed = error
             except ConnectionBroke as error:
                 if self.last is None:
                     raise
-                failed = error
+                failure = error
             self.broken = self.now() if self.broken is None else self.broken
             if self.now() - self.broken > CONTINUED_WITHIN:
-                raise RequestFailed(f"its stream was not continued within {CONTINUED_WITHIN:.0f} s: {failed}")
+                raise RequestFailed(f"its stream was not continued within {CONTINUED_WITHIN:.0f} s: {failure}")
             await asyncio.sleep(AGAIN_EVERY)
 
     async def read_once(self, answer: ChaosAnswer, offset: float) -> None:
         """Read up to the end or to a break. An id counts once its event came whole."""
-        asked = {ASKED: "1"} if self.last is None else {CONTINUED: self.last}
-        async with self.client.post(self.path, self.body, {**self.headers, **asked}) as response:
+        extra_headers = {ASKED: "1"} if self.last is None else {CONTINUED: self.last}
+        async with self.client.post(self.path, self.body, {**self.headers, **extra_headers}) as response:
             answer.continued += self.last is not None
             self.last = self.last or response.headers.get(STREAM)
             self.coming = None

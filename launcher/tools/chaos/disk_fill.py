@@ -14,7 +14,7 @@ SLICE_BYTES = 16 << 20
 
 def small_filesystems(folders: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return a folder on each filesystem that is small enough to be filled, and why the others are left alone."""
-    found, reasons = dict[int, str](), list[str]()
+    folders_by_device, reasons = dict[int, str](), list[str]()
     for folder in folders:
         try:
             about, device = os.statvfs(folder), os.stat(folder).st_dev
@@ -25,8 +25,8 @@ def small_filesystems(folders: Sequence[str]) -> tuple[list[str], list[str]]:
         if size > MOST_BYTES:
             reasons.append(f"{folder} is on a filesystem of {size / 2**30:.1f} GiB: only one of up to 1 GiB is filled")
         else:
-            found.setdefault(device, folder)
-    return list(found.values()), reasons
+            folders_by_device.setdefault(device, folder)
+    return list(folders_by_device.values()), reasons
 
 
 class DiskFill:

@@ -65,10 +65,10 @@ class Disturber:
         one before. Raises LaunchError if the launch has ended."""
         running, earliest = list[asyncio.Task[None]](), began
         try:
-            for planned in plan:
-                await asyncio.sleep(max(earliest, began + planned.at) - time.monotonic())
-                running.append(asyncio.create_task(self.one(planned)))
-                if not overlapping(planned, plan):
+            for planned_fault in plan:
+                await asyncio.sleep(max(earliest, began + planned_fault.at) - time.monotonic())
+                running.append(asyncio.create_task(self.one(planned_fault)))
+                if not overlapping(planned_fault, plan):
                     await asyncio.gather(*running)
                     earliest = time.monotonic() + PAUSES[0]
             await asyncio.gather(*running)
@@ -76,28 +76,28 @@ class Disturber:
             for task in running:
                 task.cancel()
 
-    async def one(self, planned: PlannedFault) -> None:
-        record = FaultRecord(planned)
+    async def one(self, planned_fault: PlannedFault) -> None:
+        record = FaultRecord(planned_fault)
         self.records.append(record)
         before = await self.effects()
         try:
-            if planned.variant == FILL:
+            if planned_fault.variant == FILL:
                 await self.fill(record)
-            elif planned.variant == GREED:
+            elif planned_fault.variant == GREED:
                 await self.greed(record)
             else:
                 await self.disturb(record)
         except OSError as error:
-            record.problem = f"{planned.target} could not be filled: {error.strerror or error}"
+            record.problem = f"{planned_fault.target} could not be filled: {error.strerror or error}"
         record.recovered = time.monotonic()
         await self.collect_exits()
         record.effects = grown(before, await self.effects())
 
     async def collect_exits(self) -> None:
         """Take the exits that are new."""
-        found = (await facts_of(self.folder, self.since)).exits
-        self.exits += [one for one in found if one not in self.exits]
-        self.since = max([self.since, *(one.at for one in found)])
+        exits = (await facts_of(self.folder, self.since)).exits
+        self.exits += [exit_facts for exit_facts in exits if exit_facts not in self.exits]
+        self.since = max([self.since, *(exit_facts.at for exit_facts in exits)])
 
     async def fill(self, record: FaultRecord) -> None:
         with DiskFill(record.planned.target) as file:
@@ -110,46 +110,48 @@ class Disturber:
 
     async def greed(self, record: FaultRecord) -> None:
         assert self.greedy is not None, "a plan has greed where there are two callers"
-        async with self.greedy.asking() as asked:
+        async with self.greedy.asking() as greed_record:
             record.begun = time.monotonic()
             await asyncio.sleep(record.planned.seconds)
-        record.ended, record.problem = time.monotonic(), asked.problem
+        record.ended, record.problem = time.monotonic(), greed_record.problem
         if record.problem:
             record.begun = 0.0
 
     async def disturb(self, record: FaultRecord) -> None:
-        planned = record.planned
+        planned_fault = record.planned
         async with self.turn:
-            before = await self.whole(planned)
+            before = await self.whole(planned_fault)
             if before is None:
-                record.problem = f"{planned.target} had no turn within {WHOLE_WITHIN:.0f} s: the launch was not whole"
+                record.problem = (
+                    f"{planned_fault.target} had no turn within {WHOLE_WITHIN:.0f} s: the launch was not whole"
+                )
                 return
             record.begun = time.monotonic()
-            asked = asyncio.create_task(converse(self.folder, request_of(planned)))
-            await self.begun(asked, planned.target)
-        reply = await asked
+            request = asyncio.create_task(converse(self.folder, request_of(planned_fault)))
+            await self.begun(request, planned_fault.target)
+        reply = await request
         record.ended = time.monotonic()
         if reply.code:
-            record.begun, record.problem = 0.0, f"{planned.target} was not disturbed: {reply.text}"
+            record.begun, record.problem = 0.0, f"{planned_fault.target} was not disturbed: {reply.text}"
             return
-        record.begun, record.survived = reply.facts["begun"], reply.facts["survived"] and planned.variant != KILL
-        starts = next(child.starts for child in before.children if child.name == planned.target)
+        record.begun, record.survived = reply.facts["begun"], reply.facts["survived"] and planned_fault.variant != KILL
+        starts = next(child.starts for child in before.children if child.name == planned_fault.target)
         await self.wait_until_back(record, starts)
 
-    async def begun(self, asked: "asyncio.Task[ControlReply]", name: str) -> None:
+    async def begun(self, request: "asyncio.Task[ControlReply]", name: str) -> None:
         """Wait until the supervisor shows the process as disturbed, or has answered."""
-        while not asked.done():
+        while not request.done():
             child = (await facts_of(self.folder)).child(name)
             if child is None or child.disturbed:
                 return
             await asyncio.sleep(LOOK_EVERY)
 
-    async def whole(self, planned: PlannedFault) -> LaunchFacts | None:
+    async def whole(self, planned_fault: PlannedFault) -> LaunchFacts | None:
         """Wait until a fault may begin; return the facts then, None if that takes too long."""
         deadline = time.monotonic() + WHOLE_WITHIN
         while time.monotonic() < deadline:
             facts = await facts_of(self.folder)
-            if may_begin(planned, facts):
+            if may_begin(planned_fault, facts):
                 return facts
             await asyncio.sleep(LOOK_EVERY)
         return None
@@ -169,27 +171,27 @@ class Disturber:
         record.problem = f"{name} did not come back within {WHOLE_WITHIN:.0f} s"
 
 
-def request_of(planned: PlannedFault) -> dict[str, Any]:
+def request_of(planned_fault: PlannedFault) -> dict[str, Any]:
     return {
         "command": "chaos",
-        "fault": planned.fault,
-        "worker": planned.target,
-        "rank": planned.rank,
-        "seconds": planned.seconds,
+        "fault": planned_fault.fault,
+        "worker": planned_fault.target,
+        "rank": planned_fault.rank,
+        "seconds": planned_fault.seconds,
     }
 
 
-def may_begin(planned: PlannedFault, facts: LaunchFacts) -> bool:
+def may_begin(planned_fault: PlannedFault, facts: LaunchFacts) -> bool:
     """Return whether the target is whole, nobody else of its role is disturbed or starting, and somebody else serves.
     Raises LaunchError if it is gone for good."""
-    target = facts.child(planned.target)
+    target = facts.child(planned_fault.target)
     if target is None or target.given_up:
-        raise LaunchError(f"{planned.target} is gone from the launch: it was given up or removed")
+        raise LaunchError(f"{planned_fault.target} is gone from the launch: it was given up or removed")
     whole = {child.name for child in facts.children if child.ready and not child.disturbed}
     alike = [child for child in facts.children if stands_in(child, target)]
-    peers = [child for child in alike if child.role == planned.role]
-    others = {child.name for child in alike} - {planned.target}
-    return all(child.name in whole for child in peers) and bool(whole & others)
+    peers = [child for child in alike if child.role == planned_fault.role]
+    other_names = {child.name for child in alike} - {planned_fault.target}
+    return all(child.name in whole for child in peers) and bool(whole & other_names)
 
 
 def stands_in(child: ChildFacts, target: ChildFacts) -> bool:
@@ -197,7 +199,7 @@ def stands_in(child: ChildFacts, target: ChildFacts) -> bool:
     return child.group == target.group and (child.role == PROXY) == (target.role == PROXY)
 
 
-def overlapping(planned: PlannedFault, plan: Sequence[PlannedFault]) -> bool:
+def overlapping(planned_fault: PlannedFault, plan: Sequence[PlannedFault]) -> bool:
     """Return whether the next fault of the plan is to begin before this one has ended."""
-    after = plan[plan.index(planned) + 1 :][:1]
-    return bool(after) and after[0].at < planned.at + max(planned.seconds, 1.0)
+    after = plan[plan.index(planned_fault) + 1 :][:1]
+    return bool(after) and after[0].at < planned_fault.at + max(planned_fault.seconds, 1.0)

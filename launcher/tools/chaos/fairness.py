@@ -24,15 +24,15 @@ class ProbeRecord:
     problem: str = ""
 
     def meets(self, windows: Sequence[Window]) -> bool:
-        return any(self.sent <= ended and self.ended >= begun for begun, ended in windows)
+        return any(self.sent <= end and self.ended >= start for start, end in windows)
 
-    def wait(self, excused: Sequence[Window] = ()) -> float:
+    def wait(self, excused_windows: Sequence[Window] = ()) -> float:
         """Return the wait for the token, without the seconds in the windows."""
         at = self.ended if self.answered is None else self.answered
         pieces, since = 0.0, self.sent
-        for begun, ended in sorted(excused):
-            pieces += max(0.0, min(begun, at) - since)
-            since = max(since, ended)
+        for start, end in sorted(excused_windows):
+            pieces += max(0.0, min(start, at) - since)
+            since = max(since, end)
         return pieces + max(0.0, at - since)
 
 
@@ -56,31 +56,33 @@ class FairnessVerdict:
 
     def describe(self) -> str:
         calm = "" if self.calm is None else f", {self.calm:.2f} s at other times"
-        seen = f"{self.sent} small requests beside greed, {self.refused} refused or lost, {self.late} late"
-        return f"{seen}, the slowest token after {self.slowest:.2f} s (limit {self.most:.2f} s{calm})"
+        counts = f"{self.sent} small requests beside greed, {self.refused} refused or lost, {self.late} late"
+        return f"{counts}, the slowest token after {self.slowest:.2f} s (limit {self.most:.2f} s{calm})"
 
 
 def fairness(probes: Sequence[ProbeRecord], faults: Sequence[FaultRecord]) -> FairnessVerdict | None:
     """Judge the probes that met greed; None if there was none. Seconds of another fault are taken off a wait, and one
     that failed beside such a fault is excused."""
-    done = [fault for fault in faults if fault.took_place]
-    greedy = [window_of(fault) for fault in done if fault.planned.variant == GREED]
-    others = [window_of(fault) for fault in done if fault.planned.variant != GREED]
+    actual_faults = [fault for fault in faults if fault.took_place]
+    greedy = [window_of(fault) for fault in actual_faults if fault.planned.variant == GREED]
+    other_windows = [window_of(fault) for fault in actual_faults if fault.planned.variant != GREED]
     if not greedy:
         return None
-    calm = [probe.wait() for probe in probes if probe.answered is not None and not probe.meets([*greedy, *others])]
+    calm = [
+        probe.wait() for probe in probes if probe.answered is not None and not probe.meets([*greedy, *other_windows])
+    ]
     most = max(MOST_WAIT, TIMES_CALM * max(calm, default=0.0))
-    judged = [probe for probe in probes if probe.meets(greedy)]
-    refused = [one for one in judged if one.answered is None and not one.meets(others)]
-    waits = [one.wait(others) for one in judged if one.answered is not None]
+    judged_probes = [probe for probe in probes if probe.meets(greedy)]
+    refused_probes = [probe for probe in judged_probes if probe.answered is None and not probe.meets(other_windows)]
+    waits = [probe.wait(other_windows) for probe in judged_probes if probe.answered is not None]
     return FairnessVerdict(
-        len(judged),
-        len(refused),
+        len(judged_probes),
+        len(refused_probes),
         sum(wait > most for wait in waits),
         max(waits, default=0.0),
         max(calm, default=None),
         most,
-        tuple(dict.fromkeys(one.problem for one in refused)),
+        tuple(dict.fromkeys(probe.problem for probe in refused_probes)),
     )
 
 

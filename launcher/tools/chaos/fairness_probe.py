@@ -36,10 +36,12 @@ class FairnessProbe:
                 task.cancel()
 
     async def one(self, number: int) -> None:
-        sent, answered, problem = time.monotonic(), None, "the answer has no token"
+        sent_at, answered_at, problem = time.monotonic(), None, "the answer has no token"
         try:
             answer = await ask_for(self.client, SMALL, self.model, f"{self.salt} probe {number}")
-            answered = answer.times[0] if answer.times else None
+            answered_at = answer.times[0] if answer.times else None
         except RequestFailed as error:
             problem = str(error)
-        self.records.append(ProbeRecord(sent, time.monotonic(), answered, "" if answered is not None else problem))
+        self.records.append(
+            ProbeRecord(sent_at, time.monotonic(), answered_at, "" if answered_at is not None else problem)
+        )

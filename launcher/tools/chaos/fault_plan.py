@@ -116,10 +116,12 @@ class PlanState:
     def targets(self, kind: Kind, other_than: str | None) -> list[ChaosTarget]:
         """Return the processes that may have this fault now, none of them of the role that is disturbed already."""
         variant, of_proxy = kind
-        found = [one for one in (self.facts.proxies if of_proxy else self.facts.workers) if one.role != other_than]
+        candidates = [
+            target for target in (self.facts.proxies if of_proxy else self.facts.workers) if target.role != other_than
+        ]
         if variant == CUT:
-            found = [one for one in found if one.role in PULLING]
-        return [one for one in found if variant not in DEADLY or self.may_die(one)]
+            candidates = [target for target in candidates if target.role in PULLING]
+        return [target for target in candidates if variant not in DEADLY or self.may_die(target)]
 
     def may_die(self, target: ChaosTarget) -> bool:
         since = self.at - self.facts.restart_window
@@ -149,9 +151,9 @@ class PlanState:
     def beside(self, last: PlannedFault, kind: Kind) -> PlannedFault | None:
         """Draw a fault that begins soon after the last one, of somebody else; None if nobody else may have it."""
         after, self.at = self.at, round(last.at + self.source.uniform(*LAGS), 2)
-        found = self.fault(kind, last.role)
+        planned_fault = self.fault(kind, last.role)
         self.at = after
-        return found
+        return planned_fault
 
     def duration(self, variant: str) -> float:
         silence = self.facts.silence
@@ -184,13 +186,13 @@ def plan_faults(seed: int, minutes: float, faults: Sequence[str], facts: PlanFac
     state = PlanState(random.Random(seed), facts, 0.0)
     state.at = round(state.source.uniform(*PAUSES), 2)
     kinds = kinds_of(faults, facts)
-    planned = list[PlannedFault]()
-    while kinds and (not planned or state.at <= 60 * minutes):
-        found = list(drawn(state, kinds))
-        planned += [one for one in found if one.free_at <= 60 * minutes] if planned else found
-        if not found:
+    plan = list[PlannedFault]()
+    while kinds and (not plan or state.at <= 60 * minutes):
+        batch = list(drawn(state, kinds))
+        plan += [planned_fault for planned_fault in batch if planned_fault.free_at <= 60 * minutes] if plan else batch
+        if not batch:
             state.at += PAUSES[1]
-    return planned
+    return plan
 
 
 def drawn(state: PlanState, kinds: Sequence[Kind]) -> Iterator[PlannedFault]:
@@ -201,28 +203,28 @@ def drawn(state: PlanState, kinds: Sequence[Kind]) -> Iterator[PlannedFault]:
         beside = None
         if last is not None and state.may_overlap(last, kind) and state.source.random() < OVERLAPS:
             beside = state.beside(last, kind)
-        one = beside or state.fault(kind)
-        if one is not None:
-            yield one
-            state.at = round(max(state.at, one.free_at + state.source.uniform(*PAUSES)), 2)
+        planned_fault = beside or state.fault(kind)
+        if planned_fault is not None:
+            yield planned_fault
+            state.at = round(max(state.at, planned_fault.free_at + state.source.uniform(*PAUSES)), 2)
         # The next fault overlaps neither of two that overlap.
-        last = None if beside else one
+        last = None if beside else planned_fault
 
 
 def left_out(faults: Sequence[str], facts: PlanFacts) -> dict[str, str]:
     """Return the faults that are impossible for this launch, and the proxies where they are not disturbed, with the
     reasons."""
-    found = {}
+    reasons = {}
     if CUT in faults and not any(worker.role in PULLING for worker in facts.workers):
-        found[CUT] = "no worker here pulls KV blocks"
+        reasons[CUT] = "no worker here pulls KV blocks"
     if CUT in faults and not any(worker.role not in PULLING for worker in facts.workers):
-        found[CUT] = "there is no prefill worker to pull KV blocks from"
+        reasons[CUT] = "there is no prefill worker to pull KV blocks from"
     if FILL in faults and not facts.folders:
-        found[FILL] = "the launch writes to no small filesystem"
+        reasons[FILL] = "the launch writes to no small filesystem"
     if GREED in faults and not facts.callers:
-        found[GREED] = "all requests are one caller's: it needs API keys, and a second one (--greedy-key)"
+        reasons[GREED] = "all requests are one caller's: it needs API keys, and a second one (--greedy-key)"
     if KILL in faults and not facts.deaths:
-        found[KILL] = "--restart-attempts 0: a process that dies is given up"
+        reasons[KILL] = "--restart-attempts 0: a process that dies is given up"
     if len(facts.proxies) == 1 and any(fault in OF_PROXIES for fault in faults):
-        found["proxies"] = "this launch has one, and nobody would serve meanwhile (--proxies 2)"
-    return found
+        reasons["proxies"] = "this launch has one, and nobody would serve meanwhile (--proxies 2)"
+    return reasons

@@ -40,19 +40,19 @@ def limits_of(rows: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, A
     """Return the limits by the rows of /admin/topology and the models of /v1/models. No request may have more choices
     than the smallest worker has seats."""
     seats = [row["load"]["seats"] for row in rows if row["role"] in GENERATING_ROLES and row.get("load")]
-    context = next((one["max_model_len"] for one in models if one["id"] == model), models[0]["max_model_len"])
+    context = next((card["max_model_len"] for card in models if card["id"] == model), models[0]["max_model_len"])
     return GreedLimits(min([MOST_CHOICES, *seats]), sum(seats), context)
 
 
 def burst(limits: GreedLimits, model: str) -> Iterator[dict[str, Any]]:
     """Yield the requests: a large prompt, choices for all seats more than once, and more large prompts. A second one
     before the choices would hold them up, as it is the same caller's."""
-    drawn = {"model": model, "stream": True, "temperature": 0.9, "ignore_eos": True}
+    common_fields = {"model": model, "stream": True, "temperature": 0.9, "ignore_eos": True}
     answer = max(1, min(ANSWER_TOKENS, limits.context - OPENING_TOKENS))
     large = {"prompt": ids(min(PROMPT_TOKENS, limits.context // 2)), "max_tokens": OPENING_TOKENS}
     many = {"prompt": ids(OPENING_TOKENS), "n": limits.choices, "max_tokens": answer}
     times = -(-TIMES_SEATS * limits.seats // limits.choices)
-    yield from (drawn | one for one in (large, *[many] * times, *[large] * (LARGE_PROMPTS - 1)))
+    yield from (common_fields | fields for fields in (large, *[many] * times, *[large] * (LARGE_PROMPTS - 1)))
 
 
 def ids(count: int) -> list[int]:
@@ -91,10 +91,10 @@ class GreedyCaller:
         finally:
             for stream in streams:
                 stream.cancel()
-            ended = await asyncio.gather(*streams, return_exceptions=True)
-        for one in ended:
-            if isinstance(one, Exception):
-                raise one
+            outcomes = await asyncio.gather(*streams, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
 
     async def stream(self, body: Mapping[str, Any], record: GreedRecord, salt: str, delay: float) -> None:
         """Send a request again and again. No prompt is found cached."""

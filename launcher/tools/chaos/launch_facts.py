@@ -81,16 +81,16 @@ class LaunchFacts:
         return next((child for child in self.children if child.name == name), None)
 
 
-def read_facts(told: Mapping[str, Any]) -> LaunchFacts:
+def read_facts(facts: Mapping[str, Any]) -> LaunchFacts:
     """Return the facts. Raises LaunchError for a supervisor of another version."""
     try:
-        children = tuple(ChildFacts(**{**each, "pids": tuple(each["pids"])}) for each in told["children"])
+        children = tuple(ChildFacts(**{**child, "pids": tuple(child["pids"])}) for child in facts["children"])
         exits = tuple(
-            ExitFacts(each["name"], each["at"], each["cause"], each["reason"], tuple(each["lines"]))
-            for each in told["exits"]
+            ExitFacts(row["name"], row["at"], row["cause"], row["reason"], tuple(row["lines"]))
+            for row in facts["exits"]
         )
-        terms = {name: told[name] for name in ("silence", "restart_attempts", "restart_window", "usage_log")}
-        return LaunchFacts(told["now"], **terms, folders=tuple(told["folders"]), children=children, exits=exits)
+        terms = {name: facts[name] for name in ("silence", "restart_attempts", "restart_window", "usage_log")}
+        return LaunchFacts(facts["now"], **terms, folders=tuple(facts["folders"]), children=children, exits=exits)
     except (KeyError, TypeError):
         raise LaunchError("The launch has another version of pontil: use the same for both.") from None
 

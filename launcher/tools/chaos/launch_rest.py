@@ -86,15 +86,15 @@ class RestWatch:
     async def at_rest(self) -> LaunchRest:
         """Wait until every child is ready, nothing runs and the blocks in use no longer change. Raises LaunchError if
         that takes too long."""
-        found, since, deadline = None, time.monotonic(), time.monotonic() + REST_WITHIN
+        last_blocks, since, deadline = None, time.monotonic(), time.monotonic() + REST_WITHIN
         while time.monotonic() < deadline:
             facts, rows = await facts_of(self.folder), await self.processes()
             metrics = sums_of(await self.metrics())
             now = used_blocks_of(rows)
             idle = not metrics.get("pontil_num_requests_running") and not metrics.get("pontil_num_requests_waiting")
             whole = all(child.ready and not child.disturbed for child in facts.children)
-            if now is None or not idle or not whole or now != found:
-                found, since = now, time.monotonic()
+            if now is None or not idle or not whole or now != last_blocks:
+                last_blocks, since = now, time.monotonic()
             elif time.monotonic() - since > STEADY_SECONDS:
                 return await self.rest(facts, rows, now, metrics)
             await asyncio.sleep(LOOK_EVERY)
@@ -104,7 +104,7 @@ class RestWatch:
         self,
         facts: LaunchFacts,
         rows: Sequence[Mapping[str, Any]],
-        used: Mapping[str, int],
+        used_blocks: Mapping[str, int],
         metrics: Mapping[str, float],
     ) -> LaunchRest:
         # The server's own table: the proxies may be children of another launch.
@@ -113,8 +113,8 @@ class RestWatch:
         pids = [(child.name, pid) for child in facts.children for pid in child.pids]
         faults = {name: metrics.get(name, 0.0) for name in FAULTLESS}
         return LaunchRest(
-            {key: found for key in pids if (found := holdings(key[1])) is not None},
-            used,
+            {key: holding for key in pids if (holding := holdings(key[1])) is not None},
+            used_blocks,
             ledger,
             faults,
             metrics.get("pontil_ledger_imbalance", 0.0),
@@ -145,14 +145,14 @@ def sums_of(page: str) -> dict[str, float]:
 
 def effects_of(page: str) -> dict[str, dict[str, float]]:
     """Return the series of what faults cause, by the name of the figure."""
-    found: dict[str, dict[str, float]] = {name: {} for name in EFFECTS}
+    effect_series: dict[str, dict[str, float]] = {name: {} for name in EFFECTS}
     for line in page.splitlines():
         series, _, value = line.rpartition(" ")
         metric, _, labels = series.partition("{")
-        for name, (wanted, label) in EFFECTS.items():
-            if metric == wanted and label in labels:
-                found[name][series] = float(value)
-    return found
+        for name, (effect_metric, label) in EFFECTS.items():
+            if metric == effect_metric and label in labels:
+                effect_series[name][series] = float(value)
+    return effect_series
 
 
 def grown(before: EffectCounts, after: EffectCounts) -> dict[str, int]:
@@ -178,7 +178,7 @@ def unused_segments() -> frozenset[str]:
     """Return the names of this user's shared memory that no process has mapped: what is mapped belongs to somebody who
     lives, be it another launch or another program."""
     try:
-        named = {
+        own_segments = {
             entry.name
             for entry in os.scandir(SHARED_MEMORY)
             if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid()
@@ -186,20 +186,20 @@ def unused_segments() -> frozenset[str]:
     except OSError:
         return frozenset()
     # Only where there are any: reading the maps of all processes takes a while.
-    unused = named - mapped_segments() if named else named
-    return frozenset(name for name in unused if (SHARED_MEMORY / name).exists())
+    unused_names = own_segments - mapped_segments() if own_segments else own_segments
+    return frozenset(name for name in unused_names if (SHARED_MEMORY / name).exists())
 
 
 def mapped_segments() -> set[str]:
     """Return the names of the shared memory that a process of this user has mapped."""
-    found, prefix = set(), f" {SHARED_MEMORY}/"
+    segments, prefix = set(), f" {SHARED_MEMORY}/"
     for process in Path("/proc").glob("[0-9]*"):
         try:
             lines = (process / "maps").read_text().splitlines()
         except OSError:
             continue
-        found |= {line.partition(prefix)[2] for line in lines if prefix in line}
-    return found
+        segments |= {line.partition(prefix)[2] for line in lines if prefix in line}
+    return segments
 
 
 def zombies(pid: int) -> list[str]:
@@ -208,6 +208,6 @@ def zombies(pid: int) -> list[str]:
 
     try:
         family = psutil.Process(pid).children(recursive=True)
-        return [f"{one.pid}" for one in family if one.status() == psutil.STATUS_ZOMBIE]
+        return [f"{process.pid}" for process in family if process.status() == psutil.STATUS_ZOMBIE]
     except psutil.Error:
         return []

@@ -49,11 +49,11 @@ class PauseRow:
 
 def pause_rows(records: Sequence[AnswerRecord], faults: Sequence[FaultRecord]) -> list[PauseRow]:
     """Return a row for each kind that took place, those of proxies last, and one for the times without any fault."""
-    done = [fault for fault in faults if fault.took_place]
-    windows = [(fault.begun, fault.recovered) for fault in done]
+    actual_faults = [fault for fault in faults if fault.took_place]
+    windows = [(fault.begun, fault.recovered) for fault in actual_faults]
     rows = []
     for kind in KINDS:
-        some = [fault for fault in done if fault.planned.kind == kind]
+        some = [fault for fault in actual_faults if fault.planned.kind == kind]
         if some:
             rows.append(row_of(label_of(kind), records, some))
     calm = [gap for record in records if (gap := longest_outside(waits(record), windows)) is not None]
@@ -96,12 +96,16 @@ def first_wait(record: AnswerRecord) -> list[Window]:
 
 def longest_in(gaps: Sequence[Window], window: Window) -> float | None:
     """Return the longest of the gaps that a window meets."""
-    begun, ended = window
-    return max((end - start for start, end in gaps if start <= ended and end >= begun), default=None)
+    window_start, window_end = window
+    return max((end - start for start, end in gaps if start <= window_end and end >= window_start), default=None)
 
 
 def longest_outside(gaps: Sequence[Window], windows: Sequence[Window]) -> float | None:
-    calm = [(start, end) for start, end in gaps if all(end < begun or start > ended for begun, ended in windows)]
+    calm = [
+        (start, end)
+        for start, end in gaps
+        if all(end < window_start or start > window_end for window_start, window_end in windows)
+    ]
     return max((end - start for start, end in calm), default=None)
 
 
@@ -109,14 +113,17 @@ def table_lines(rows: Sequence[PauseRow]) -> Iterator[str]:
     """Yield the rows under their headings; the first column is text."""
     cells = [HEADING, *(row_cells(row) for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADING))]
-    for first, *rest in cells:
+    for first, *other_cells in cells:
         yield "  ".join(
-            [first.ljust(widths[0]), *(one.rjust(size) for one, size in zip(rest, widths[1:], strict=True))]
+            [first.ljust(widths[0]), *(cell.rjust(size) for cell, size in zip(other_cells, widths[1:], strict=True))]
         )
 
 
 def row_cells(row: PauseRow) -> tuple[str, ...]:
     times = (row.longest, row.median, row.first_token, row.back_after)
-    shown = ("" if one is None else f"{one:.2f} s" if one >= 1 else f"{1000 * one:.0f} ms" for one in times)
+    time_cells = (
+        "" if seconds is None else f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+        for seconds in times
+    )
     counts = ("" if getattr(row, name) is None else str(getattr(row, name)) for name in EFFECTS)
-    return (row.fault, str(row.times or ""), *shown, *counts)
+    return (row.fault, str(row.times or ""), *time_cells, *counts)

@@ -36,8 +36,8 @@ class ChaosPrompt:
 
     def body(self, model: str, salt: str) -> dict[str, Any]:
         """Return the request. What was sent with another salt is not found cached."""
-        asked = {"model": model, "cache_salt": salt, "return_token_ids": True, **self.fields}
-        return asked | ({"stream": True, "stream_options": {"include_usage": True}} if self.streamed else {})
+        request = {"model": model, "cache_salt": salt, "return_token_ids": True, **self.fields}
+        return request | ({"stream": True, "stream_options": {"include_usage": True}} if self.streamed else {})
 
 
 def said(text: str) -> list[dict[str, str]]:

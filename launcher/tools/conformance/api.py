@@ -44,12 +44,12 @@ class ApiAnswer:
     def json(self) -> dict[str, Any]:
         """Return the body. Raises Difference unless it is a JSON object."""
         try:
-            found = json.loads(self.data)
+            body = json.loads(self.data)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            body = None
+        if not isinstance(body, dict):
             raise Difference(f"the body is no JSON object: {self.shown}")
-        return found
+        return body
 
     def good(self) -> dict[str, Any]:
         """Return the body of a request that was obeyed. Raises Difference."""
@@ -87,8 +87,11 @@ class ApiStream:
     @property
     def text(self) -> str:
         """The text of a completion's first choice, or the content of a chat's."""
-        own = [choice for choice in self.choices if not choice.get("index")]
-        return "".join((one["delta"].get("content") if "delta" in one else one.get("text")) or "" for one in own)
+        first_choices = [choice for choice in self.choices if not choice.get("index")]
+        return "".join(
+            (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
+            for choice in first_choices
+        )
 
 
 @dataclass(slots=True)
@@ -123,8 +126,8 @@ class Api:
 
     def chat(self, **body: Any) -> ApiAnswer:
         """Ask for an answer of a chat: greedy and short unless the body differs."""
-        asked = {"messages": [{"role": "user", "content": "Count to ten."}], "temperature": 0, "max_tokens": 8}
-        return self.post("/v1/chat/completions", asked | body)
+        defaults = {"messages": [{"role": "user", "content": "Count to ten."}], "temperature": 0, "max_tokens": 8}
+        return self.post("/v1/chat/completions", defaults | body)
 
     def stream_chat(self, **body: Any) -> ApiStream:
         return read_stream(self.chat(stream=True, **body))
@@ -135,9 +138,9 @@ class Api:
     def leave(self) -> None:
         """Begin a stream and leave before its end."""
         connection = self.connection()
-        asked = {"model": self.model, "prompt": "Once", "max_tokens": 200, "stream": True}
+        body = {"model": self.model, "prompt": "Once", "max_tokens": 200, "stream": True}
         try:
-            connection.request("POST", "/v1/completions", json.dumps(asked), headers(self.key))
+            connection.request("POST", "/v1/completions", json.dumps(body), headers(self.key))
             connection.getresponse().read(1)
             if connection.sock is not None:
                 connection.sock.shutdown(socket.SHUT_RDWR)
@@ -168,14 +171,14 @@ def exchange(
 def read_stream(answer: ApiAnswer) -> ApiStream:
     """Return the events of an answer. Raises Difference if it is no stream of server-sent events."""
     expect(answer.status == 200, f"expected status 200, not {answer.shown}")
-    made = ApiStream(answer.headers.get("content-type", ""))
+    stream = ApiStream(answer.headers.get("content-type", ""))
     for line in answer.data.decode(errors="replace").split("\n"):
         if not line.startswith("data:"):
             continue
         data = line[5:].strip()
-        expect(not made.done, "events follow [DONE]")
+        expect(not stream.done, "events follow [DONE]")
         if data == "[DONE]":
-            made.done = True
+            stream.done = True
             continue
         try:
             event = json.loads(data)
@@ -183,5 +186,5 @@ def read_stream(answer: ApiAnswer) -> ApiStream:
             event = None
         expect(isinstance(event, dict), f"an event is no JSON object: {plain(data)[:MOST_SHOWN]}")
         expect("error" not in event, f"an error event: {plain(data)[:MOST_SHOWN]}")
-        made.events.append(event)
-    return made
+        stream.events.append(event)
+    return stream

@@ -41,8 +41,8 @@ def conformance(url: str, model: str | None, timeout: float, as_json: bool, key:
     from pontil.launcher.tools.conformance.suite import CHECKS
 
     full = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    shown = bearer(key, CLIENT, read_environment().variables)
-    api = Api(full, model or first_model(full, shown), shown, timeout)
+    headers = bearer(key, CLIENT, read_environment().variables)
+    api = Api(full, model or first_model(full, headers), headers, timeout)
     outcomes = []
     for check in CHECKS:
         outcomes.append(outcome(check, api))
@@ -50,7 +50,7 @@ def conformance(url: str, model: str | None, timeout: float, as_json: bool, key:
             click.echo(text)
     if not as_json:
         click.echo("\n" + summary(outcomes))
-    return 1 if any(one.verdict == "differs" for one in outcomes) else 0
+    return 1 if any(check_outcome.verdict == "differs" for check_outcome in outcomes) else 0
 
 
 def lines(outcomes: "Sequence[CheckOutcome]") -> Iterator[str]:

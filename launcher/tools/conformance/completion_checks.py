@@ -12,12 +12,13 @@ models, completions, streams = topic("models", CHECKS), topic("completions", CHE
 
 @models("GET /v1/models lists models with their ids")
 def list_models(api: Api) -> None:
-    listed = api.get("/v1/models").good()
-    expect(listed.get("object") == "list", "object is not list")
+    model_list = api.get("/v1/models").good()
+    expect(model_list.get("object") == "list", "object is not list")
     expect(
-        all(one["object"] == "model" and isinstance(one["id"], str) for one in listed["data"]), "an entry is no model"
+        all(card["object"] == "model" and isinstance(card["id"], str) for card in model_list["data"]),
+        "an entry is no model",
     )
-    expect(api.model in [one["id"] for one in listed["data"]], f"{api.model} is not listed")
+    expect(api.model in [card["id"] for card in model_list["data"]], f"{api.model} is not listed")
 
 
 @models("GET /v1/models/ID shows one model")
@@ -27,12 +28,12 @@ def one_model(api: Api) -> None:
 
 @completions("an answer has id, object, created, model, choices and usage")
 def shape(api: Api) -> None:
-    made = api.complete().good()
-    expect(made["object"] == "text_completion" and isinstance(made["id"], str), "object or id")
-    expect(isinstance(made["created"], int) and made["model"] == api.model, "created or model")
-    choice = made["choices"][0]
+    completion = api.complete().good()
+    expect(completion["object"] == "text_completion" and isinstance(completion["id"], str), "object or id")
+    expect(isinstance(completion["created"], int) and completion["model"] == api.model, "created or model")
+    choice = completion["choices"][0]
     expect(isinstance(choice["text"], str) and choice["index"] == 0, "text or index")
-    check_usage(made["usage"])
+    check_usage(completion["usage"])
 
 
 def check_usage(usage: dict[str, Any]) -> None:
@@ -43,19 +44,25 @@ def check_usage(usage: dict[str, Any]) -> None:
 
 @completions("max_tokens ends an answer with finish_reason length, and usage counts so many")
 def length(api: Api) -> None:
-    made = api.complete(prompt="Once upon a time", max_tokens=3).good()
-    if made["choices"][0]["finish_reason"] == "length":
-        expect(made["usage"]["completion_tokens"] == 3, f"{made['usage']['completion_tokens']} tokens instead of 3")
+    completion = api.complete(prompt="Once upon a time", max_tokens=3).good()
+    if completion["choices"][0]["finish_reason"] == "length":
+        expect(
+            completion["usage"]["completion_tokens"] == 3,
+            f"{completion['usage']['completion_tokens']} tokens instead of 3",
+        )
     else:
-        expect(made["choices"][0]["finish_reason"] == "stop", f"finish_reason {made['choices'][0]['finish_reason']}")
+        expect(
+            completion["choices"][0]["finish_reason"] == "stop",
+            f"finish_reason {completion['choices'][0]['finish_reason']}",
+        )
 
 
 @completions("several prompts give a choice each, in their order")
 def several(api: Api) -> None:
     first, second = "One, two, three,", "The capital of France is"
-    made = api.complete(prompt=[first, second]).good()
-    expect([choice["index"] for choice in made["choices"]] == [0, 1], "indices are not 0 and 1")
-    for choice, prompt in zip(made["choices"], (first, second), strict=True):
+    completion = api.complete(prompt=[first, second]).good()
+    expect([choice["index"] for choice in completion["choices"]] == [0, 1], "indices are not 0 and 1")
+    for choice, prompt in zip(completion["choices"], (first, second), strict=True):
         expect(
             choice["text"] == api.complete(prompt=prompt).good()["choices"][0]["text"], f"another text for {prompt!r}"
         )
@@ -63,24 +70,28 @@ def several(api: Api) -> None:
 
 @completions("a prompt of token ids is counted as so many")
 def token_ids(api: Api) -> None:
-    made = api.complete(prompt=[105, 106, 107, 108, 109]).optional()
-    expect(made["usage"]["prompt_tokens"] == 5, f"{made['usage']['prompt_tokens']} instead of 5")
+    completion = api.complete(prompt=[105, 106, 107, 108, 109]).optional()
+    expect(completion["usage"]["prompt_tokens"] == 5, f"{completion['usage']['prompt_tokens']} instead of 5")
 
 
 @completions("echo puts the prompt before the answer")
 def echo(api: Api) -> None:
-    made = api.complete(echo=True).optional()
+    completion = api.complete(echo=True).optional()
     expect(
-        made["choices"][0]["text"].lstrip().startswith("One, two, three,"), "the text does not begin with the prompt"
+        completion["choices"][0]["text"].lstrip().startswith("One, two, three,"),
+        "the text does not begin with the prompt",
     )
 
 
 @completions("n gives so many choices, and usage counts them all")
 def many(api: Api) -> None:
-    made = api.complete(n=2, temperature=1, seed=5, max_tokens=6, stop=None).good()
-    expect([choice["index"] for choice in made["choices"]] == [0, 1], "indices are not 0 and 1")
-    cut = sum(choice["finish_reason"] == "length" for choice in made["choices"])
-    expect(made["usage"]["completion_tokens"] >= 6 * cut, f"usage counts {made['usage']['completion_tokens']}")
+    completion = api.complete(n=2, temperature=1, seed=5, max_tokens=6, stop=None).good()
+    expect([choice["index"] for choice in completion["choices"]] == [0, 1], "indices are not 0 and 1")
+    cut_count = sum(choice["finish_reason"] == "length" for choice in completion["choices"])
+    expect(
+        completion["usage"]["completion_tokens"] >= 6 * cut_count,
+        f"usage counts {completion['usage']['completion_tokens']}",
+    )
 
 
 @completions("a stop text ends the answer before itself, with finish_reason stop")
@@ -96,13 +107,13 @@ def stop(api: Api) -> None:
 @completions("logprobs list tokens, their logprobs, the most likely ones and offsets")
 def logprobs(api: Api) -> None:
     choice = api.complete(logprobs=2).optional()["choices"][0]
-    found = choice["logprobs"]
-    count = len(found["tokens"])
+    choice_logprobs = choice["logprobs"]
+    count = len(choice_logprobs["tokens"])
     expect(count > 0, "no tokens")
-    same = all(len(found[name]) == count for name in ("token_logprobs", "top_logprobs", "text_offset"))
+    same = all(len(choice_logprobs[name]) == count for name in ("token_logprobs", "top_logprobs", "text_offset"))
     expect(same, "lists of different lengths")
-    expect("".join(found["tokens"]) == choice["text"], "the tokens do not make the text")
-    expect(all(value <= 0 for value in found["token_logprobs"]), "a logprob above 0")
+    expect("".join(choice_logprobs["tokens"]) == choice["text"], "the tokens do not make the text")
+    expect(all(value <= 0 for value in choice_logprobs["token_logprobs"]), "a logprob above 0")
 
 
 @completions("a seed makes a random answer repeatable")
@@ -113,26 +124,26 @@ def seed(api: Api) -> None:
 
 @completions("logit_bias of 100 forces a token")
 def bias(api: Api) -> None:
-    asked = {"max_tokens": 1, "logit_bias": {"300": 100}}
-    texts = {api.complete(prompt=prompt, **asked).optional()["choices"][0]["text"] for prompt in ("One,", "The sea")}
+    params = {"max_tokens": 1, "logit_bias": {"300": 100}}
+    texts = {api.complete(prompt=prompt, **params).optional()["choices"][0]["text"] for prompt in ("One,", "The sea")}
     expect(len(texts) == 1, f"different tokens: {sorted(texts)}")
 
 
 @streams("a completion's events make the same text, and [DONE] is last")
 def stream(api: Api) -> None:
-    made = api.stream_completion()
-    expect(made.content_type.startswith("text/event-stream"), f"content type {made.content_type!r}")
-    expect(made.done, "no [DONE]")
-    expect(made.text == api.complete().good()["choices"][0]["text"], "another text than without a stream")
-    expect(sum(bool(choice.get("finish_reason")) for choice in made.choices) == 1, "not one finish_reason")
+    api_stream = api.stream_completion()
+    expect(api_stream.content_type.startswith("text/event-stream"), f"content type {api_stream.content_type!r}")
+    expect(api_stream.done, "no [DONE]")
+    expect(api_stream.text == api.complete().good()["choices"][0]["text"], "another text than without a stream")
+    expect(sum(bool(choice.get("finish_reason")) for choice in api_stream.choices) == 1, "not one finish_reason")
 
 
 @streams("include_usage adds one last event with usage and no choices")
 def stream_usage(api: Api) -> None:
-    made = api.stream_completion(stream_options={"include_usage": True})
-    expect(made.events[-1]["choices"] == [], "the last event has choices")
-    check_usage(made.events[-1]["usage"])
-    expect(not any(event.get("usage") for event in made.events[:-1]), "usage in an earlier event")
+    api_stream = api.stream_completion(stream_options={"include_usage": True})
+    expect(api_stream.events[-1]["choices"] == [], "the last event has choices")
+    check_usage(api_stream.events[-1]["usage"])
+    expect(not any(event.get("usage") for event in api_stream.events[:-1]), "usage in an earlier event")
 
 
 @streams("without include_usage no event has usage")
@@ -142,7 +153,7 @@ def stream_without_usage(api: Api) -> None:
 
 @streams("a stream of several choices names each event's choice")
 def stream_choices(api: Api) -> None:
-    made = api.stream_completion(n=2, temperature=1, seed=3)
-    expect({choice["index"] for choice in made.choices} == {0, 1}, "indices are not 0 and 1")
-    ended = [choice["index"] for choice in made.choices if choice.get("finish_reason")]
-    expect(sorted(ended) == [0, 1], f"choices that ended: {ended}")
+    api_stream = api.stream_completion(n=2, temperature=1, seed=3)
+    expect({choice["index"] for choice in api_stream.choices} == {0, 1}, "indices are not 0 and 1")
+    ended_indices = [choice["index"] for choice in api_stream.choices if choice.get("finish_reason")]
+    expect(sorted(ended_indices) == [0, 1], f"choices that ended: {ended_indices}")

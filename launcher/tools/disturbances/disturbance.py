@@ -101,24 +101,24 @@ def begin(fault: FaultKind, worker: str, rank: int, life: float, seconds: float,
     return Disturbance(fault, worker, rank, life, now + seconds, state, turn_ends), action
 
 
-def advance(one: Disturbance, life: float | None, wanted: bool, now: float) -> Step:
-    """Return the next step. `life` is when the rank's process was started, None while there is none; `wanted` says that
-    the client is there and the launch goes on."""
-    if one.is_over:
-        return one, None
-    if life != one.life:
-        return one.moved(OVER), None
-    if not wanted or now >= one.until:
-        return one.moved(OVER), undoing(one)
-    if one.turn_ends is None or now < one.turn_ends:
-        return one, None
-    if one.state is STOPPED:
-        return one.moved(RUNNING, now + RUNS), FaultAction.CONTINUE
-    return one.moved(STOPPED, now + STILL), FaultAction.STOP
+def advance(disturbance: Disturbance, life: float | None, is_wanted: bool, now: float) -> Step:
+    """Return the next step. `life` is when the rank's process was started, None while there is none; `is_wanted` says
+    that the client is there and the launch goes on."""
+    if disturbance.is_over:
+        return disturbance, None
+    if life != disturbance.life:
+        return disturbance.moved(OVER), None
+    if not is_wanted or now >= disturbance.until:
+        return disturbance.moved(OVER), undoing(disturbance)
+    if disturbance.turn_ends is None or now < disturbance.turn_ends:
+        return disturbance, None
+    if disturbance.state is STOPPED:
+        return disturbance.moved(RUNNING, now + RUNS), FaultAction.CONTINUE
+    return disturbance.moved(STOPPED, now + STILL), FaultAction.STOP
 
 
-def undoing(one: Disturbance) -> FaultAction | None:
+def undoing(disturbance: Disturbance) -> FaultAction | None:
     """Return the action that leaves the process as it was. One that runs needs none, unless its links are disturbed."""
-    if one.state is STOPPED:
+    if disturbance.state is STOPPED:
         return FaultAction.CONTINUE
-    return UNDOING.get(one.fault)
+    return UNDOING.get(disturbance.fault)

@@ -72,13 +72,13 @@ class ChaosRunner:
 
     def facts(self, since: object) -> dict[str, Any]:
         """Return the terms, the children, and their exits since a time, by default none."""
-        begun = since if isinstance(since, int | float) else math.inf
+        start = since if isinstance(since, int | float) else math.inf
         children = self.supervisor.children
         exits = [
-            {"name": child.name, "at": one.at, **told(one, self.clock())}
+            {"name": child.name, "at": cause.at, **told(cause, self.clock())}
             for child in children
-            for one in child.exits
-            if one.at >= begun
+            for cause in child.exits
+            if cause.at >= start
         ]
         return asdict(self.terms) | {
             "now": self.clock(),
@@ -102,7 +102,7 @@ class ChaosRunner:
 
     @property
     def disturbed(self) -> list[str]:
-        return [one.disturbance.worker for one in self.open]
+        return [open_disturbance.disturbance.worker for open_disturbance in self.open]
 
     def begin(self, client: ControlConnection, request: dict[str, Any]) -> None:
         """Disturb a child. Raises OptionError for what is no disturbance, LaunchError for what is not possible now."""
@@ -118,35 +118,35 @@ class ChaosRunner:
             raise LaunchError(f"{child.name} is being disturbed already.")
         if child.state is not ChildState.READY:
             raise LaunchError(f"{child.name} is not ready to be disturbed: it is {child.state.value}.")
-        if not any(self.is_whole(one) for one in self.standing_in_for(child)):
+        if not any(self.is_whole(peer) for peer in self.standing_in_for(child)):
             raise LaunchError(f"Nobody would serve without {child.name} now.")
         process, now = process_of(child, rank), self.clock()
         assert process is not None
-        one, action = begin(fault, child.name, rank, process.signs.started_at, seconds, now)
+        disturbance, action = begin(fault, child.name, rank, process.signs.started_at, seconds, now)
         self.supervisor.console.line(f"chaos: {process.name}: {fault.value}" + described(fault, seconds))
-        self.open.append(OpenDisturbance(client, one, now, now))
+        self.open.append(OpenDisturbance(client, disturbance, now, now))
         carry_out(action, process, seconds)
         self.advance(now)
 
     def child_named(self, name: object) -> Child:
         """Return the worker or proxy of this name. Raises OptionError if there is none, or if nobody could ever stand
         in for it."""
-        served = [child for child in self.supervisor.children if child.plan.role in DISTURBED_ROLES]
-        for child in served:
+        candidates = [child for child in self.supervisor.children if child.plan.role in DISTURBED_ROLES]
+        for child in candidates:
             if child.name == name:
                 if child.plan.role == PROXY and not self.standing_in_for(child):
                     raise OptionError(f"{child.name} is the only proxy of this launch: nobody would serve without it.")
                 return child
-        known = ", ".join(child.name for child in served) or "none"
-        raise OptionError(f"There is no worker {str(name)[:80]!r} to disturb: this launch has {known}.")
+        names = ", ".join(child.name for child in candidates) or "none"
+        raise OptionError(f"There is no worker {str(name)[:80]!r} to disturb: this launch has {names}.")
 
     def standing_in_for(self, child: Child) -> list[Child]:
         """Return the other proxies, or the other workers of the same group."""
-        one, is_proxy = child.plan, child.plan.role == PROXY
+        plan, is_proxy = child.plan, child.plan.role == PROXY
         return [
-            other
-            for other in self.supervisor.children
-            if other is not child and other.plan.group == one.group and (other.plan.role == PROXY) == is_proxy
+            peer
+            for peer in self.supervisor.children
+            if peer is not child and peer.plan.group == plan.group and (peer.plan.role == PROXY) == is_proxy
         ]
 
     def is_whole(self, child: Child) -> bool:
@@ -155,33 +155,33 @@ class ChaosRunner:
 
     def advance(self, now: float) -> None:
         """Make the steps that are due, and undo what nobody wants any more."""
-        for each in list(self.open):
-            one = each.disturbance
-            process = self.process(one)
+        for open_disturbance in list(self.open):
+            disturbance = open_disturbance.disturbance
+            process = self.process(disturbance)
             life = None if process is None else process.signs.started_at
-            wanted = self.supervisor.monitors and self.supervisor.serving and not each.client.gone
-            each.disturbance, action = advance(one, life, wanted, now)
+            is_wanted = self.supervisor.monitors and self.supervisor.serving and not open_disturbance.client.gone
+            open_disturbance.disturbance, action = advance(disturbance, life, is_wanted, now)
             if process is not None:
-                carry_out(action, process, one.until - now)
-            if each.disturbance.is_over:
-                self.conclude(each, now)
-            elif now - each.last_beat >= BEAT:
-                each.last_beat = now
-                each.client.beat()
+                carry_out(action, process, disturbance.until - now)
+            if open_disturbance.disturbance.is_over:
+                self.conclude(open_disturbance, now)
+            elif now - open_disturbance.last_beat >= BEAT:
+                open_disturbance.last_beat = now
+                open_disturbance.client.beat()
 
-    def process(self, one: Disturbance) -> ChildProcess | None:
-        child = next((child for child in self.supervisor.children if child.name == one.worker), None)
-        return None if child is None else process_of(child, one.rank)
+    def process(self, disturbance: Disturbance) -> ChildProcess | None:
+        child = next((child for child in self.supervisor.children if child.name == disturbance.worker), None)
+        return None if child is None else process_of(child, disturbance.rank)
 
-    def conclude(self, each: OpenDisturbance, now: float) -> None:
-        self.open.remove(each)
-        lives = self.process(each.disturbance)
-        survived = lives is not None and lives.signs.started_at == each.disturbance.life
-        each.client.end("done", begun=each.begun, ended=now, survived=survived)
+    def conclude(self, open_disturbance: OpenDisturbance, now: float) -> None:
+        self.open.remove(open_disturbance)
+        lives = self.process(open_disturbance.disturbance)
+        has_survived = lives is not None and lives.signs.started_at == open_disturbance.disturbance.life
+        open_disturbance.client.end("done", begun=open_disturbance.begun, ended=now, survived=has_survived)
 
     def waits(self, now: float) -> Sequence[float]:
         """Return the seconds until each disturbance's next step."""
-        return [each.disturbance.due - now for each in self.open]
+        return [open_disturbance.disturbance.due - now for open_disturbance in self.open]
 
     def close(self) -> None:
         """Undo everything, since the launch ends. The supervisor no longer monitors."""
@@ -192,8 +192,8 @@ def fault_named(name: object) -> FaultKind:
     try:
         return FaultKind(name)
     except ValueError:
-        known = ", ".join(one.value for one in FaultKind)
-        raise OptionError(f"A fault is one of {known}, not {str(name)[:80]!r}.") from None
+        kinds = ", ".join(kind.value for kind in FaultKind)
+        raise OptionError(f"A fault is one of {kinds}, not {str(name)[:80]!r}.") from None
 
 
 def duration(value: object) -> float:
