@@ -57,6 +57,8 @@ FIGURES = ("ttft_ms_median", "tpot_ms_median", "output_tokens_per_second")
 OF_LAUNCHES = ("ready_seconds", "pss_mib")
 # Tokens of context for each stream of llama-server: the load's prompts and answers.
 LLAMA_CONTEXT = 512
+# Seconds for a first token: a peer refuses nobody, and a large model on few cores keeps a prompt waiting for minutes.
+PATIENCE = "600"
 Figures = dict[str, Any]
 # The figures of a turn by concurrency; under 0 are those of its start.
 Turn = dict[int, Figures]
@@ -147,7 +149,7 @@ def beside_llama(folder: Path, file: Path, arguments: argparse.Namespace) -> lis
     streams, cores = max(arguments.concurrency), len(os.sched_getaffinity(0))
     launch = [
         sys.executable, "app.py", "launch", "--model", str(file), "--served-model-name", arguments.model,
-        "--port", ours.rpartition(":")[2],
+        "--port", ours.rpartition(":")[2], "--first-byte-timeout", PATIENCE,
     ]  # fmt: skip
     server = [
         str(folder / "llama-server"), "--model", str(file), "--threads", str(cores), "--parallel", str(streams),
