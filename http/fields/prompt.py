@@ -56,8 +56,8 @@ class PromptFields:
         """Return the prompt truncated, where the context leaves `room` tokens beside the output."""
         if self.truncate is None:
             return prompt
-        kept = max(1, room if self.truncate == TO_FIT else self.truncate)
-        return prompt[:kept] if self.keeps_beginning else prompt[-kept:]
+        kept_tokens = max(1, room if self.truncate == TO_FIT else self.truncate)
+        return prompt[:kept_tokens] if self.keeps_beginning else prompt[-kept_tokens:]
 
     def complete(self, ticket: Ticket, *, share_prefixes: bool) -> Ticket:
         """Return a request's ticket with what its body says. Raises RequestError for a caller that may not go ahead of

@@ -72,26 +72,26 @@ def structure_of(fields: Fields, values: Mapping[str, Any]) -> OutputStructure |
 
 
 def read_format(fields: Fields, name: str) -> OutputStructure | None:
-    wanted = fields.required_object(name)
-    kind = wanted.text("type")
+    format_fields = fields.required_object(name)
+    kind = format_fields.text("type")
     if kind not in FORMATS:
-        raise wanted.unfit("type", kind, f"one of {', '.join(FORMATS)}")
+        raise format_fields.unfit("type", kind, f"one of {', '.join(FORMATS)}")
     structure = None
     if kind == "json_object":
         structure = OutputStructure(grammar_of_schema(bounded_object()), name)
     elif kind == "json_schema":
-        structure = read_json_schema(wanted)
+        structure = read_json_schema(format_fields)
     elif kind == "structural_tag":
-        tags = read_structural_tag(wanted)
+        tags = read_structural_tag(format_fields)
         structure = written(fields, name, list(schemas_of(tags)), lambda _: grammar_of_format(tags))
-    wanted.finish()
+    format_fields.finish()
     return structure
 
 
 def read_json_schema(wanted: Fields) -> OutputStructure:
     """Read a schema, all of which a grammar has to hold if `strict` is set."""
-    described = wanted.required_object("json_schema", "is missing: give an object with a name and a schema")
-    return read_described(described)
+    schema_fields = wanted.required_object("json_schema", "is missing: give an object with a name and a schema")
+    return read_described(schema_fields)
 
 
 def read_described(described: Fields) -> OutputStructure:
@@ -117,13 +117,13 @@ def schema_structure(fields: Fields, name: str, schema: Any, strict: bool = Fals
 
 
 def read_kinds(fields: Fields, name: str) -> OutputStructure:
-    wanted = fields.required_object(name)
-    given = [kind for kind in KINDS if wanted.take(kind) is not None]
-    wanted.neutral(NEUTRAL_KINDS)
-    wanted.finish()
-    if len(given) != 1:
+    structure_fields = fields.required_object(name)
+    given_kinds = [kind for kind in KINDS if structure_fields.take(kind) is not None]
+    structure_fields.neutral(NEUTRAL_KINDS)
+    structure_fields.finish()
+    if len(given_kinds) != 1:
         raise fields.wrong(name, f"must hold exactly one of {', '.join(KINDS)}")
-    return KIND_READERS[given[0]](wanted)
+    return KIND_READERS[given_kinds[0]](structure_fields)
 
 
 def read_json(wanted: Fields, name: str = "json") -> OutputStructure:
@@ -226,9 +226,9 @@ def is_deep(value: Any) -> bool:
     for _ in range(MAX_DEPTH + 1):
         level = [
             item
-            for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
+            for node in level
+            if isinstance(node, dict | list)
+            for item in (node.values() if isinstance(node, dict) else node)
         ]
         if not level:
             return False
@@ -237,12 +237,12 @@ def is_deep(value: Any) -> bool:
 
 def format_schema() -> Schema:
     text, flag = or_null({"type": "string"}), or_null({"type": "boolean"})
-    described = closed(["name", "schema"], name=TEXT, schema=SCHEMA, description=text, strict=flag)
+    json_schema = closed(["name", "schema"], name=TEXT, schema=SCHEMA, description=text, strict=flag)
     return {
         "title": "what the answer has to be, as `docs/guide/structured-output.md` shows",
         "oneOf": [
             closed(["type"], type={"enum": ["text", "json_object"]}),
-            closed(["type", "json_schema"], type={"const": "json_schema"}, json_schema=described),
+            closed(["type", "json_schema"], type={"const": "json_schema"}, json_schema=json_schema),
             closed(
                 ["type", "structures", "triggers"],
                 type={"const": "structural_tag"},
@@ -268,11 +268,13 @@ def kinds_schema() -> Schema:
         "json_object": {"const": True},
         "choice": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
     }
-    rest: dict[str, Schema] = {name: {"enum": [*allowed, None]} for name, allowed in NEUTRAL_KINDS.items()}
-    rest |= {name: {"type": "null"} for name in types}
+    neutral_fields: dict[str, Schema] = {
+        name: {"enum": [*neutral_values, None]} for name, neutral_values in NEUTRAL_KINDS.items()
+    }
+    neutral_fields |= {name: {"type": "null"} for name in types}
     return {
         "title": f"an object with one of `{'`, `'.join(KINDS)}`, as `docs/guide/structured-output.md` shows",
-        "oneOf": [closed([name], **rest | {name: kind}) for name, kind in types.items()],
+        "oneOf": [closed([name], **neutral_fields | {name: kind}) for name, kind in types.items()],
     }
 
 

@@ -84,8 +84,8 @@ def tool_fields(fields: Fields, values: Mapping[str, Any]) -> ToolFields:
     unknown = next((name for name in choice.allowed or () if name not in {tool.name for tool in tools}), None)
     if unknown is not None:
         raise fields.wrong("tool_choice", f"allows {unknown!r:.150}, which is none of the tools")
-    shown = tuple(tool for tool in values["tools"] if choice.allows(tool["function"]["name"]))
-    return ToolFields(shown, tuple(map(made, shown)), choice, values["parallel_tool_calls"])
+    shown_tools = tuple(tool for tool in values["tools"] if choice.allows(tool["function"]["name"]))
+    return ToolFields(shown_tools, tuple(map(made, shown_tools)), choice, values["parallel_tool_calls"])
 
 
 def made(tool: Mapping[str, Any]) -> Tool:
@@ -96,24 +96,24 @@ def made(tool: Mapping[str, Any]) -> Tool:
 def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
     """Validate the tools and return their known fields as sent, since a template renders them."""
     names: set[str] = set()
-    shown: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
     for tool in fields.objects(name, MAX_TOOLS):
         function = read_function(tool)
         read_definition(function, names)
         function.ignore_rest()
         tool.ignore_rest()
-        shown.append(tool.known | {"function": function.known})
-    return tuple(shown)
+        tools.append(tool.known | {"function": function.known})
+    return tuple(tools)
 
 
 def read_definition(function: Fields, names: set[str]) -> None:
     """Validate a function's own fields, and add its name to `names`, those of the functions before it."""
-    own = function.required_text("name")
-    if NAME.fullmatch(own) is None:
+    name = function.required_text("name")
+    if NAME.fullmatch(name) is None:
         raise function.wrong("name", "must have 1 to 128 of the characters A-Z a-z 0-9 _ . : / -")
-    if own in names:
-        raise function.wrong("name", f"is {own!r}, as another tool's is: give each its own")
-    names.add(own)
+    if name in names:
+        raise function.wrong("name", f"is {name!r}, as another tool's is: give each its own")
+    names.add(name)
     function.text("description")
     read_parameters(function)
     function.boolean("strict", False)
@@ -163,8 +163,8 @@ def read_named(chosen: Fields) -> ToolChoice:
 def read_allowed(chosen: Fields) -> ToolChoice:
     """Read a choice among some of the tools; the others are not shown to the model."""
     chosen.take("type")
-    allowed = chosen.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
-    choice = read_allowed_tools(allowed, function_name)
+    allowed_tools = chosen.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
+    choice = read_allowed_tools(allowed_tools, function_name)
     chosen.ignore_rest()
     return choice
 
@@ -203,13 +203,13 @@ def tools_schema(name: str, tool: Schema) -> Schema:
 
 def choice_schema() -> Schema:
     function = opened(["name"], name={"type": "string"})
-    named = opened(["function"], type={"enum": ["function", None]}, function=function)
-    some = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS}
-    allowed = opened(["mode", "tools"], mode={"enum": list(ALLOWED_MODES)}, tools=some)
-    among = opened(["type", ALLOWED], type={"const": ALLOWED}, allowed_tools=allowed)
+    named_tool = opened(["function"], type={"enum": ["function", None]}, function=function)
+    some = {"type": "array", "items": named_tool, "minItems": 1, "maxItems": MAX_TOOLS}
+    allowed_tools = opened(["mode", "tools"], mode={"enum": list(ALLOWED_MODES)}, tools=some)
+    among = opened(["type", ALLOWED], type={"const": ALLOWED}, allowed_tools=allowed_tools)
     named_shown = '`{"type": "function", "function": {"name": …}}`'
-    shown = f'`"auto"`, `"none"`, `"required"`, {named_shown} or `{{"type": "allowed_tools", "allowed_tools": …}}`'
-    return {"title": shown, "anyOf": [{"enum": list(MODES)}, named, among]}
+    title = f'`"auto"`, `"none"`, `"required"`, {named_shown} or `{{"type": "allowed_tools", "allowed_tools": …}}`'
+    return {"title": title, "anyOf": [{"enum": list(MODES)}, named_tool, among]}
 
 
 TOOL = opened(["function"], type={"enum": ["function", None]}, function=opened(["name"], **FUNCTION))

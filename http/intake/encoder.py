@@ -60,8 +60,8 @@ class Encoder:
     def too_long(self, param: str, limit: TextLimit) -> RequestError:
         """Return the error with OpenAI's code for an exceeded context."""
         context, most = limit.context, self.most_bytes(limit)
-        known = "" if context is None else f"{maximum(context)} "
-        says = f"{known}{param} has more than {most} bytes of text, which is all that is taken: shorten it"
+        context_note = "" if context is None else f"{maximum(context)} "
+        says = f"{context_note}{param} has more than {most} bytes of text, which is all that is taken: shorten it"
         return RequestError(says, param=param, code="context_length_exceeded")
 
     async def encode(self, text: str, add_special_tokens: bool, limit: TextLimit, param: str = "prompt") -> list[int]:

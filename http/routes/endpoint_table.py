@@ -64,11 +64,11 @@ def endpoints(
     )
     routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
     name = config.served_embedding_model_name
-    served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
-    vectors, models = EmbeddingRoutes(proxy, model, served, bodies), ModelList(model, served)
+    served_embedding = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
+    vectors, models = EmbeddingRoutes(proxy, model, served_embedding, bodies), ModelList(model, served_embedding)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
     resumable = routes.resumable.serving
-    listed = (
+    table = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
         Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
@@ -96,9 +96,9 @@ def endpoints(
                  door=RouteAccess.ADMIN),
         *page.endpoints(bodies),
     )  # fmt: skip
-    asked = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
-    described = OpenApiRoute(listed, config.version, model.vocab_size, asked=asked, strict=config.strict_parameters)
-    return tuple(recorded(one, intake.in_flight) for one in (*listed, described.own))
+    key_kinds = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
+    openapi = OpenApiRoute(table, config.version, model.vocab_size, asked=key_kinds, strict=config.strict_parameters)
+    return tuple(recorded(endpoint, intake.in_flight) for endpoint in (*table, openapi.own))
 
 
 def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:

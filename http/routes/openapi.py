@@ -44,9 +44,9 @@ def document(
 ) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        described = operation(endpoint, vocab_size, strict) | security(endpoint.door, asked)
-        described["responses"] |= responses_of(refusals(endpoint.door, asked))
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = described
+        operation_object = operation(endpoint, vocab_size, strict) | security(endpoint.door, asked)
+        operation_object["responses"] |= responses_of(refusals(endpoint.door, asked))
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation_object
     return {
         "openapi": "3.2.0",
         "info": {"title": "pontil", "version": version, "description": ABOUT},
@@ -72,7 +72,7 @@ def refusals(door: RouteAccess, asked: frozenset[str]) -> tuple[int, ...]:
 
 
 def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    operation_object: dict[str, Any] = {
         "operationId": endpoint.handler.__name__,
         "summary": endpoint.says,
         "responses": responses(endpoint),
@@ -82,22 +82,22 @@ def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, An
     ]
     in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in endpoint.asks]
     if in_path or in_query:
-        described["parameters"] = in_path + in_query
+        operation_object["parameters"] = in_path + in_query
     if endpoint.takes is not None:
-        closed = {"additionalProperties": False} if strict else {}
-        kinds = [one for one in (endpoint.takes, endpoint.alternative) if one is not None]
-        schemas = [object_schema(kind, vocab_size) | closed for kind in kinds]
+        closed_object = {"additionalProperties": False} if strict else {}
+        kinds = [parameters for parameters in (endpoint.takes, endpoint.alternative) if parameters is not None]
+        schemas = [object_schema(kind, vocab_size) | closed_object for kind in kinds]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        described["requestBody"] = {"required": True, "content": {endpoint.body_type: {"schema": schema}}}
-    return described
+        operation_object["requestBody"] = {"required": True, "content": {endpoint.body_type: {"schema": schema}}}
+    return operation_object
 
 
 def responses(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {endpoint.content_type.partition(";")[0]: {"schema": endpoint.gives}}
     if endpoint.events is not None:
         content["text/event-stream"] = {"itemSchema": event_schema(endpoint.events)}
-    described: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
-    return described | responses_of(endpoint.errors)
+    response_objects: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
+    return response_objects | responses_of(endpoint.errors)
 
 
 def responses_of(errors: Sequence[int]) -> dict[str, Any]:

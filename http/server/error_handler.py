@@ -94,8 +94,8 @@ def headers_of(error: PontilError) -> dict[str, str]:
         return error.headers
     if isinstance(error, RequestError) and not isinstance(error, TooManyRequests):
         return {}
-    stated = error.retry_after if isinstance(error, TooManyRequests | Unavailable) else None
-    return {"retry-after": str(max(1, math.ceil(RETRY_SECONDS if stated is None else stated)))}
+    retry_after = error.retry_after if isinstance(error, TooManyRequests | Unavailable) else None
+    return {"retry-after": str(max(1, math.ceil(RETRY_SECONDS if retry_after is None else retry_after)))}
 
 
 def said(request: Request, exception: SanicException) -> str:

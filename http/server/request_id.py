@@ -20,11 +20,11 @@ class WithRequestId(logging.Filter):
     request is handled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        name, received = CURRENT.get(), RECEIVED.get()
+        name, received_request = CURRENT.get(), RECEIVED.get()
         if name is not None and getattr(record, "request", None) is None:
             record.request = name
-            if received is not None and isinstance(received.trace, ServedTrace):
-                record.trace_id = received.trace.context.trace_id
+            if received_request is not None and isinstance(received_request.trace, ServedTrace):
+                record.trace_id = received_request.trace.context.trace_id
         return True
 
 

@@ -42,9 +42,9 @@ class ServerSpans:
 
         @wraps(handler)
         async def handle(request: Request, *given: Any, **named: Any) -> HTTPResponse | None:
-            received = RECEIVED.get()
-            assert received is not None, "a request is received before it is handled"
-            trace = self.begin(request, received)
+            received_request = RECEIVED.get()
+            assert received_request is not None, "a request is received before it is handled"
+            trace = self.begin(request, received_request)
             try:
                 response = await handler(request, *given, **named)
             except CancelledError:

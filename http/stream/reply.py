@@ -258,13 +258,13 @@ async def reply_whole(
     stream: Stream, shape: WholeFormat, keep: KeepAnswer = keep_nothing, write: WriteAnswer = as_json
 ) -> HTTPResponse:
     choices = [ReplyChoice(request) for request in stream.by_choice]
-    for index, said in await stream.all():
+    for index, event in await stream.all():
         if shape.schema_watch is not None:
-            shape.schema_watch.observe(index, said)
-        if isinstance(said, Ended):
-            choices[index].end(said)
+            shape.schema_watch.observe(index, event)
+        if isinstance(event, Ended):
+            choices[index].end(event)
         else:
-            choices[index].add(said)
+            choices[index].add(event)
     await stream.settled()
     verdicts = await schema_verdicts(stream, shape)
     answer = shape.whole(choices, stream.final_usage, verdicts)

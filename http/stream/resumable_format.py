@@ -37,11 +37,11 @@ class HeldTokens:
     def take(self, ids: int | None = None, characters: int | None = None) -> Delta:
         """Remove so many ids and characters; all of them without a number."""
         text = "".join(self.pieces)
-        taken = Delta(text[:characters], self.ids[:ids], self.choice, [])
-        left = "" if characters is None else text[characters:]
+        delta = Delta(text[:characters], self.ids[:ids], self.choice, [])
+        remaining_text = "" if characters is None else text[characters:]
         self.ids = [] if ids is None else self.ids[ids:]
-        self.pieces, self.characters = [left], len(left)
-        return taken
+        self.pieces, self.characters = [remaining_text], len(remaining_text)
+        return delta
 
 
 class ResumedChoice:
@@ -67,13 +67,13 @@ class ResumedChoice:
         if self.marks:
             self.held.add(said)
         while self.marks:
-            mark, place, held = self.marks[0], self.place, self.held
+            mark, place, held_tokens = self.marks[0], self.place, self.held
             ids, characters = mark.ids - place.ids, mark.characters - place.characters
-            if len(held.ids) < ids or held.characters < characters:
+            if len(held_tokens.ids) < ids or held_tokens.characters < characters:
                 return
             del self.marks[0]
-            yield held.take(ids, characters)
-            said = held.take() if not self.marks else said
+            yield held_tokens.take(ids, characters)
+            said = held_tokens.take() if not self.marks else said
         if said.ids or said.text:
             yield said
 
@@ -148,17 +148,18 @@ class ResumableFormat:
 
     def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
         """Return the events of these parts that the reader does not have."""
-        shown, split = list[bytes](), None if self.since.group is None else self.choices[self.since.group.choice]
-        for index, one in said:
+        encoded_events = list[bytes]()
+        split = None if self.since.group is None else self.choices[self.since.group.choice]
+        for index, event in said:
             choice = self.choices[index]
             if split is not None and split.is_split and choice is not split:
-                self.waiting.append((index, one))
+                self.waiting.append((index, event))
                 continue
-            shown += [self.told(stream, index, part) for part in choice.parts(one)]
+            encoded_events += [self.told(stream, index, part) for part in choice.parts(event)]
             if self.waiting and split is not None and not split.is_split:
                 waiting, self.waiting = self.waiting, []
-                shown.append(self.events(stream, waiting))
-        return b"".join(shown)
+                encoded_events.append(self.events(stream, waiting))
+        return b"".join(encoded_events)
 
     def told(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
         """Return the events of one part with their ids, but for those that the reader has."""
@@ -166,7 +167,7 @@ class ResumableFormat:
         before, choice = tuple(self.places) if len(data) > 1 else (), self.choices[index]
         place = choice.advance(said)
         self.places[index] = choice.has if choice.has.has(place) else place
-        shown = []
+        encoded_events = []
         for number, event in enumerate(data[(skip := choice.skipped(len(data))) :], skip + 1):
             last = number == len(data)
             point = (
@@ -174,21 +175,21 @@ class ResumableFormat:
                 if last
                 else (ResumePoint(self.since.name, before, GroupPlace(index, place, number)))
             )
-            shown.append(b"id: %b\n%b" % (str(point).encode(), event))
-        return b"".join(shown)
+            encoded_events.append(b"id: %b\n%b" % (str(point).encode(), event))
+        return b"".join(encoded_events)
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         data, tail = parts(self.form.end(stream, verdicts)), self.since.tail
         if tail >= max(1, len(data)):
             raise NoSuchEvent
-        shown = []
+        encoded_events = []
         for number, event in enumerate(data, 1):
             point = ResumePoint(self.since.name, tuple(self.places), tail=number)
             if event == DONE:
-                shown.append(event)
+                encoded_events.append(event)
             elif number > tail:
-                shown.append(b"id: %b\n%b" % (str(point).encode(), event))
-        return b"".join(shown)
+                encoded_events.append(b"id: %b\n%b" % (str(point).encode(), event))
+        return b"".join(encoded_events)
 
     def failure(self, error: PontilError) -> bytes:
         return self.form.failure(error)

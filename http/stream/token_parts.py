@@ -56,8 +56,8 @@ class TokenParts:
 
     def finish(self) -> Iterator[PartsOfTokens]:
         """Yield the rest of an answer that has ended, whose last tokens a stop string may have cut."""
-        rest, self.text = self.text, ""
-        yield self.parts(self.tokens, rest)
+        last_text, self.text = self.text, ""
+        yield self.parts(self.tokens, last_text)
         yield self.told(self.reader.finish())
 
     def parts(self, tokens: Iterable[Token], text: str) -> PartsOfTokens:
@@ -77,14 +77,14 @@ class TokenParts:
         start = 0 if self.held_text.startswith(content) else max(0, self.held_text.rfind(content))
         end = start + len(content)
         offsets = list(accumulate((length for length, _ in self.held), initial=0))
-        own = [
+        part_logprobs = [
             entries
             for (length, entries), offset in zip(self.held, offsets, strict=False)
             if offset < end and offset + max(1, length) > start
         ]
-        rest = next((index for index, offset in enumerate(offsets) if offset >= end), len(self.held))
-        self.held, self.held_text = self.held[rest:], self.held_text[offsets[rest] :]
-        return parts, own
+        rest_index = next((index for index, offset in enumerate(offsets) if offset >= end), len(self.held))
+        self.held, self.held_text = self.held[rest_index:], self.held_text[offsets[rest_index] :]
+        return parts, part_logprobs
 
     @property
     def last(self) -> Logprobs:

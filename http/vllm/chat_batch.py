@@ -89,7 +89,7 @@ def read_conversations(fields: Fields, name: str) -> tuple[tuple[Message, ...], 
         raise fields.wrong(name, "is empty: give at least one conversation")
     if len(value) > MAX_CONVERSATIONS:
         raise fields.wrong(name, f"may hold at most {MAX_CONVERSATIONS} conversations")
-    return tuple(messages_of(fields, place_of(index), one) for index, one in enumerate(value))
+    return tuple(messages_of(fields, place_of(index), conversation) for index, conversation in enumerate(value))
 
 
 CONVERSATIONS_SCHEMA: Schema = {
@@ -132,14 +132,14 @@ class ChatBatchShape:
         return self.shapes[index].content(0, text)
 
     def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
-        shown = []
+        choice_objects = []
         for index, (shape, choice) in enumerate(zip(self.shapes, choices, strict=True)):
-            own = shape.whole([choice], usage, {0: verdicts[index]} if index in verdicts else {})
-            about = {name: own[name] for name in OF_PROMPTS if name in own}
-            shown.append(own["choices"][0] | {"index": index} | about)
+            chat_answer = shape.whole([choice], usage, {0: verdicts[index]} if index in verdicts else {})
+            about = {name: chat_answer[name] for name in OF_PROMPTS if name in chat_answer}
+            choice_objects.append(chat_answer["choices"][0] | {"index": index} | about)
         first = self.shapes[0]
         usage_shown = chat_usage_object(usage, self.reasoning_tokens())
-        return {"object": first.whole_object} | first.base | {"choices": shown, "usage": usage_shown}
+        return {"object": first.whole_object} | first.base | {"choices": choice_objects, "usage": usage_shown}
 
     def reasoning_tokens(self) -> int | None:
         """Return the count over all conversations; None if it is not exact for one of them."""
@@ -159,9 +159,9 @@ class ChatBatchRoutes:
         ready = await self.prepare(request, await routes.read(request, read_chat_batch))
         heading = routes.heading(request, "chatcmpl", ready[0].snapshot)
         shape = ChatBatchShape(
-            [routes.chat_shape(one, heading) for one in ready], routes.schema_watch(ready[0].sampling)
+            [routes.chat_shape(ready_chat, heading) for ready_chat in ready], routes.schema_watch(ready[0].sampling)
         )
-        works = [work for one in ready for work in one.works]
+        works = [work for ready_chat in ready for work in ready_chat.works]
         await routes.preparation.look_up(replace(ready[0], works=works))
         stream = routes.proxy.submit(ready[0].ticket, *works, snapshot=ready[0].snapshot)
         understood(request)
@@ -181,8 +181,10 @@ class ChatBatchRoutes:
         ready = []
         for index, chat in enumerate(wanted.chats):
             with naming(index):
-                one = await preparation.fitted(ticket, replace(chat, sampling=sampling), snapshot, place_of(index))
-            ready.append(one)
+                ready_chat = await preparation.fitted(
+                    ticket, replace(chat, sampling=sampling), snapshot, place_of(index)
+                )
+            ready.append(ready_chat)
             # Short conversations are rendered on the event loop, which has its turns in between.
             await asyncio.sleep(0)
         return ready

@@ -48,19 +48,19 @@ def read_generate(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFiel
         raise fields.wrong("text", "or input_ids has to be there, and only one of them", "missing_required_parameter")
     name = "text" if values["text"] is not None else "input_ids"
     prompt = values[name] if name == "text" else list(values[name])
-    translated = {"prompt": prompt, "stream": values["stream"], "max_tokens": DEFAULT_NEW_TOKENS}
+    completion_body = {"prompt": prompt, "stream": values["stream"], "max_tokens": DEFAULT_NEW_TOKENS}
     names = {"prompt": name}
-    for given, value in values["sampling_params"].items():
-        if given not in TAKEN:
-            says = f"sampling_params.{given:.60} is no sampling parameter: leave it out"
+    for parameter_name, value in values["sampling_params"].items():
+        if parameter_name not in TAKEN:
+            says = f"sampling_params.{parameter_name:.60} is no sampling parameter: leave it out"
             raise RequestError(says, param="sampling_params", code="unknown_parameter")
         if value is not None:
-            translated[TAKEN[given]] = value
-            names[TAKEN[given]] = f"sampling_params.{given}"
-    if translated.get("n") not in (None, 1):
+            completion_body[TAKEN[parameter_name]] = value
+            names[TAKEN[parameter_name]] = f"sampling_params.{parameter_name}"
+    if completion_body.get("n") not in (None, 1):
         raise RequestError("sampling_params.n must be 1: ask /v1/completions for more", param="sampling_params.n")
     try:
-        return read_completion(translated, vocab_size, ignored)
+        return read_completion(completion_body, vocab_size, ignored)
     except RequestError as error:
         raise renamed(error, names) from None
 
@@ -83,8 +83,8 @@ class GenerateShape(CompletionShape):
         self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict] | None = None
     ) -> dict[str, Any]:
         (choice,) = choices
-        ended = Ended(0, choice.reason or "stop", choice.stop_reason)
-        return {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, ended)}
+        choice_end = Ended(0, choice.reason or "stop", choice.stop_reason)
+        return {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, choice_end)}
 
     def event(self, stream: Stream, index: int, one: Delta | Ended) -> bytes:
         if self.schema_watch is not None:
@@ -97,7 +97,7 @@ class GenerateShape(CompletionShape):
         return framed({"text": self.said, "meta_info": self.about(stream.usage, None)})
 
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
-        return b"".join(self.last(stream, ended) for ended in watch.ended.values())
+        return b"".join(self.last(stream, choice_end) for choice_end in watch.ended.values())
 
     def last(self, stream: Stream, ended: Ended) -> bytes:
         ids = stream.request.answers[0].ids

@@ -50,11 +50,11 @@ def beside(wanted: ToolFields, own: OutputStructure, form: CallFormat | None, th
     if form is None or wanted.choice.mode == "required" or not own.written:
         says = f'{own.param} leaves no room for calls of tools: set tool_choice to "none", or leave one out'
         raise RequestError(says, param=own.param)
-    made = grammar_for(
+    structure = grammar_for(
         "tools",
         lambda: grammar_of_calls_or_form(call_texts(wanted, form), frame(form, wanted.parallel), own.grammar, thought),
     )
-    return replace(own, grammar=made.grammar, param=made.param)
+    return replace(own, grammar=structure.grammar, param=structure.param)
 
 
 def refuse_promises(wanted: ToolFields) -> None:

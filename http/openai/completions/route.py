@@ -50,15 +50,15 @@ def remote_kv(
     """Return what a router of others wants done with the prompt's KV, kept or taken from elsewhere; None if the request
     is to be served like any other. `name` is the request's id. Raises RequestError for what the router cannot have
     meant."""
-    asked = wanted.kv_transfer
-    if asked is None:
+    kv_transfer = wanted.kv_transfer
+    if kv_transfer is None:
         return None
     if not proxy.config.kv_transfers:
         says = "is for a worker with an endpoint of its own (--role prefill or decode with --http): leave it out"
         raise RequestError(f"{NAME} {says}", param=NAME, code="unsupported_parameter")
     if prompts != 1:
         raise RequestError(f"{NAME} moves the KV of one prompt, and there are {prompts}: send one", param=NAME)
-    if asked.keeps:
+    if kv_transfer.keeps:
         if wanted.delivery.stream:
             raise RequestError(f"{NAME} with do_remote_decode is for an answer that is not streamed", param=NAME)
         if wanted.sampling.max_tokens != 1:
@@ -69,7 +69,7 @@ def remote_kv(
         # They are known only where the whole prompt is computed.
         return None
     try:
-        return proxy.kv_transfers.claim(asked.told)
+        return proxy.kv_transfers.claim(kv_transfer.told)
     except ValueError as error:
         LOG.warning("a kept prompt is not asked for, but computed here: %s", error, extra={"request": name})
         return None
@@ -203,16 +203,20 @@ class Preparation:
     async def with_structure(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
         """Return the request with the grammar of its tools, and room for reasoning, checked in the form that workers
         get."""
-        tools, own = wanted.prompt.tools, wanted.sampling.structure
-        structure = await self.structure(tools, own, thinking)
+        tools, own_structure = wanted.prompt.tools, wanted.sampling.structure
+        structure = await self.structure(tools, own_structure, thinking)
         try:
             await self.grammars.check(structure)
         except RequestError as error:
             if error.param != "tools":
                 raise
-            structure = await self.structure(await self.grammars.relaxed(tools), own, thinking)
+            structure = await self.structure(await self.grammars.relaxed(tools), own_structure, thinking)
             await self.grammars.check(structure)
-        return wanted if structure is own else replace(wanted, sampling=replace(wanted.sampling, structure=structure))
+        return (
+            wanted
+            if structure is own_structure
+            else replace(wanted, sampling=replace(wanted.sampling, structure=structure))
+        )
 
     async def structure(self, tools: ToolFields, own: OutputStructure | None, thinking: bool) -> OutputStructure | None:
         # The tools' schemas may be as large as a body may be.
@@ -232,8 +236,8 @@ class GenerationRoutes:
 
     async def read(self, request: Request, read: Callable[..., T]) -> T:
         """Read this request's body by its parser."""
-        ignored = self.bodies.ignored(request)
-        return await self.bodies.read(request, partial(read, vocab_size=self.model.vocab_size, ignored=ignored))
+        ignored_fields = self.bodies.ignored(request)
+        return await self.bodies.read(request, partial(read, vocab_size=self.model.vocab_size, ignored=ignored_fields))
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         return await self.answer_completion(request, await self.read(request, read_completion))
@@ -243,8 +247,8 @@ class GenerationRoutes:
     ) -> HTTPResponse | None:
         """Answer a completion that has been read, in this form."""
         ready = await self.preparation.completion(request.ctx.ticket, wanted)
-        shown = self.shown(ready.sampling, wanted.echo, added=self.added(wanted))
-        shape = form(self.heading(request, "cmpl", ready.snapshot), wanted.delivery, shown)
+        shown_text = self.shown(ready.sampling, wanted.echo, added=self.added(wanted))
+        shape = form(self.heading(request, "cmpl", ready.snapshot), wanted.delivery, shown_text)
         return await self.send(request, ready, shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
@@ -285,8 +289,8 @@ class GenerationRoutes:
 
     def heading(self, request: Request, kind: str, snapshot: RegistrySnapshot) -> ReplyHeading:
         """Return the heading of a reply: the earlier one of a stream that is continued, else a new one."""
-        if (begun := heading_of(request)) is not None:
-            return begun
+        if (earlier_heading := heading_of(request)) is not None:
+            return earlier_heading
         fingerprint = snapshot.system_fingerprint(self.proxy.config.version)
         return ReplyHeading(f"{kind}-{secrets.token_hex(12)}", int(time.time()), self.model.name, fingerprint)
 
@@ -303,18 +307,18 @@ class GenerationRoutes:
         return tuple(self.proxy.tokenizer.encode("", True)) if is_text else ()
 
     def chat_shape(self, ready: ReadyChat, heading: ReplyHeading) -> ChatShape:
-        wanted = ready.wanted
-        continued = wanted.prompt.continued if wanted.echo else ""
-        if wanted.echo and not continued:
-            wanted.prompt.ignored.note("echo")
-        made = (heading, wanted.delivery, self.shown(ready.sampling, continued=continued))
-        if not (wanted.include_reasoning or self.prompts.dialect.thinks):
-            wanted.prompt.ignored.note("include_reasoning")
-        if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
-            return self.sounds.form(ChatShape, wanted.audio)(*made)
-        parsed = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
-        form = self.sounds.form(parsed, wanted.audio)
-        return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
+        chat_request = ready.wanted
+        continued_text = chat_request.prompt.continued if chat_request.echo else ""
+        if chat_request.echo and not continued_text:
+            chat_request.prompt.ignored.note("echo")
+        shape_args = (heading, chat_request.delivery, self.shown(ready.sampling, continued=continued_text))
+        if not (chat_request.include_reasoning or self.prompts.dialect.thinks):
+            chat_request.prompt.ignored.note("include_reasoning")
+        if not self.prompts.dialect.reads(chat_request.prompt.tools.functions):
+            return self.sounds.form(ChatShape, chat_request.audio)(*shape_args)
+        shape_type = FunctionCallShape if chat_request.prompt.tools.legacy else ParsedChatShape
+        form = self.sounds.form(shape_type, chat_request.audio)
+        return form(*shape_args, partial(self.answer_reader, ready), chat_request.include_reasoning)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:
         """Return the reader of one answer. A grammar written by the client leaves no room for reasoning."""

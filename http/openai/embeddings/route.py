@@ -129,24 +129,26 @@ class EmbeddingRoutes:
         self.executor = OrderedExecutor()
 
     async def embeddings(self, request: Request) -> HTTPResponse:
-        served = self.served
-        if served is None:
+        served_model = self.served
+        if served_model is None:
             says = "embeddings are not served here: start the server with --embed, which starts workers for them"
             raise RequestError(says, status=404, code="not_supported")
-        ignored = self.bodies.ignored(request)
-        read = partial(read_embedding, vocab_size=served.vocab_size, ignored=ignored)
-        wanted = await self.bodies.read(request, read)
-        self.check_model(wanted.model, served)
-        ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
-        snapshot = served.snapshot
-        check_together(snapshot.workers, len(wanted.inputs), "input")
-        check_dimensions(wanted.dimensions, snapshot)
-        self.proxy.admissions.check_limits(ticket, len(wanted.inputs))
-        ids = await self.input_ids(wanted, served, snapshot)
+        ignored_fields = self.bodies.ignored(request)
+        parser = partial(read_embedding, vocab_size=served_model.vocab_size, ignored=ignored_fields)
+        embedding_request = await self.bodies.read(request, parser)
+        self.check_model(embedding_request.model, served_model)
+        ticket = embedding_request.handling.complete(
+            request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes
+        )
+        snapshot = served_model.snapshot
+        check_together(snapshot.workers, len(embedding_request.inputs), "input")
+        check_dimensions(embedding_request.dimensions, snapshot)
+        self.proxy.admissions.check_limits(ticket, len(embedding_request.inputs))
+        ids = await self.input_ids(embedding_request, served_model, snapshot)
         understood(request)
-        works = [TextEmbedding(one, served.name, wanted.dimensions) for one in ids]
+        works = [TextEmbedding(token_ids, served_model.name, embedding_request.dimensions) for token_ids in ids]
         stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
-        return await self.answered(stream, works, wanted, served)
+        return await self.answered(stream, works, embedding_request, served_model)
 
     def check_model(self, name: str | None, served: ServedEmbedding) -> None:
         if name == self.generating.name != served.name:
@@ -167,8 +169,8 @@ class EmbeddingRoutes:
         work = partial(encode_all, wanted, served, context)
         size = sum(map(len, texts.values()))
         ids = await self.executor.run(work, size) if size > SHORT_TEXT else work()
-        for index, one in enumerate(ids):
-            check_length(one, context, input_name(wanted.inputs, index))
+        for index, token_ids in enumerate(ids):
+            check_length(token_ids, context, input_name(wanted.inputs, index))
         return ids
 
     async def answered(
@@ -195,17 +197,17 @@ def input_name(inputs: Sequence[Prompt], index: int) -> str:
 def encode_all(wanted: EmbeddingRequest, served: ServedEmbedding, context: int) -> list[list[int]]:
     """Tokenize the inputs, and cut those that are to be cut."""
     handling = wanted.handling
-    found = []
-    for one in wanted.inputs:
-        if not isinstance(one, str):
-            found.append(handling.cut(list(one), context))
+    encoded_inputs = []
+    for prompt in wanted.inputs:
+        if not isinstance(prompt, str):
+            encoded_inputs.append(handling.cut(list(prompt), context))
             continue
-        ids = served.tokenizer.encode_unlocked(one, handling.add_special_tokens)
-        kept = len(ids) if handling.truncate is None else len(handling.cut(ids, context))
-        if kept < len(ids):
-            ids = shortened(ids, served.tokenizer.encode_unlocked(one, False), kept)
-        found.append(ids)
-    return found
+        ids = served.tokenizer.encode_unlocked(prompt, handling.add_special_tokens)
+        kept_tokens = len(ids) if handling.truncate is None else len(handling.cut(ids, context))
+        if kept_tokens < len(ids):
+            ids = shortened(ids, served.tokenizer.encode_unlocked(prompt, False), kept_tokens)
+        encoded_inputs.append(ids)
+    return encoded_inputs
 
 
 def shortened(ids: list[int], body: list[int], kept: int) -> list[int]:

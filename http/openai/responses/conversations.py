@@ -69,16 +69,16 @@ class Conversations:
         store = self.store
         if store is None:
             return False
-        kept = asyncio.ensure_future(self.executor.run(partial(store.add, caller, response), size))
-        kept.add_done_callback(partial(complain, response.id))
-        done, _ = await asyncio.wait([kept], timeout=KEEP_PATIENCE)
-        return bool(done) and kept.exception() is None and kept.result()
+        future = asyncio.ensure_future(self.executor.run(partial(store.add, caller, response), size))
+        future.add_done_callback(partial(complain, response.id))
+        done_futures, _ = await asyncio.wait([future], timeout=KEEP_PATIENCE)
+        return bool(done_futures) and future.exception() is None and future.result()
 
     async def history(self, caller: str, previous: str | None, items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
         """Return the items before a request, and its own with references resolved. Raises RequestError (404) for a
         response or an item that is not there."""
-        wanted = [item["id"] for item in items if item["type"] == REFERENCE]
-        if previous is None and not wanted:
+        reference_ids = [item["id"] for item in items if item["type"] == REFERENCE]
+        if previous is None and not reference_ids:
             return [], list(items)
         before: list[Item] | None = []
         if previous is not None:
@@ -87,8 +87,8 @@ class Conversations:
             says = f"Previous response with id {previous!r:.100} not found: {self.reason}"
             raise RequestError(says, status=404, param="previous_response_id", code="previous_response_not_found")
         nothing: dict[str, Item] = {}
-        found = await self.read(partial(outputs, caller, wanted), nothing) if wanted else nothing
-        return before, [resolved(item, found, self.reason) for item in items]
+        output_items = await self.read(partial(outputs, caller, reference_ids), nothing) if reference_ids else nothing
+        return before, [resolved(item, output_items, self.reason) for item in items]
 
     @property
     def reason(self) -> str:
@@ -103,8 +103,8 @@ class Conversations:
 
     async def response(self, caller: str, name: str) -> bytes:
         """Return a response's JSON. Raises RequestError (404)."""
-        known = RESPONSE_ID.fullmatch(name) is not None
-        body = await self.read(lambda store: store.response(caller, name), None) if known else None
+        is_valid_id = RESPONSE_ID.fullmatch(name) is not None
+        body = await self.read(lambda store: store.response(caller, name), None) if is_valid_id else None
         if body is None:
             raise self.not_found(name)
         return body
@@ -123,8 +123,8 @@ class Conversations:
 
     async def remove(self, caller: str, name: str) -> None:
         """Remove a response. Raises RequestError (404)."""
-        known = RESPONSE_ID.fullmatch(name) is not None
-        if not (known and await self.read(lambda store: store.remove(caller, name), False)):
+        is_valid_id = RESPONSE_ID.fullmatch(name) is not None
+        if not (is_valid_id and await self.read(lambda store: store.remove(caller, name), False)):
             raise self.not_found(name)
 
     def not_found(self, name: str) -> RequestError:
