@@ -89,8 +89,8 @@ class Dialect:
 
     def __str__(self) -> str:
         calls = "as text" if self.calls is None else f"in the format {self.calls.name}"
-        told = "told apart" if self.thinks or self.has_messages else "not looked for"
-        return f"calls of tools are read {calls}, reasoning is {told}"
+        reasoning = "told apart" if self.thinks or self.has_messages else "not looked for"
+        return f"calls of tools are read {calls}, reasoning is {reasoning}"
 
 
 def dialect_of(tokenizer: Tokenizer, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
@@ -98,10 +98,10 @@ def dialect_of(tokenizer: Tokenizer, calls: str = AUTO, reasoning: str = AUTO) -
     sources = "\n".join(filter(None, (tokenizer.tool_template, tokenizer.chat_template)))
     form = calls_in(sources) if calls == AUTO else FORMATS.get(calls)
     thought = tokenizer.token_id(ENDS[0] if form is HARMONY else THOUGHT)
-    both = thought is not None and tokenizer.token_id(THINK) is not None
+    has_think_tags = thought is not None and tokenizer.token_id(THINK) is not None
     return Dialect(
         calls=form,
-        thinks=reasoning == "think" or (reasoning == AUTO and (THOUGHT in sources or both)),
+        thinks=reasoning == "think" or (reasoning == AUTO and (THOUGHT in sources or has_think_tags)),
         thought_id=thought,
     )
 
