@@ -120,18 +120,18 @@ class FormatWriter:
         if behind is not None:
             raise RequestError("an element triggered_tags may stand only at the end of the format")
         parts = [self.triggered_by(trigger, wanted.tags) for trigger in wanted.triggers]
-        rest = self.rule("rest", "OUTSIDE")
-        return f"({' | '.join([*parts, rest])})" if wanted.stops_after_first else f"({' | '.join(parts)})* {rest}"
+        tail = self.rule("rest", "OUTSIDE")
+        return f"({' | '.join([*parts, tail])})" if wanted.stops_after_first else f"({' | '.join(parts)})* {tail}"
 
     def triggered_by(self, trigger: str, tags: Sequence[Tagged]) -> str:
         """Return any text up to a trigger, and one of the tags that begin with it."""
-        own = [
+        tag_rules = [
             self.tag(Tagged(tag.begin.removeprefix(trigger), tag.content, tag.end), "")
             for tag in tags
             if tag.begin.startswith(trigger)
         ]
-        begun = self.rule("begun", f"OUTSIDE {quoted(trigger)}", "[lazy]")
-        return f"{begun} {self.rule('tag', ' | '.join(f'({one})' for one in own))}"
+        trigger_rule = self.rule("begun", f"OUTSIDE {quoted(trigger)}", "[lazy]")
+        return f"{trigger_rule} {self.rule('tag', ' | '.join(f'({tag_rule})' for tag_rule in tag_rules))}"
 
     def rule(self, kind: str, body: str, options: str = "") -> str:
         """Add a rule, and return its name."""

@@ -61,15 +61,15 @@ class AnswerCheck:
 
     def validator(self, dialect: Any, schema: Mapping[str, Any] | bool) -> Any:
         texts = HeldTexts(self.words)
-        own = {
+        own_checks = {
             "pattern": texts.pattern,
             "patternProperties": texts.pattern_properties,
             "format": texts.format,
             "multipleOf": multiple_of,
             "additionalProperties": texts.additional_properties,
         }
-        kept = {key: check for key, check in own.items() if key in dialect.VALIDATORS}
-        return extend(dialect, kept)(schema, registry=REGISTRY)
+        supported_checks = {key: check for key, check in own_checks.items() if key in dialect.VALIDATORS}
+        return extend(dialect, supported_checks)(schema, registry=REGISTRY)
 
 
 class HeldTexts:
