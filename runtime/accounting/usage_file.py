@@ -201,9 +201,9 @@ def upgrade(database: sqlite3.Connection) -> None:
         for kind, (name, _) in ALL_TABLES.items():
             database.execute(create(kind))
             there = {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
-            for column, declared in columns_of(kind).items():
+            for column, declaration in columns_of(kind).items():
                 if column not in there:
-                    database.execute(f"ALTER TABLE {name} ADD COLUMN {declared}")
+                    database.execute(f"ALTER TABLE {name} ADD COLUMN {declaration}")
         database.execute(f"PRAGMA user_version = {VERSION}")
 
 
