@@ -37,10 +37,10 @@ class CrossOrigin:
     def __init__(self, origins: Iterable[str] = ()) -> None:
         self.origins = frozenset(origins)
 
-    def headers(self, asked: Mapping[str, str], preflight: str | None = None) -> dict[str, str]:
-        """Return the headers of an answer to a request with the headers `asked`. `preflight` are the methods of the
-        path, where the browser is asking before it sends a request."""
-        origin = asked.get("origin", "")
+    def headers(self, request_headers: Mapping[str, str], preflight: str | None = None) -> dict[str, str]:
+        """Return the headers of an answer to a request with these headers. `preflight` are the methods of the path,
+        where the browser is asking before it sends a request."""
+        origin = request_headers.get("origin", "")
         if not self.origins or not origin:
             return {}
         # A cache must not give one origin the answer to another.
@@ -51,7 +51,7 @@ class CrossOrigin:
         if preflight is None:
             return cors_headers | {"access-control-expose-headers": EXPOSED}
         cors_headers |= {"access-control-allow-methods": preflight, "access-control-max-age": str(MAX_AGE_SECONDS)}
-        names = asked.get("access-control-request-headers", "")
+        names = request_headers.get("access-control-request-headers", "")
         return cors_headers | ({"access-control-allow-headers": names} if NAMES.fullmatch(names) else {})
 
 
@@ -64,10 +64,10 @@ class AllowedHosts:
         self.any = ANY in names or (not names and not is_local(plain(bound)))
         self.names = names | {plain(bound)}
 
-    def admit(self, stated: Iterable[str]) -> bool:
+    def admit(self, host_headers: Iterable[str]) -> bool:
         """Return whether the Host headers are allowed. Browsers always send one, so a request without Host is no
         page."""
-        return self.any or all(is_local(name) or name in self.names for name in map(named, stated))
+        return self.any or all(is_local(name) or name in self.names for name in map(named, host_headers))
 
 
 def named(host: str) -> str:
@@ -199,9 +199,9 @@ class Access:
             )
             raise AccessDenied(says, 403, "host_not_allowed", {})
 
-    def caller(self, request: Request, needed: str) -> Caller:
-        """Return the owner of the request's key. Raises AccessDenied, which says what is `needed`."""
-        owner = self.keyring.caller(shown_key(request, needed))
+    def caller(self, request: Request, needed_key: str) -> Caller:
+        """Return the owner of the request's key. Raises AccessDenied, which says that the `needed_key` is needed."""
+        owner = self.keyring.caller(shown_key(request, needed_key))
         if owner is None:
             says = "the API key is not one of this server's: check it, or ask who runs the server for one"
             wait = self.wrong.note(peer_of(request), time.monotonic())
@@ -224,13 +224,13 @@ def check_origin(request: Request) -> None:
         raise AccessDenied(reason, 403, "foreign_origin", {})
 
 
-def shown_key(request: Request, needed: str) -> bytes:
+def shown_key(request: Request, needed_key: str) -> bytes:
     """Return the bearer token, or the key in the header that Anthropic's clients use. Raises AccessDenied where it is
     missing or malformed, and for several."""
     authorization_headers: list[str] = request.headers.getall("authorization", [])
     key_headers: list[str] = request.headers.getall(OTHER_HEADER, [])
     if not authorization_headers and not key_headers:
-        raise refusal(f"{needed} is needed: send it in the header Authorization: Bearer KEY")
+        raise refusal(f"{needed_key} is needed: send it in the header Authorization: Bearer KEY")
     scheme, _, key = (
         authorization_headers[0].strip().partition(" ") if authorization_headers else (SCHEME, " ", key_headers[0])
     )

@@ -188,12 +188,14 @@ def parameter(declared_as: str, name: str | None = None, says: str | None = None
     )
 
 
-def kind_of_values(declared: Field[Any]) -> ParameterType:
-    low, high, above, also = (declared.metadata[key] for key in ("low", "high", "above", "also"))
-    if declared.type == "bool":
+def kind_of_values(declared_field: Field[Any]) -> ParameterType:
+    low, high, above, also = (declared_field.metadata[key] for key in ("low", "high", "above", "also"))
+    if declared_field.type == "bool":
         return FlagType()
     return (
-        NumberType(low, high, above) if declared.type == "float" else IntegerType(low if also is None else also, high)
+        NumberType(low, high, above)
+        if declared_field.type == "float"
+        else IntegerType(low if also is None else also, high)
     )
 
 

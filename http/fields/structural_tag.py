@@ -27,39 +27,41 @@ MAX_FORMAT_DEPTH = 16
 UNSUPPORTED_FORMATS = ("regex", "grammar", "tags_with_separator", "qwen_xml_parameter")
 
 
-def read_structural_tag(wanted: Fields) -> TagFormat:
+def read_structural_tag(tag_fields: Fields) -> TagFormat:
     """Read the structures with their triggers, or the format that says all."""
-    format_fields = wanted.object("format")
+    format_fields = tag_fields.object("format")
     if format_fields is None:
-        return read_structures(wanted)
-    wanted.neutral({"structures": ([],), "triggers": ([],)})
+        return read_structures(tag_fields)
+    tag_fields.neutral({"structures": ([],), "triggers": ([],)})
     return FormatReader().read(format_fields)
 
 
-def read_structures(wanted: Fields) -> TriggeredTags:
-    triggers = read_triggers(wanted)
-    structures = wanted.objects("structures", MAX_STRUCTURES)
+def read_structures(tag_fields: Fields) -> TriggeredTags:
+    triggers = read_triggers(tag_fields)
+    structures = tag_fields.objects("structures", MAX_STRUCTURES)
     if not structures:
-        raise wanted.wrong("structures", "is empty: give at least one, with begin, schema and end")
-    return triggered(wanted, triggers, tuple(read_structure(fields, triggers) for fields in structures))
+        raise tag_fields.wrong("structures", "is empty: give at least one, with begin, schema and end")
+    return triggered(tag_fields, triggers, tuple(read_structure(fields, triggers) for fields in structures))
 
 
-def triggered(wanted: Fields, triggers: tuple[str, ...], tags: tuple[Tagged, ...], once: bool = False) -> TriggeredTags:
+def triggered(
+    tag_fields: Fields, triggers: tuple[str, ...], tags: tuple[Tagged, ...], once: bool = False
+) -> TriggeredTags:
     for trigger in triggers:
         if not any(tag.begin.startswith(trigger) for tag in tags):
-            raise wanted.wrong("triggers", f"holds {trigger!r:.60}, with which no tag begins: leave it out")
+            raise tag_fields.wrong("triggers", f"holds {trigger!r:.60}, with which no tag begins: leave it out")
     return TriggeredTags(triggers, tags, once)
 
 
-def read_triggers(wanted: Fields) -> tuple[str, ...]:
-    triggers = wanted.take("triggers")
+def read_triggers(tag_fields: Fields) -> tuple[str, ...]:
+    triggers = tag_fields.take("triggers")
     if not isinstance(triggers, list):
-        raise wanted.typed("triggers", triggers, "a list of strings")
+        raise tag_fields.typed("triggers", triggers, "a list of strings")
     if not 0 < len(triggers) <= MAX_TRIGGERS:
-        raise wanted.wrong("triggers", f"must hold 1 to {MAX_TRIGGERS} strings")
+        raise tag_fields.wrong("triggers", f"must hold 1 to {MAX_TRIGGERS} strings")
     for trigger in triggers:
         if not isinstance(trigger, str) or not 0 < len(trigger) <= MAX_TAG_CHARACTERS:
-            raise wanted.wrong("triggers", f"must hold strings of 1 to {MAX_TAG_CHARACTERS} characters")
+            raise tag_fields.wrong("triggers", f"must hold strings of 1 to {MAX_TAG_CHARACTERS} characters")
     return tuple(dict.fromkeys(triggers))
 
 
@@ -166,8 +168,8 @@ def read_any_text(fields: Fields) -> FreeText:
     return FreeText()
 
 
-def schemas_of(wanted: TagFormat) -> Iterator[Mapping[str, Any]]:
-    match wanted:
+def schemas_of(tag_format: TagFormat) -> Iterator[Mapping[str, Any]]:
+    match tag_format:
         case JsonValue(schema):
             yield schema
         case InTurn(parts) | OneOfFormats(parts):

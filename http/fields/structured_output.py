@@ -88,22 +88,22 @@ def read_format(fields: Fields, name: str) -> OutputStructure | None:
     return structure
 
 
-def read_json_schema(wanted: Fields) -> OutputStructure:
+def read_json_schema(format_fields: Fields) -> OutputStructure:
     """Read a schema, all of which a grammar has to hold if `strict` is set."""
-    schema_fields = wanted.required_object("json_schema", "is missing: give an object with a name and a schema")
+    schema_fields = format_fields.required_object("json_schema", "is missing: give an object with a name and a schema")
     return read_described(schema_fields)
 
 
-def read_described(described: Fields) -> OutputStructure:
+def read_described(schema_fields: Fields) -> OutputStructure:
     """Read a schema with its name, as both OpenAI's APIs describe one."""
-    if not described.text("name"):
-        raise described.wrong("name", "is missing: give the schema a name")
-    described.text("description")
-    strict, schema = described.boolean("strict", False), described.take("schema")
+    if not schema_fields.text("name"):
+        raise schema_fields.wrong("name", "is missing: give the schema a name")
+    schema_fields.text("description")
+    strict, schema = schema_fields.boolean("strict", False), schema_fields.take("schema")
     if schema is None:
-        raise described.wrong("schema", "is missing: give a JSON schema")
-    described.finish()
-    return schema_structure(described, "schema", schema, strict)
+        raise schema_fields.wrong("schema", "is missing: give a JSON schema")
+    schema_fields.finish()
+    return schema_structure(schema_fields, "schema", schema, strict)
 
 
 def schema_structure(fields: Fields, name: str, schema: Any, strict: bool = False) -> OutputStructure:
@@ -126,21 +126,21 @@ def read_kinds(fields: Fields, name: str) -> OutputStructure:
     return KIND_READERS[given_kinds[0]](structure_fields)
 
 
-def read_json(wanted: Fields, name: str = "json") -> OutputStructure:
-    value = wanted.take(name)
+def read_json(structure_fields: Fields, name: str = "json") -> OutputStructure:
+    value = structure_fields.take(name)
     if isinstance(value, str):
-        check_length(wanted, name, value)
+        check_length(structure_fields, name, value)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise wanted.wrong(name, "is a text that is not JSON: give a JSON schema") from None
-    return schema_structure(wanted, name, value)
+            raise structure_fields.wrong(name, "is a text that is not JSON: give a JSON schema") from None
+    return schema_structure(structure_fields, name, value)
 
 
-def read_json_object(wanted: Fields) -> OutputStructure:
-    if not wanted.boolean("json_object", True):
-        raise wanted.wrong("json_object", "must be true, or left out with the rest of structured_outputs")
-    return written(wanted, "json_object", bounded_object(), grammar_of_schema)
+def read_json_object(structure_fields: Fields) -> OutputStructure:
+    if not structure_fields.boolean("json_object", True):
+        raise structure_fields.wrong("json_object", "must be true, or left out with the rest of structured_outputs")
+    return written(structure_fields, "json_object", bounded_object(), grammar_of_schema)
 
 
 def read_bare(fields: Fields, name: str) -> OutputStructure | None:
@@ -148,25 +148,27 @@ def read_bare(fields: Fields, name: str) -> OutputStructure | None:
     return None if fields.take(name) == "" else BARE_KINDS[name](fields, name)
 
 
-def read_regex(wanted: Fields, name: str = "regex") -> OutputStructure:
-    return written(wanted, name, read_text(wanted, name), grammar_of_regex)
+def read_regex(structure_fields: Fields, name: str = "regex") -> OutputStructure:
+    return written(structure_fields, name, read_text(structure_fields, name), grammar_of_regex)
 
 
-def read_grammar(wanted: Fields, name: str = "grammar") -> OutputStructure:
-    structure = written(wanted, name, read_text(wanted, name), grammar_of_rules)
+def read_grammar(structure_fields: Fields, name: str = "grammar") -> OutputStructure:
+    structure = written(structure_fields, name, read_text(structure_fields, name), grammar_of_rules)
     return replace(structure, written=False)
 
 
-def read_choice(wanted: Fields) -> OutputStructure:
-    choices = wanted.take("choice")
+def read_choice(structure_fields: Fields) -> OutputStructure:
+    choices = structure_fields.take("choice")
     if not isinstance(choices, list):
-        raise wanted.typed("choice", choices, "a list of strings")
+        raise structure_fields.typed("choice", choices, "a list of strings")
     if not 0 < len(choices) <= MAX_CHOICES:
-        raise wanted.wrong("choice", f"must hold 1 to {MAX_CHOICES} strings")
+        raise structure_fields.wrong("choice", f"must hold 1 to {MAX_CHOICES} strings")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
-            raise wanted.wrong("choice", f"must hold strings that are not empty, not {choice and kind_of(choice)!r}")
-    return written(wanted, "choice", list(dict.fromkeys(choices)), grammar_of_choices)
+            raise structure_fields.wrong(
+                "choice", f"must hold strings that are not empty, not {choice and kind_of(choice)!r}"
+            )
+    return written(structure_fields, "choice", list(dict.fromkeys(choices)), grammar_of_choices)
 
 
 KIND_READERS: Mapping[str, Callable[[Fields], OutputStructure]] = {
@@ -187,18 +189,18 @@ BARE_KINDS: Mapping[str, Callable[[Fields, str], OutputStructure]] = {
 }
 
 
-def read_text(wanted: Fields, name: str) -> str:
-    text = wanted.text(name)
+def read_text(structure_fields: Fields, name: str) -> str:
+    text = structure_fields.text(name)
     if not text:
-        raise wanted.wrong(name, "is empty: give a text, or leave it out")
-    check_length(wanted, name, text)
+        raise structure_fields.wrong(name, "is empty: give a text, or leave it out")
+    check_length(structure_fields, name, text)
     return text
 
 
-def check_length(wanted: Fields, name: str, text: str) -> None:
+def check_length(structure_fields: Fields, name: str, text: str) -> None:
     """Check the length before the text is processed; its grammar would not be shorter."""
     if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise wanted.wrong(name, f"is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible")
+        raise structure_fields.wrong(name, f"is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible")
 
 
 def written(fields: Fields, name: str, value: Any, write: Callable[[Any], str]) -> OutputStructure:

@@ -141,43 +141,43 @@ def read_choice(fields: Fields, name: str) -> ToolChoice:
 def choice_of(
     fields: Fields,
     name: str,
-    read: Callable[[Fields], ToolChoice],
+    parser: Callable[[Fields], ToolChoice],
     modes: Sequence[str] = MODES,
-    others: str = "name a function",
+    other_forms: str = "name a function",
 ) -> ToolChoice:
-    """Return the choice of a mode, or what `read` makes of an object."""
+    """Return the choice of a mode, or what `parser` makes of an object."""
     value = fields.take(name)
     if isinstance(value, dict):
-        return read(fields.required_object(name))
+        return parser(fields.required_object(name))
     if not isinstance(value, str) or value not in modes:
-        raise fields.unfit(name, value, f"one of {', '.join(modes)}, or {others}", UNSUPPORTED)
+        raise fields.unfit(name, value, f"one of {', '.join(modes)}, or {other_forms}", UNSUPPORTED)
     return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
 
 
-def read_named(chosen: Fields) -> ToolChoice:
-    if chosen.data.get("type") == ALLOWED:
-        return read_allowed(chosen)
-    return ToolChoice("required", function_name(chosen))
+def read_named(choice_fields: Fields) -> ToolChoice:
+    if choice_fields.data.get("type") == ALLOWED:
+        return read_allowed(choice_fields)
+    return ToolChoice("required", function_name(choice_fields))
 
 
-def read_allowed(chosen: Fields) -> ToolChoice:
+def read_allowed(choice_fields: Fields) -> ToolChoice:
     """Read a choice among some of the tools; the others are not shown to the model."""
-    chosen.take("type")
-    allowed_tools = chosen.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
+    choice_fields.take("type")
+    allowed_tools = choice_fields.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
     choice = read_allowed_tools(allowed_tools, function_name)
-    chosen.ignore_rest()
+    choice_fields.ignore_rest()
     return choice
 
 
-def read_allowed_tools(allowed: Fields, name_of: Callable[[Fields], str]) -> ToolChoice:
+def read_allowed_tools(allowed_tools: Fields, name_of: Callable[[Fields], str]) -> ToolChoice:
     """Read the mode and the tools of such a choice, where `name_of` reads a tool's name."""
-    mode = allowed.text("mode")
+    mode = allowed_tools.text("mode")
     if mode not in ALLOWED_MODES:
-        raise allowed.wrong("mode", f"must be one of {', '.join(ALLOWED_MODES)}")
-    names = [name_of(tool) for tool in allowed.objects("tools", MAX_TOOLS)]
+        raise allowed_tools.wrong("mode", f"must be one of {', '.join(ALLOWED_MODES)}")
+    names = [name_of(tool) for tool in allowed_tools.objects("tools", MAX_TOOLS)]
     if not names:
-        raise allowed.wrong("tools", "is empty: name at least one of the tools")
-    allowed.ignore_rest()
+        raise allowed_tools.wrong("tools", "is empty: name at least one of the tools")
+    allowed_tools.ignore_rest()
     return ToolChoice("required" if mode == "required" else "auto", allowed=tuple(names))
 
 

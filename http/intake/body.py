@@ -157,17 +157,17 @@ class BodyReader:
             share.grow(len(body))
         return bytes(body)
 
-    async def unpack(self, packed: bytes, share: "BufferShare") -> bytes:
+    async def unpack(self, gzip_body: bytes, share: "BufferShare") -> bytes:
         """Return the unpacked body, to which the limits apply as to any other. It is unpacked in pieces, and in a
         thread unless both forms are small."""
-        most, body, source = self.most(), bytearray(), PackedBody(packed)
-        if len(packed) <= LARGE_BODY:
+        most, body, source = self.most(), bytearray(), PackedBody(gzip_body)
+        if len(gzip_body) <= LARGE_BODY:
             body += source.read(LARGE_BODY)
         while not source.ended:
-            body += await self.executor.run(partial(source.read, UNPACKED_PIECE), len(packed))
+            body += await self.executor.run(partial(source.read, UNPACKED_PIECE), len(gzip_body))
             if len(body) > most:
                 raise too_large(most)
-            share.grow(len(packed) + len(body))
+            share.grow(len(gzip_body) + len(body))
         if len(body) > most:
             raise too_large(most)
         return bytes(body)
@@ -254,8 +254,8 @@ def is_packed(request: Request) -> bool:
     return True
 
 
-def is_json(stated: str) -> bool:
+def is_json(content_type: str) -> bool:
     """Return whether this content type is JSON in UTF-8."""
-    kind, _, parameters = stated.partition(";")
+    kind, _, parameters = content_type.partition(";")
     charset = CHARSET.search(parameters)
     return bool(JSON_TYPE.fullmatch(kind.strip())) and (charset is None or charset[1].lower() in UTF_8)

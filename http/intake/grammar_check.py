@@ -56,17 +56,17 @@ class GrammarCheck:
         except RequestError as error:
             raise RequestError(f"{structure.param}: {error}", param=structure.param) from None
 
-    async def relaxed(self, wanted: ToolFields) -> ToolFields:
+    async def relaxed(self, tool_fields: ToolFields) -> ToolFields:
         """Return the tools with schemas that grammars hold. Raises RequestError, naming the tool, for a schema that
         cannot be used, and for a strict one of which something would be left out."""
         tools = []
-        for number, tool in enumerate(wanted.tools):
-            param = wanted.path(number, "parameters")
+        for number, tool in enumerate(tool_fields.tools):
+            param = tool_fields.path(number, "parameters")
             try:
                 tools.append(tool if tool.parameters is None else await self.relaxed_tool(tool, dict(tool.parameters)))
             except RequestError as error:
                 raise RequestError(f"{param}: {error}", param=param) from None
-        return replace(wanted, tools=tuple(tools))
+        return replace(tool_fields, tools=tuple(tools))
 
     async def relaxed_tool(self, tool: Tool, parameters: dict[str, Any]) -> Tool:
         judgement = await self.remembered(json.dumps({"type": "object"} | parameters), self.process.relax)
@@ -92,16 +92,16 @@ class GrammarCheck:
         self.process.end()
 
 
-def usable(structure: OutputStructure, found: Judgement) -> OutputStructure:
-    if isinstance(found, str):
-        raise RequestError(found)
-    if found is None:
+def usable(structure: OutputStructure, judgement: Judgement) -> OutputStructure:
+    if isinstance(judgement, str):
+        raise RequestError(judgement)
+    if judgement is None:
         return replace(structure, is_new=False)
-    refuse_strict(structure.strict, found)
-    grammar = grammar_of_schema(json.loads(found.schema))
-    return replace(structure, is_new=False, grammar=grammar, is_exact=not found.left_out)
+    refuse_strict(structure.strict, judgement)
+    grammar = grammar_of_schema(json.loads(judgement.schema))
+    return replace(structure, is_new=False, grammar=grammar, is_exact=not judgement.left_out)
 
 
-def refuse_strict(strict: bool, found: RelaxedSchema) -> None:
-    if strict and (lost := found.left_out or found.unknown_format):
+def refuse_strict(strict: bool, relaxed_schema: RelaxedSchema) -> None:
+    if strict and (lost := relaxed_schema.left_out or relaxed_schema.unknown_format):
         raise RequestError(f"strict is true, and no grammar holds {lost}: leave that out, or strict")

@@ -78,8 +78,8 @@ def read_form_part(body: bytes, begin: int, end: int) -> tuple[str, FormPart]:
     return (name[1] or name[2] or ""), FormPart(body[split + 4 : end], FILE.search(disposition) is not None)
 
 
-def find(body: bytes, what: bytes, begin: int) -> int:
-    place = body.find(what, max(0, begin))
+def find(body: bytes, delimiter: bytes, begin: int) -> int:
+    place = body.find(delimiter, max(0, begin))
     if place < 0:
         raise broken("its closing boundary is missing")
     return place

@@ -69,6 +69,6 @@ class ServedModel:
         }
 
 
-def no_model(name: str, served: Sequence[str]) -> RequestError:
-    says = f"there is no model {name!r:.200}: this server has {' and '.join(map(repr, served))}"
+def no_model(name: str, served_names: Sequence[str]) -> RequestError:
+    says = f"there is no model {name!r:.200}: this server has {' and '.join(map(repr, served_names))}"
     return RequestError(says, status=404, param="model", code="model_not_found")

@@ -40,12 +40,12 @@ class OpenApiRoute:
 
 
 def document(
-    endpoints: Sequence[Endpoint], version: str, vocab_size: int, asked: frozenset[str], strict: bool
+    endpoints: Sequence[Endpoint], version: str, vocab_size: int, key_kinds: frozenset[str], strict: bool
 ) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        operation_object = operation(endpoint, vocab_size, strict) | security(endpoint.door, asked)
-        operation_object["responses"] |= responses_of(refusals(endpoint.door, asked))
+        operation_object = operation(endpoint, vocab_size, strict) | security(endpoint.door, key_kinds)
+        operation_object["responses"] |= responses_of(refusals(endpoint.door, key_kinds))
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation_object
     return {
         "openapi": "3.2.0",
@@ -55,20 +55,20 @@ def document(
     }
 
 
-def security(door: RouteAccess, asked: frozenset[str]) -> dict[str, Any]:
+def security(door: RouteAccess, key_kinds: frozenset[str]) -> dict[str, Any]:
     """Return the security requirement of an access level; an empty one means no key, which suffices for /admin/ on the
     own machine of a server without an admin key."""
     if door is RouteAccess.ADMIN:
-        return {"security": [{"admin": []}] if "admin" in asked else [{}, {"admin": []}]}
-    return {"security": [{"key": []}, {"admin": []}] if door is RouteAccess.KEY and "key" in asked else []}
+        return {"security": [{"admin": []}] if "admin" in key_kinds else [{}, {"admin": []}]}
+    return {"security": [{"key": []}, {"admin": []}] if door is RouteAccess.KEY and "key" in key_kinds else []}
 
 
-def refusals(door: RouteAccess, asked: frozenset[str]) -> tuple[int, ...]:
+def refusals(door: RouteAccess, key_kinds: frozenset[str]) -> tuple[int, ...]:
     if door is RouteAccess.ADMIN:
         return 401, 403, 429
     if door is RouteAccess.PAGE:
         return (403,)
-    return (401, 429) if door is RouteAccess.KEY and "key" in asked else ()
+    return (401, 429) if door is RouteAccess.KEY and "key" in key_kinds else ()
 
 
 def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, Any]:

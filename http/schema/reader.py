@@ -207,11 +207,11 @@ class Fields:
             raise self.wrong(name, f"must be an object, not {kind_of(value)}")
         return Fields(value, f"{self.path}{name}.", self.vocab_size, self.ignored)
 
-    def neutral(self, known: Mapping[str, tuple[Any, ...]]) -> None:
+    def neutral(self, neutral_values: Mapping[str, tuple[Any, ...]]) -> None:
         """Accept unsupported parameters only with a value that has no effect."""
-        for name in known.keys() & self.data.keys():
+        for name in neutral_values.keys() & self.data.keys():
             value = self.take(name)
-            if value is not None and not any(same(value, allowed_value) for allowed_value in known[name]):
+            if value is not None and not any(same(value, allowed_value) for allowed_value in neutral_values[name]):
                 raise self.wrong(name, "is not supported yet: leave it out", "unsupported_parameter")
 
     def without_effect(self, name: str) -> None:
@@ -256,9 +256,9 @@ class Fields:
         return [name for name in self.data if name not in self.read]
 
 
-def same(value: Any, allowed: Any) -> bool:
+def same(value: Any, allowed_value: Any) -> bool:
     """Return whether the values are equal, with booleans distinct from numbers."""
-    return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
+    return isinstance(value, bool) == isinstance(allowed_value, bool) and bool(value == allowed_value)
 
 
 def shown(value: Any) -> str:

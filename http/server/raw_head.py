@@ -65,9 +65,9 @@ def fields_fault(lines: list[bytes], is_old: bool) -> str | None:
     return framing_fault(headers, is_old)
 
 
-def framing_fault(stated: dict[bytes, bytes], is_old: bool) -> str | None:
+def framing_fault(headers: dict[bytes, bytes], is_old: bool) -> str | None:
     """Return why it is not certain where the body ends."""
-    length, coding = stated.get(b"content-length"), stated.get(b"transfer-encoding")
+    length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
     if coding is not None and (length is not None or is_old or coding != b"chunked"):
         return "Transfer-Encoding is chunked, alone, without Content-Length and in HTTP/1.1, or absent"
     if length is not None and not LENGTH.fullmatch(length):

@@ -28,6 +28,6 @@ class WithRequestId(logging.Filter):
         return True
 
 
-def request_id(given: str | None) -> str:
+def request_id(given_id: str | None) -> str:
     """Return an id that is safe in headers and logs."""
-    return given if given is not None and USABLE.fullmatch(given) else secrets.token_hex(12)
+    return given_id if given_id is not None and USABLE.fullmatch(given_id) else secrets.token_hex(12)

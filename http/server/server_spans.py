@@ -26,10 +26,10 @@ class ServerSpans:
         is_traced = bool(endpoint.takes) and endpoint.door is not RouteAccess.ADMIN
         return self.traced(endpoint.handler) if is_traced else endpoint.handler
 
-    def begin(self, request: Request, received: ReceivedRequest) -> ServedTrace:
+    def begin(self, request: Request, received_request: ReceivedRequest) -> ServedTrace:
         headers = request.headers
         trace = request.ctx.trace = self.tracer.begin(
-            received,
+            received_request,
             request.ctx.request_id,
             request.method,
             headers.getall(TRACEPARENT, ()),

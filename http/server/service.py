@@ -130,8 +130,8 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     return app
 
 
-def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
-    doors = {endpoint.route.removeprefix("/"): endpoint.door for endpoint in served}
+def access_to(config: ProxyConfig, served_endpoints: Sequence[Endpoint]) -> Access:
+    doors = {endpoint.route.removeprefix("/"): endpoint.door for endpoint in served_endpoints}
     keyring = Keyring.of(config.callers, config.admin, config.allowances)
     return Access(keyring, doors, AllowedHosts(config.host, config.allowed_hosts))
 

@@ -210,7 +210,7 @@ class ReplyFormat(WholeFormat, Protocol):
     @property
     def streamed(self) -> bool: ...
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream, which come in order."""
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:

@@ -45,8 +45,8 @@ class ReplyChoice:
     reason: str | None = None
     stop_reason: str | int | None = None
 
-    def end(self, ended: Ended) -> None:
-        self.reason, self.stop_reason = ended.reason, ended.stop_reason
+    def end(self, choice_end: Ended) -> None:
+        self.reason, self.stop_reason = choice_end.reason, choice_end.stop_reason
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -90,11 +90,11 @@ NO_REFUSAL: dict[str, Any] = {"refusal": None}
 UNFILLED: dict[str, Any] = NO_REFUSAL | {"annotations": []}
 
 
-def stop_note(ended: Ended) -> bytes:
+def stop_note(choice_end: Ended) -> bytes:
     """Return the field of a stream's last chunk that tells what ended the choice, to continue an object."""
-    if ended.stop_reason is None:
+    if choice_end.stop_reason is None:
         return b',"stop_reason":null'
-    return b',"stop_reason":' + json.dumps(ended.stop_reason).encode()
+    return b',"stop_reason":' + json.dumps(choice_end.stop_reason).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +158,21 @@ class ReplyShape(ABC):
         """The fields of the reply and of each of its chunks."""
         return asdict(self.heading)
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream; a choice's opening comes before its first."""
-        return b"".join([self.event(stream, index, choice_event) for index, choice_event in said])
+        return b"".join([self.event(stream, index, choice_event) for index, choice_event in choice_events])
 
-    def event(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
+    def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         running = stream.usage if self.delivery.continuous_usage else None
         lead = b"" if index in self.opened else self.open(stream, index, running)
         if self.schema_watch is not None:
-            self.schema_watch.observe(index, said)
-            if isinstance(said, Ended):
+            self.schema_watch.observe(index, choice_event)
+            if isinstance(choice_event, Ended):
                 return lead
-        if isinstance(said, Ended):
-            return lead + self.last_chunk(index, said.reason, running, stop_note(said))
-        if said.text or said.logprobs or self.delivery.token_ids:
-            return lead + self.chunk(index, said, running)
+        if isinstance(choice_event, Ended):
+            return lead + self.last_chunk(index, choice_event.reason, running, stop_note(choice_event))
+        if choice_event.text or choice_event.logprobs or self.delivery.token_ids:
+            return lead + self.chunk(index, choice_event, running)
         return lead
 
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:

@@ -29,10 +29,10 @@ class HeldTokens:
         self.pieces: list[str] = []
         self.characters = 0
 
-    def add(self, said: Delta) -> None:
-        self.ids += said.ids
-        self.pieces.append(said.text)
-        self.characters += len(said.text)
+    def add(self, delta: Delta) -> None:
+        self.ids += delta.ids
+        self.pieces.append(delta.text)
+        self.characters += len(delta.text)
 
     def take(self, ids: int | None = None, characters: int | None = None) -> Delta:
         """Remove so many ids and characters; all of them without a number."""
@@ -57,15 +57,15 @@ class ResumedChoice:
         if group is not None and not group.place.ended:
             self.marks.append(group.place)
 
-    def parts(self, said: Delta | Ended) -> Iterator[Delta | Ended]:
+    def parts(self, choice_event: Delta | Ended) -> Iterator[Delta | Ended]:
         """Return the parts that can be told now: each up to a mark, then all there is."""
-        if isinstance(said, Ended):
+        if isinstance(choice_event, Ended):
             # A choice that ends before its reader's place is not the one that was read.
             self.check(not self.marks)
-            yield said
+            yield choice_event
             return
         if self.marks:
-            self.held.add(said)
+            self.held.add(choice_event)
         while self.marks:
             mark, place, held_tokens = self.marks[0], self.place, self.held
             ids, characters = mark.ids - place.ids, mark.characters - place.characters
@@ -73,22 +73,22 @@ class ResumedChoice:
                 return
             del self.marks[0]
             yield held_tokens.take(ids, characters)
-            said = held_tokens.take() if not self.marks else said
-        if said.ids or said.text:
-            yield said
+            choice_event = held_tokens.take() if not self.marks else choice_event
+        if choice_event.ids or choice_event.text:
+            yield choice_event
 
     @property
     def is_split(self) -> bool:
         """True until its reader has the rest of the events of which it has the first ones."""
         return self.group is not None
 
-    def advance(self, said: Delta | Ended) -> ChoicePlace:
+    def advance(self, choice_event: Delta | Ended) -> ChoicePlace:
         """Go to the place after this part."""
         place = self.place
-        if isinstance(said, Ended):
+        if isinstance(choice_event, Ended):
             self.place = ChoicePlace(place.ids, place.characters, True)
         else:
-            self.place = ChoicePlace(place.ids + len(said.ids), place.characters + len(said.text))
+            self.place = ChoicePlace(place.ids + len(choice_event.ids), place.characters + len(choice_event.text))
         return self.place
 
     def skipped(self, events: int) -> int:
@@ -146,11 +146,11 @@ class ResumableFormat:
     def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         return self.form.whole(choices, usage, verdicts)
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the events of these parts that the reader does not have."""
         encoded_events = list[bytes]()
         split = None if self.since.group is None else self.choices[self.since.group.choice]
-        for index, event in said:
+        for index, event in choice_events:
             choice = self.choices[index]
             if split is not None and split.is_split and choice is not split:
                 self.waiting.append((index, event))
@@ -161,11 +161,11 @@ class ResumableFormat:
                 encoded_events.append(self.events(stream, waiting))
         return b"".join(encoded_events)
 
-    def told(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
+    def told(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         """Return the events of one part with their ids, but for those that the reader has."""
-        data = parts(self.form.events(stream, [(index, said)]))
+        data = parts(self.form.events(stream, [(index, choice_event)]))
         before, choice = tuple(self.places) if len(data) > 1 else (), self.choices[index]
-        place = choice.advance(said)
+        place = choice.advance(choice_event)
         self.places[index] = choice.has if choice.has.has(place) else place
         encoded_events = []
         for number, event in enumerate(data[(skip := choice.skipped(len(data))) :], skip + 1):

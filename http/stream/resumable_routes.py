@@ -86,8 +86,12 @@ def check_not_continued(request: Request) -> None:
         raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
 
 
-def release_of(claimed: StreamRecord | StreamJournal) -> WorkerRelease | None:
-    return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
+def release_of(claimed_stream: StreamRecord | StreamJournal) -> WorkerRelease | None:
+    return (
+        claimed_stream.request.release
+        if isinstance(claimed_stream, StreamJournal)
+        else recorded_release(claimed_stream.last)
+    )
 
 
 class ResumableRoutes:

@@ -41,10 +41,10 @@ class TokenParts:
         """True once reasoning has ended: its marker is no text."""
         return self.reader.thoughts is not None and self.reader.thoughts.ended
 
-    def feed(self, said: Delta) -> Iterator[PartsOfTokens]:
+    def feed(self, delta: Delta) -> Iterator[PartsOfTokens]:
         """Yield the parts of these tokens. A stop string may hold the text of a token back."""
-        self.text += said.text
-        for identity, entries in zip(said.ids, said.logprobs, strict=True):
+        self.text += delta.text
+        for identity, entries in zip(delta.ids, delta.logprobs, strict=True):
             self.tokens.append((len(self.detokenizer.add([identity])), entries))
         start = 0
         while self.tokens and start + self.tokens[0][0] <= len(self.text):

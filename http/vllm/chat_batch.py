@@ -101,15 +101,15 @@ CONVERSATIONS_SCHEMA: Schema = {
 }
 
 
-def of_batch(one: Parameter) -> Parameter:
+def of_batch(parameter: Parameter) -> Parameter:
     """Return the form in which a batch has this parameter of a chat."""
-    if one.name == MESSAGES:
-        return replace(one, kind=ShapedType(read_conversations, CONVERSATIONS_SCHEMA), says="lists of messages")
-    if one.name == "n":
-        return replace(one, kind=NeutralType((1,), "must be 1: each conversation gets one answer"))
-    if one.name in OF_ONE_CHAT:
-        return replace(one, kind=NeutralType(OF_ONE_CHAT[one.name], ALONE))
-    return one
+    if parameter.name == MESSAGES:
+        return replace(parameter, kind=ShapedType(read_conversations, CONVERSATIONS_SCHEMA), says="lists of messages")
+    if parameter.name == "n":
+        return replace(parameter, kind=NeutralType((1,), "must be 1: each conversation gets one answer"))
+    if parameter.name in OF_ONE_CHAT:
+        return replace(parameter, kind=NeutralType(OF_ONE_CHAT[parameter.name], ALONE))
+    return parameter
 
 
 CHAT_BATCH = tuple(map(of_batch, CHAT))
@@ -170,16 +170,16 @@ class ChatBatchRoutes:
         finally:
             stream.cancel()
 
-    async def prepare(self, request: Request, wanted: ChatBatchRequest) -> list[ReadyChat]:
+    async def prepare(self, request: Request, batch_request: ChatBatchRequest) -> list[ReadyChat]:
         """Check the conversations, tokenize them and fit each to the context."""
-        first, preparation = wanted.chats[0], self.routes.preparation
+        first, preparation = batch_request.chats[0], self.routes.preparation
         ticket = preparation.complete(request.ctx.ticket, first)
         snapshot = preparation.snapshot(ticket)
-        check_together(snapshot.workers, len(wanted.chats), MESSAGES, "conversations")
-        preparation.proxy.admissions.check_limits(ticket, len(wanted.chats))
+        check_together(snapshot.workers, len(batch_request.chats), MESSAGES, "conversations")
+        preparation.proxy.admissions.check_limits(ticket, len(batch_request.chats))
         sampling = await preparation.usable(first.sampling)
         ready = []
-        for index, chat in enumerate(wanted.chats):
+        for index, chat in enumerate(batch_request.chats):
             with naming(index):
                 ready_chat = await preparation.fitted(
                     ticket, replace(chat, sampling=sampling), snapshot, place_of(index)

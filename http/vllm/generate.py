@@ -86,38 +86,38 @@ class GenerateShape(CompletionShape):
         choice_end = Ended(0, choice.reason or "stop", choice.stop_reason)
         return {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, choice_end)}
 
-    def event(self, stream: Stream, index: int, one: Delta | Ended) -> bytes:
+    def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         if self.schema_watch is not None:
-            self.schema_watch.observe(index, one)
-        if isinstance(one, Ended):
-            return b"" if self.schema_watch is not None else self.last(stream, one)
-        if not one.text:
+            self.schema_watch.observe(index, choice_event)
+        if isinstance(choice_event, Ended):
+            return b"" if self.schema_watch is not None else self.last(stream, choice_event)
+        if not choice_event.text:
             return b""
-        self.said += one.text
+        self.said += choice_event.text
         return framed({"text": self.said, "meta_info": self.about(stream.usage, None)})
 
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         return b"".join(self.last(stream, choice_end) for choice_end in watch.ended.values())
 
-    def last(self, stream: Stream, ended: Ended) -> bytes:
+    def last(self, stream: Stream, choice_end: Ended) -> bytes:
         ids = stream.request.answers[0].ids
-        return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, ended)})
+        return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, choice_end)})
 
-    def about(self, usage: Usage, ended: Ended | None) -> dict[str, Any]:
+    def about(self, usage: Usage, choice_end: Ended | None) -> dict[str, Any]:
         return {
             "id": self.base["id"],
-            "finish_reason": None if ended is None else finish(ended, usage),
+            "finish_reason": None if choice_end is None else finish(choice_end, usage),
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
         }
 
 
-def finish(ended: Ended, usage: Usage) -> dict[str, Any]:
+def finish(choice_end: Ended, usage: Usage) -> dict[str, Any]:
     """Return what SGLang tells of an answer's end."""
-    if ended.reason == "length":
+    if choice_end.reason == "length":
         return {"type": "length", "length": usage.completion_tokens}
-    return {"type": ended.reason, "matched": ended.stop_reason}
+    return {"type": choice_end.reason, "matched": choice_end.stop_reason}
 
 
 def framed(data: dict[str, Any]) -> bytes:

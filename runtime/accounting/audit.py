@@ -113,14 +113,14 @@ def proxy_balances(database: sqlite3.Connection, proxy: sqlite3.Row) -> Iterator
         yield worker_balances(database, proxy, worker)
 
 
-def compared(what: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) -> AuditFinding:
+def compared(subject: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) -> AuditFinding:
     differing = [
         f"{column} {sums[column]} but {rows[column]} in the {where}"
         for column in SUMMED
         if sums[column] != rows[column]
     ]
     agreement = f"{sums['requests']} closed requests, {sums['delivered']} tokens delivered"
-    return AuditFinding(not differing, f"{what}: {'; '.join(differing) or agreement}")
+    return AuditFinding(not differing, f"{subject}: {'; '.join(differing) or agreement}")
 
 
 def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row) -> AuditFinding:
@@ -163,21 +163,21 @@ def prompts_apart(worker: sqlite3.Row) -> list[str]:
 
 
 def lost_with(
-    database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row, shares: int, found: str
+    database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row, shares: int, summary: str
 ) -> AuditFinding:
     """Return how many tokens were lost with a killed proxy, from what the worker stated to a later proxy. Proxies to
     which it stated nothing, because they were killed too soon, are taken together with the one before them."""
     this, *later = database.execute(LATER, (proxy["incarnation"], worker["worker"])).fetchall()
     if this["before"] is None:
-        return AuditFinding(True, f"{found}; it was killed before the worker told what it had generated")
+        return AuditFinding(True, f"{summary}; it was killed before the worker told what it had generated")
     known_tokens, together = shares + this["apart"], 1
     for later_proxy in later:
         if later_proxy["before"] is not None:
             lost = later_proxy["before"] - this["before"] - known_tokens
             other_proxies = f" and {together - 1} that followed it" if together > 1 else ""
-            return AuditFinding(lost >= 0, f"{found}; {lost} lost with this proxy{other_proxies}")
+            return AuditFinding(lost >= 0, f"{summary}; {lost} lost with this proxy{other_proxies}")
         known_tokens += (
             database.execute(SHARES, (worker["worker"], later_proxy["proxy"])).fetchone()[0] + later_proxy["apart"]
         )
         together += 1
-    return AuditFinding(True, f"{found}; the worker ended before it could tell what was lost with the proxy")
+    return AuditFinding(True, f"{summary}; the worker ended before it could tell what was lost with the proxy")

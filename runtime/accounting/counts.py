@@ -138,10 +138,10 @@ class Account:
             count.generated.setdefault(phase, generated)
         self.state_cached(attempt, phase, cached)
 
-    def state_cached(self, attempt: int, phase: str, cached: int | None) -> None:
+    def state_cached(self, attempt: int, phase: str, cached_tokens: int | None) -> None:
         """Note what a phase found cached when it was admitted. It may state it again, but not change it."""
-        if cached is not None and cached >= 0:
-            self.cached_by[attempt].setdefault(phase, cached)
+        if cached_tokens is not None and cached_tokens >= 0:
+            self.cached_by[attempt].setdefault(phase, cached_tokens)
 
     def ended_by(self, attempt: int, phase: str, choice: int = 0) -> None:
         """Note that `phase` finished the choice. If prefill did, there was no handoff and no other phase has to state a
@@ -187,10 +187,10 @@ class Account:
                     return phase_counts[phase]
         return 0
 
-    def finish_reason(self, stated: str | None, choice: int = 0) -> str | None:
+    def finish_reason(self, stated_reason: str | None, choice: int = 0) -> str | None:
         """Return the worker's own reason; only when it gave none, "length" once the budget is used (A6). None: not
         finished."""
         is_budget_used = self.choices[choice].accepted >= self.choices[choice].budget
-        if stated is not None:
-            return stated if stated in FINISH_REASONS else ("length" if is_budget_used else "stop")
+        if stated_reason is not None:
+            return stated_reason if stated_reason in FINISH_REASONS else ("length" if is_budget_used else "stop")
         return "length" if is_budget_used else None

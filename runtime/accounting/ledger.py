@@ -76,15 +76,15 @@ class WorkShare:
             return new + self.source.vouch()
         return new
 
-    def hear_prompt(self, cached: int | None, computed: int) -> None:
+    def hear_prompt(self, cached_tokens: int | None, computed_tokens: int) -> None:
         """Note how many prompt tokens were cached and computed. Only the first statement is booked, later ones are
         late."""
-        self.book.prompts.heard += computed
+        self.book.prompts.heard += computed_tokens
         if self.computed is None:
-            self.cached, self.computed = cached or 0, computed
-            self.book.prompts.booked += computed
+            self.cached, self.computed = cached_tokens or 0, computed_tokens
+            self.book.prompts.booked += computed_tokens
         else:
-            self.book.prompts.late += computed
+            self.book.prompts.late += computed_tokens
 
     def vouch(self) -> int:
         """Book the first id when another worker repeats it: it was generated even if this worker's own frame is
@@ -251,12 +251,12 @@ class Totals:
         """The ids of closed requests that were discarded."""
         return sum(count for reason, count in self.discarded.items() if reason not in (LATE, SELF_TEST))
 
-    def add(self, entry: LedgerEntry, billed: Usage) -> None:
+    def add(self, entry: LedgerEntry, billed_usage: Usage) -> None:
         self.requests += 1
         if entry.delivered or entry.answered:
-            self.prompt_tokens += billed.prompt_tokens
-            self.cached_tokens += billed.cached_tokens
-            self.completion_tokens += billed.completion_tokens
+            self.prompt_tokens += billed_usage.prompt_tokens
+            self.cached_tokens += billed_usage.cached_tokens
+            self.completion_tokens += billed_usage.completion_tokens
         self.generated += entry.generated
         self.delivered += entry.delivered
         self.imbalance += entry.imbalance
@@ -280,11 +280,11 @@ class Ledger:
         entry = self.entries[request] = LedgerEntry(prompt, choices, self.books)
         return entry
 
-    def close(self, request: str, billed: Usage) -> LedgerEntry:
+    def close(self, request: str, billed_usage: Usage) -> LedgerEntry:
         """Close a request. Raise KeyError for one that is not open: closing twice is a bug."""
         entry = self.shut(request)
-        entry.billed = billed
-        self.totals.add(entry, billed)
+        entry.billed = billed_usage
+        self.totals.add(entry, billed_usage)
         return entry
 
     def set_aside(self, request: str) -> None:

@@ -187,10 +187,10 @@ class UsageFile:
             os.close(self.lock)
 
 
-def lose_all(database: sqlite3.Connection, kept: Collection[str]) -> None:
-    """Close the open rows of all proxies and of their requests, but for those `kept`."""
+def lose_all(database: sqlite3.Connection, kept_requests: Collection[str]) -> None:
+    """Close the open rows of all proxies and of their requests, but for those `kept_requests`."""
     with database:
-        database.execute(f"{LOSE} AND id NOT IN (SELECT value FROM json_each(?))", (json.dumps(list(kept)),))
+        database.execute(f"{LOSE} AND id NOT IN (SELECT value FROM json_each(?))", (json.dumps(list(kept_requests)),))
         database.execute("UPDATE proxies SET state = ? WHERE state = ?", (LOST, OPEN))
 
 

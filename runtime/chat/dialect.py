@@ -81,11 +81,11 @@ class Dialect:
         calls = ToolCallParser(self.calls, functions, lenient=not constrained)
         return AnswerReader(thinking, calls, self.thought_id, self.calls.make_id)
 
-    def thought(self, opened: bool) -> Thought:
+    def thought(self, is_open: bool) -> Thought:
         """The reasoning before a structured answer."""
         if self.has_messages:
             return Thought.MESSAGE
-        return (Thought.BEGUN if opened else Thought.POSSIBLE) if self.thinks else Thought.NONE
+        return (Thought.BEGUN if is_open else Thought.POSSIBLE) if self.thinks else Thought.NONE
 
     def __str__(self) -> str:
         calls = "as text" if self.calls is None else f"in the format {self.calls.name}"

@@ -54,13 +54,13 @@ class MarkerSearch:
         self.begun = text[at:]
         return before, None
 
-    def fits(self, text: str, found: re.Match[str]) -> bool:
+    def fits(self, text: str, match: re.Match[str]) -> bool:
         """A bracket counts at the beginning of a line only."""
-        if found[0] in self.markers:
+        if match[0] in self.markers:
             return True
         if self.skips_brackets:
             return False
-        at = found.start()
+        at = match.start()
         while at and text[at - 1] in SPACE:
             at -= 1
             if text[at] == "\n":

@@ -52,34 +52,34 @@ class ClosingVocabulary:
         self.others = sorted(self.letters, key=lambda letter: (letter <= SPACE, letter))
         self.openers, self.quoted_openers = bits_of(openers), bits_of(quoted_openers)
 
-    def narrowed(self, matcher: LLMatcher, mask: bytes, left: int, ends: Collection[int]) -> bytes:
-        """Return the part of a mask with which the text can be ended within the tokens that are `left`; all of it where
-        no way to the end is known, or it is too long."""
-        if left > MOST_TOKENS + SLACK + WATCHED:
+    def narrowed(self, matcher: LLMatcher, mask: bytes, tokens_left: int, ends: Collection[int]) -> bytes:
+        """Return the part of a mask with which the text can be ended within `tokens_left` tokens; all of it where no
+        way to the end is known, or it is too long."""
+        if tokens_left > MOST_TOKENS + SLACK + WATCHED:
             return mask
         way = self.way(matcher)
-        if way is None or len(way) > left:
+        if way is None or len(way) > tokens_left:
             return mask
-        spare, allowed_bits = left - len(way), int.from_bytes(mask, "little")
+        spare, allowed_bits = tokens_left - len(way), int.from_bytes(mask, "little")
         if spare <= SLACK:
             kept_bits = allowed_bits & bits_of(way[:1] or ends)
         elif spare <= SLACK + WATCHED:
-            kept_bits = self.that_can_end(matcher, allowed_bits & ~self.quoted_openers, left - 1)
+            kept_bits = self.that_can_end(matcher, allowed_bits & ~self.quoted_openers, tokens_left - 1)
         else:
             return mask
         return kept_bits.to_bytes(len(mask), "little") if kept_bits else mask
 
-    def that_can_end(self, matcher: LLMatcher, allowed: int, left: int) -> int:
-        """Leave out tokens that begin parts for whose ends less than what is `left` does not suffice."""
-        tried_bits = allowed & self.openers
+    def that_can_end(self, matcher: LLMatcher, allowed_bits: int, tokens_left: int) -> int:
+        """Leave out tokens that begin parts for whose ends less than `tokens_left` tokens do not suffice."""
+        tried_bits = allowed_bits & self.openers
         if tried_bits.bit_count() > MOST_TRIED:
-            return allowed
+            return allowed_bits
         for token in numbers_of(tried_bits):
             behind = matcher.deep_copy()
             way = self.way(behind) if behind.try_consume_tokens([token]) == 1 else None
-            if way is None or len(way) > left:
-                allowed ^= 1 << token
-        return allowed
+            if way is None or len(way) > tokens_left:
+                allowed_bits ^= 1 << token
+        return allowed_bits
 
     def way(self, matcher: LLMatcher) -> list[int] | None:
         """Return the tokens that end the text, none where it may end; None if no way is found. They are the longest

@@ -142,8 +142,8 @@ class OtlpExport:
             self.thread.closing.wait(REST_SECONDS)
         return spans
 
-    def make(self, trace: ServedTrace, made: list[ReadableSpan]) -> None:
-        made += list(SpanTree(trace, self.collector.process, self.resources.of, self.scope).spans())
+    def make(self, trace: ServedTrace, spans: list[ReadableSpan]) -> None:
+        spans += list(SpanTree(trace, self.collector.process, self.resources.of, self.scope).spans())
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
         self.making = len(spans)

@@ -90,11 +90,11 @@ class SpanTree:
             instrumentation_scope=self.scope,
         )  # fmt: skip
 
-    def parts(self, timeline: Timeline, told: Set[str]) -> Iterator[ReadableSpan]:
-        """Yield a span for each part, but for those of the HTTP request that were `told` already; what belongs to an
-        attempt is a child of that attempt's span."""
+    def parts(self, timeline: Timeline, told_names: Set[str]) -> Iterator[ReadableSpan]:
+        """Yield a span for each part, but for those of the HTTP request that were told already, by their names; what
+        belongs to an attempt is a child of that attempt's span."""
         attempts: dict[int | None, SpanContext] = {}
-        new = (span for span in timeline.spans if not (is_shared(span) and span.name in told))
+        new = (span for span in timeline.spans if not (is_shared(span) and span.name in told_names))
         ordered_spans = sorted(new, key=lambda span: span.name != ATTEMPT)
         for span in ordered_spans:
             place = self.place(self.trace.context.child(), is_remote=False)

@@ -57,9 +57,9 @@ def read_choice(fields: Fields, name: str) -> ToolChoice:
     return choice_of(fields, name, read_named, MODES, "an object with a name")
 
 
-def read_named(chosen: Fields) -> ToolChoice:
-    choice = ToolChoice("required", chosen.required_text("name"))
-    chosen.ignore_rest()
+def read_named(choice_fields: Fields) -> ToolChoice:
+    choice = ToolChoice("required", choice_fields.required_text("name"))
+    choice_fields.ignore_rest()
     return choice
 
 

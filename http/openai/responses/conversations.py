@@ -109,12 +109,12 @@ class Conversations:
             raise self.not_found(name)
         return body
 
-    async def input_items(self, caller: str, name: str, chosen: Callable[[list[Item]], dict[str, Any]]) -> bytes:
-        """Return the JSON of what `chosen` takes of a response's input. Raises RequestError (404)."""
+    async def input_items(self, caller: str, name: str, select_page: Callable[[list[Item]], dict[str, Any]]) -> bytes:
+        """Return the JSON of what `select_page` takes of a response's input. Raises RequestError (404)."""
 
         def work(store: ResponseStore) -> bytes | None:
             items = store.conversation(caller, name, with_output=False)
-            return None if items is None else json.dumps(chosen(items), ensure_ascii=False).encode()
+            return None if items is None else json.dumps(select_page(items), ensure_ascii=False).encode()
 
         body = await self.read(work, None) if RESPONSE_ID.fullmatch(name) else None
         if body is None:
@@ -137,19 +137,19 @@ def outputs(caller: str, names: Iterable[str], store: ResponseStore) -> dict[str
     return {item["id"]: item for item in store.outputs(caller, owners)}
 
 
-def resolved(item: Item, found: dict[str, Item], reason: str) -> Item:
+def resolved(item: Item, output_items: dict[str, Item], reason: str) -> Item:
     """Return the item, or the one that it refers to. Raises RequestError (404)."""
     if item["type"] != REFERENCE:
         return item
-    if item["id"] not in found:
+    if item["id"] not in output_items:
         raise RequestError(f"Item with id {item['id']!r:.100} not found: {reason}", status=404, param="input")
-    return found[item["id"]]
+    return output_items[item["id"]]
 
 
-def complain(name: str, kept: "asyncio.Future[bool]") -> None:
+def complain(name: str, future: "asyncio.Future[bool]") -> None:
     """Log that a response was not kept."""
-    if kept.cancelled():
+    if future.cancelled():
         return
-    error = kept.exception()
-    if error is not None or not kept.result():
+    error = future.exception()
+    if error is not None or not future.result():
         LOG.warning("response %s is not kept: %s", name, error or "it is larger than all that may be kept")

@@ -25,10 +25,16 @@ class EventSequence:
         self.number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), compact(data))
 
-    def delta(self, frame: tuple[bytes, bytes], text: str, rest: bytes = b"") -> bytes:
+    def delta(self, frame: tuple[bytes, bytes], text: str, suffix: bytes = b"") -> bytes:
         """Return an event of which only the number and the text are new, by what stands around them."""
         before, between = frame
-        delta_event = b"%b%d%b%b%b}\n\n" % (before, self.number, between, encode_basestring_ascii(text).encode(), rest)
+        delta_event = b"%b%d%b%b%b}\n\n" % (
+            before,
+            self.number,
+            between,
+            encode_basestring_ascii(text).encode(),
+            suffix,
+        )
         self.number += 1
         return delta_event
 
@@ -71,16 +77,16 @@ class OutputItem(ABC):
     def done(self, status: str) -> bytes:
         """Return the events that end the item's text."""
 
-    def status(self, wanted: str) -> str:
+    def status(self, answer_status: str) -> str:
         """Return the item's status where the answer ends with this one."""
-        return wanted
+        return answer_status
 
     def open(self) -> bytes:
         return self.events.event("response.output_item.added", output_index=self.index, item=self.item(IN_PROGRESS))
 
-    def close(self, wanted: str) -> tuple[dict[str, Any], bytes]:
+    def close(self, answer_status: str) -> tuple[dict[str, Any], bytes]:
         """Return the finished item and its last events."""
-        status = self.status(wanted)
+        status = self.status(answer_status)
         done_events, item = self.done(status), self.item(status)
         return item, done_events + self.events.event("response.output_item.done", output_index=self.index, item=item)
 
@@ -161,7 +167,7 @@ class CallItem(OutputItem):
         call_fields = {"arguments": self.text, "call_id": self.call_id, "name": self.function}
         return {"id": self.name, "type": "function_call", "status": status} | call_fields
 
-    def status(self, wanted: str) -> str:
+    def status(self, answer_status: str) -> str:
         """Return "completed" for arguments that are whole, however the answer ends."""
         try:
             return COMPLETED if isinstance(json.loads(self.text), dict) else INCOMPLETE

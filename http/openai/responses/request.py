@@ -198,11 +198,11 @@ def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:
     return LogprobFields(top or 0 if top or LOGPROBS in values["include"] else None, None)
 
 
-def check_echoed(echoed: Mapping[str, Any]) -> None:
+def check_echoed(echo_fields: Mapping[str, Any]) -> None:
     """Refuse fields that would be too long to repeat. They are measured one by one, so that other threads run in
     between."""
     size = 0
-    for part in (*echoed["tools"], echoed["tool_choice"], echoed["text"], echoed["instructions"]):
+    for part in (*echo_fields["tools"], echo_fields["tool_choice"], echo_fields["text"], echo_fields["instructions"]):
         size += len(json.dumps(part))
         if size > MOST_ECHOED:
             says = f"tools, tool_choice, text and instructions have more than {MOST_ECHOED} bytes together"

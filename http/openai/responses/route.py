@@ -55,24 +55,31 @@ class ResponsesRoutes:
         chat = await generation.prompts.executor.run(make, 0) if before or responses_request.is_long else make()
         return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input")
 
-    def shape(self, request: Request, wanted: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
+    def shape(self, request: Request, responses_request: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation
         shown_text = generation.shown(ready.sampling)
         heading = replace(generation.heading(request, "resp", ready.snapshot), id=PREFIX + secrets.token_hex(16))
-        is_stored = wanted.store and self.kept.store is not None
-        echo_fields, is_streamed = wanted.echoed | {"store": is_stored}, ready.wanted.delivery.stream
+        is_stored = responses_request.store and self.kept.store is not None
+        echo_fields, is_streamed = responses_request.echoed | {"store": is_stored}, ready.wanted.delivery.stream
         return ResponsesShape(heading, echo_fields, is_streamed, shown_text, partial(generation.answer_reader, ready))
 
     async def keep(
-        self, caller: str, wanted: ResponsesRequest, own: Sequence[Item], shape: ResponsesShape, end: AnswerEnd
+        self,
+        caller: str,
+        responses_request: ResponsesRequest,
+        own_items: Sequence[Item],
+        shape: ResponsesShape,
+        end: AnswerEnd,
     ) -> None:
         """Keep a response where that is wanted. One that could not be kept says so."""
         answer = shape.complete(end.usage, end.verdicts)
         if not answer["store"]:
             return
-        items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own)]
-        kept_response = KeptResponse(answer["id"], wanted.previous, answer | {"output": []}, items, answer["output"])
-        answer["store"] = await self.kept.keep(caller, kept_response, wanted.characters)
+        items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own_items)]
+        kept_response = KeptResponse(
+            answer["id"], responses_request.previous, answer | {"output": []}, items, answer["output"]
+        )
+        answer["store"] = await self.kept.keep(caller, kept_response, responses_request.characters)
 
     async def get_response(self, request: Request, response_id: str) -> HTTPResponse:
         if request.args.get("stream", "false").lower() not in ("false", "0"):

@@ -52,30 +52,30 @@ class ResponsesShape:
         self.answer: dict[str, Any] = {}
         """The response, once it is complete."""
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
-        opening = self.opening() if said and not self.output.events.number else b""
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
+        opening = self.opening() if choice_events and not self.output.events.number else b""
         self.request = stream.request
         if self.schema_watch is not None:
-            for index, event in said:
+            for index, event in choice_events:
                 self.schema_watch.observe(index, event)
-        return opening + b"".join([self.take(event) for _, event in said])
+        return opening + b"".join([self.take(event) for _, event in choice_events])
 
     def opening(self) -> bytes:
         event, response = self.output.events.event, self.response(IN_PROGRESS)
         return event("response.created", response=response) + event("response.in_progress", response=response)
 
-    def take(self, said: Delta | Ended) -> bytes:
+    def take(self, event: Delta | Ended) -> bytes:
         """Add one event of the answer, and return the events that tell of it."""
-        if isinstance(said, Ended):
-            self.reason = said.reason
+        if isinstance(event, Ended):
+            self.reason = event.reason
             last_parts = [(self.reader.finish(), [])] if self.tokens is None else self.tokens.finish()
             output_events = b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in last_parts])
             return output_events + self.output.finish(
                 self.status, self.logprobs(self.tokens.last if self.tokens else [])
             )
         if self.tokens is not None:
-            return b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in self.tokens.feed(said)])
-        return self.output.take(self.reader.feed(said.text)) if said.text else b""
+            return b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in self.tokens.feed(event)])
+        return self.output.take(self.reader.feed(event.text)) if event.text else b""
 
     def logprobs(self, tokens: Logprobs) -> list[dict[str, Any]]:
         return [chat_token(entries, self.shown.tokenizer) for entries in tokens]

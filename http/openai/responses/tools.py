@@ -49,11 +49,11 @@ def read_function_choice(fields: Fields, name: str) -> ToolChoice:
     return choice_of(fields, name, read_named)
 
 
-def read_named(chosen: Fields) -> ToolChoice:
-    if chosen.data.get("type") == ALLOWED:
-        chosen.take("type")
-        return read_allowed_tools(chosen, function_name)
-    return ToolChoice("required", function_name(chosen))
+def read_named(choice_fields: Fields) -> ToolChoice:
+    if choice_fields.data.get("type") == ALLOWED:
+        choice_fields.take("type")
+        return read_allowed_tools(choice_fields, function_name)
+    return ToolChoice("required", function_name(choice_fields))
 
 
 def function_name(tool: Fields) -> str:

@@ -97,12 +97,12 @@ class SoundRoutes:
             return text_response(transcript)
         return raw(json.dumps({"text": transcript}, ensure_ascii=False).encode(), content_type="application/json")
 
-    def check(self, wanted: ChatRequest, request: Request) -> None:
+    def check(self, chat_request: ChatRequest, request: Request) -> None:
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
-        if wanted.audio is not None:
-            self.options(self.speaking("modalities"), wanted.audio.voice, "audio.voice", request)
-        if wanted.prompt.recordings:
-            self.hearing(wanted.prompt.recordings[0].place)
+        if chat_request.audio is not None:
+            self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
+        if chat_request.prompt.recordings:
+            self.hearing(chat_request.prompt.recordings[0].place)
 
     def speaking(self, param: str) -> GraphModel:
         """Return the graph of a model that makes sound. Raises RequestError for any other."""
@@ -138,11 +138,11 @@ class SoundRoutes:
             raise RequestError(f"{says}: choose one of them", param=place)
         return {VOICE: voices[voice.lower()]}
 
-    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
+    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
         """Return the chat with the text of its recordings in their places."""
-        recordings = wanted.prompt.recordings
+        recordings = chat_request.prompt.recordings
         if not recordings:
-            return wanted
+            return chat_request
         if len(recordings) > MAX_RECORDINGS:
             says = (
                 f"messages hold {len(recordings)} recordings: at most {MAX_RECORDINGS} may be; send older ones as text"
@@ -150,7 +150,7 @@ class SoundRoutes:
             raise RequestError(says, param="messages")
         with self.holding(sum(len(recording.data) for recording in recordings)):
             texts = {recording: await self.recognised(recording, ticket) for recording in recordings}
-        return replace(wanted, prompt=wanted.prompt.heard(texts))
+        return replace(chat_request, prompt=chat_request.prompt.heard(texts))
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
@@ -173,15 +173,15 @@ class SoundRoutes:
             says = f"{recording.place} cannot be read: {error}"
             raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
-    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+    def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         """Return the form of a reply, in sound where that was asked for and can be."""
-        return spoken_form(form, wanted, self.graph)
+        return spoken_form(form, audio_output, self.graph)
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
     ) -> HTTPResponse | None:
         """Submit a chat through all stages, and send the reply."""
         assert isinstance(shape, SpokenForm)
-        options = self.options(self.speaking("modalities"), wanted.voice, "audio.voice", request)
+        options = self.options(self.speaking("modalities"), audio_output.voice, "audio.voice", request)
         stream = self.runs.submit(ticket, work.prompt, work.params, options)
         return await reply(request, stream, shape, write=partial(shape.written, stream))

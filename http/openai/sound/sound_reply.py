@@ -48,8 +48,8 @@ class SoundPieces:
         return binascii.b2a_base64(last_bytes, newline=False) if last_bytes else b""
 
 
-def samples(said: Sequence[AudioEvent]) -> list[AudioDelta]:
-    return [event for event in said if isinstance(event, AudioDelta)]
+def samples(events: Sequence[AudioEvent]) -> list[AudioDelta]:
+    return [event for event in events if isinstance(event, AudioDelta)]
 
 
 async def whole_sound(stream: RunStream, form: Form, rate: int) -> list[bytes]:
@@ -77,14 +77,14 @@ RATE = "x-pontil-sample-rate"
 
 
 async def reply_sound(
-    request: Request, stream: RunStream, form: Form, sample_rate: int, streamed: bool
+    request: Request, stream: RunStream, form: Form, sample_rate: int, is_streamed: bool
 ) -> HTTPResponse | None:
     """Answer with the sound of a run; return None if it was streamed. Raises PontilError only while nothing has been
     sent; a stream that breaks later is cut off, so that no client takes it for a whole one."""
     understood(request)
     headers = {RATE: str(sample_rate)}
     try:
-        if streamed:
+        if is_streamed:
             writer = EventWriter(request, lambda: headers | route_of(stream), stream.turn, TYPES[form])
             await stream_sound(writer, stream, form, sample_rate)
             return None

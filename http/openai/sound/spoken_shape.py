@@ -57,8 +57,8 @@ class SpokenForm(ChatShape):
             reason,
         )
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
-        text_chunks = super().events(stream, said)
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
+        text_chunks = super().events(stream, choice_events)
         assert isinstance(stream, RunStream)
         deltas = samples(stream.drain_audio())
         if not deltas:
@@ -70,13 +70,13 @@ class SpokenForm(ChatShape):
         )
         return text_chunks + lead + (self.sound_chunk(base64_audio, usage) if base64_audio else b"")
 
-    def event(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
+    def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         """Hold the end of the text until that of the sound."""
-        if isinstance(said, Ended) and self.schema_watch is None:
-            self.ended = said
+        if isinstance(choice_event, Ended) and self.schema_watch is None:
+            self.ended = choice_event
             usage = stream.usage if self.delivery.continuous_usage else None
             return b"" if index in self.opened else self.open(stream, index, usage)
-        return super().event(stream, index, said)
+        return super().event(stream, index, choice_event)
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         usage = stream.usage if self.delivery.continuous_usage else None
@@ -86,8 +86,8 @@ class SpokenForm(ChatShape):
         closing = b"" if self.ended is None else self.last_chunk(0, self.ended.reason, usage, stop_note(self.ended))
         return sound + self.framed(last + QUIET, (), usage) + closing + super().end(stream, verdicts)
 
-    def sound_chunk(self, coded: bytes, usage: Usage | None) -> bytes:
-        return self.framed(b'{"index":0,"delta":{"audio":{"data":"%b"}}' % coded + QUIET, (), usage)
+    def sound_chunk(self, base64_audio: bytes, usage: Usage | None) -> bytes:
+        return self.framed(b'{"index":0,"delta":{"audio":{"data":"%b"}}' % base64_audio + QUIET, (), usage)
 
     def choice(self, index: int, choice: ReplyChoice) -> dict[str, Any]:
         choice_object = super().choice(index, choice)
@@ -134,9 +134,9 @@ SPOKEN: Mapping[type[ChatShape], Callable[..., SpokenForm]] = {
 
 
 def spoken_form(
-    form: type[ChatShape], wanted: AudioOutput | None, graph: GraphModel | None
+    form: type[ChatShape], audio_output: AudioOutput | None, graph: GraphModel | None
 ) -> Callable[..., ChatShape]:
     """Return the form of a reply, in sound where that was asked for and can be."""
-    if wanted is None or graph is None:
+    if audio_output is None or graph is None:
         return form
-    return partial(SPOKEN[form], wanted=wanted, sample_rate=graph.sample_rate)
+    return partial(SPOKEN[form], wanted=audio_output, sample_rate=graph.sample_rate)

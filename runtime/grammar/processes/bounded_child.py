@@ -97,10 +97,10 @@ def limit_time(limits: ChildLimits) -> None:
     lower(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + limits.cpu_seconds)
 
 
-def lower(kind: int, wanted: int) -> None:
+def lower(kind: int, limit: int) -> None:
     """Set a soft limit, at most the hard one."""
     _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def read_frame(stream: BinaryIO) -> str | None:
