@@ -119,13 +119,15 @@ class SamplingParams:
             raise RequestError(f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}", param="logit_bias")
 
 
-STATED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.init}
-DECLARED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.metadata}
+STATED: dict[str, Field[Any]] = {parameter.name: parameter for parameter in fields(SamplingParams) if parameter.init}
+DECLARED: dict[str, Field[Any]] = {
+    parameter.name: parameter for parameter in fields(SamplingParams) if parameter.metadata
+}
 # Name, lowest value, highest value, and whether the lowest one is not allowed itself.
 RANGES: tuple[tuple[str, float, float, bool], ...] = tuple(
-    (one.name, one.metadata["low"], one.metadata["high"], one.metadata["above"])
-    for one in DECLARED.values()
-    if one.metadata["high"] is not None
+    (parameter.name, parameter.metadata["low"], parameter.metadata["high"], parameter.metadata["above"])
+    for parameter in DECLARED.values()
+    if parameter.metadata["high"] is not None
 )
 
 

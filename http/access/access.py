@@ -145,8 +145,8 @@ class Access:
         if verdict is None:
             try:
                 verdict = self.judge(request)
-            except AccessDenied as denied:
-                verdict = denied
+            except AccessDenied as error:
+                verdict = error
             request.ctx.judged = verdict
         if isinstance(verdict, AccessDenied):
             raise verdict

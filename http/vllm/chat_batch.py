@@ -113,7 +113,7 @@ def of_batch(parameter: Parameter) -> Parameter:
 
 
 CHAT_BATCH = tuple(map(of_batch, CHAT))
-NEUTRAL = {one.name: one.default for one in CHAT_BATCH if one.name in OF_ONE_CHAT}
+NEUTRAL = {parameter.name: parameter.default for parameter in CHAT_BATCH if parameter.name in OF_ONE_CHAT}
 TABLE = ParameterTable(CHAT_BATCH)
 
 

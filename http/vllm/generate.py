@@ -27,7 +27,7 @@ RENAMED = {
     "no_stop_trim": "include_stop_str_in_output",
     "sampling_seed": "seed",
 }
-TAKEN = {one.name: one.name for one in SAMPLING} | RENAMED
+TAKEN = {parameter.name: parameter.name for parameter in SAMPLING} | RENAMED
 GENERATE = (
     Parameter("text", TextType(), "a text"),
     Parameter("input_ids", IdsType(MAX_INPUT_IDS), "token ids instead of the text"),

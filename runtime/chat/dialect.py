@@ -70,15 +70,15 @@ class Dialect:
     def has_messages(self) -> bool:
         return self.calls is not None and self.calls.messages
 
-    def reader(self, functions: Functions, opened: bool, constrained: bool = False) -> AnswerReader:
-        """A reader for such an answer, which begins within reasoning if the prompt has `opened` it. One that is
-        `constrained` by a grammar has no calls without markers."""
-        thinking = ReasoningParser(opened) if self.thinks and not self.has_messages else None
+    def reader(self, functions: Functions, is_open: bool, is_constrained: bool = False) -> AnswerReader:
+        """A reader for such an answer, which begins within reasoning that `is_open` in the prompt. One that
+        `is_constrained` by a grammar has no calls without markers."""
+        thinking = ReasoningParser(is_open) if self.thinks and not self.has_messages else None
         if self.has_messages:
             return AnswerReader(None, HarmonyParser(functions), self.thought_id)
         if not functions or self.calls is None:
             return AnswerReader(thinking, None, self.thought_id)
-        calls = ToolCallParser(self.calls, functions, lenient=not constrained)
+        calls = ToolCallParser(self.calls, functions, lenient=not is_constrained)
         return AnswerReader(thinking, calls, self.thought_id, self.calls.make_id)
 
     def thought(self, is_open: bool) -> Thought:

@@ -45,9 +45,9 @@ class SeatCounts:
         held_seats = self.held.get(caller, 0)
         return (held_seats - 1) / self.weights[caller] if held_seats > 1 else -math.inf
 
-    def level(self, share: FairShare, more: int = 0) -> float:
+    def level(self, share: FairShare, more_seats: int = 0) -> float:
         """Return the seats that a caller holds, and so many more, for each unit of its weight."""
-        return (self.held.get(share.caller, 0) + more) / share.weight
+        return (self.held.get(share.caller, 0) + more_seats) / share.weight
 
     def yields(self, caller: str, share: FairShare) -> bool:
         """Return whether one caller is to give a seat to another: only if it then still holds no less for its weight.

@@ -282,9 +282,9 @@ TRUNCATION_SCHEMA: Schema = {"enum": ["auto", "disabled"]}
 # Parameters with the effect that they have in a chat.
 OWN_FORM = {"messages", "tools", "tool_choice"}
 OF_CHATS = tuple(
-    one
-    for one in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
-    if one.name not in OWN_FORM and one.name not in ELSEWHERE
+    chat_parameter
+    for chat_parameter in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
+    if chat_parameter.name not in OWN_FORM and chat_parameter.name not in ELSEWHERE
 )
 OBFUSCATION = tuple(stream_option for stream_option in STREAM_OPTIONS if stream_option.name == "include_obfuscation")
 SHORT = TextType(0, MAX_SHORT_CHARACTERS)
@@ -325,10 +325,12 @@ DECLARED = (
     Parameter("moderation", NeutralType(), "judge input and answer"),
     Parameter("kv_transfer_params", NeutralType(({},)), "move a prompt's KV between workers"),
     *(
-        Parameter(name, NeutralType(allowed, f"is no parameter of a response: {instead}"), "of chats and completions")
-        for name, (instead, allowed) in ELSEWHERE.items()
+        Parameter(
+            name, NeutralType(allowed_values, f"is no parameter of a response: {instead}"), "of chats and completions"
+        )
+        for name, (instead, allowed_values) in ELSEWHERE.items()
     ),
 )
-DECLARED_NAMES = {one.name for one in DECLARED}
-RESPONSES = (*DECLARED, *(one for one in UNSUPPORTED if one.name not in DECLARED_NAMES))
+DECLARED_NAMES = {declaration.name for declaration in DECLARED}
+RESPONSES = (*DECLARED, *(declaration for declaration in UNSUPPORTED if declaration.name not in DECLARED_NAMES))
 TABLE = ParameterTable(RESPONSES)
