@@ -95,11 +95,11 @@ class SamplingParams:
         """Build the settings from a message. Raise MalformedFrame for a missing field or a wrong type; ignore unknown
         fields."""
         values: dict[str, Any] = {}
-        for one in STATED.values():
-            if one.name in data:
-                values[one.name] = checked(one.name, data[one.name], cast("str", one.type))
-            elif one.default is MISSING:
-                raise MalformedFrame(f"the sampling parameters lack {one.name}")
+        for parameter in STATED.values():
+            if parameter.name in data:
+                values[parameter.name] = checked(parameter.name, data[parameter.name], cast("str", parameter.type))
+            elif parameter.default is MISSING:
+                raise MalformedFrame(f"the sampling parameters lack {parameter.name}")
         return cls(**values)
 
     def check(self, vocab_size: int) -> None:
@@ -108,8 +108,8 @@ class SamplingParams:
         for name, low, high, above in RANGES:
             value = getattr(self, name)
             if value is not None and (not low <= value <= high or (value == low and above)):
-                bound = "above" if above else "at least"
-                raise RequestError(f"{name} must be {bound} {low:g} and at most {high:g}", param=name)
+                lower_bound = "above" if above else "at least"
+                raise RequestError(f"{name} must be {lower_bound} {low:g} and at most {high:g}", param=name)
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError("min_tokens must be at least 0 and at most max_tokens", param="min_tokens")
         for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids"):
@@ -119,13 +119,15 @@ class SamplingParams:
             raise RequestError(f"logit_bias must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}", param="logit_bias")
 
 
-STATED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.init}
-DECLARED: dict[str, Field[Any]] = {one.name: one for one in fields(SamplingParams) if one.metadata}
+STATED: dict[str, Field[Any]] = {parameter.name: parameter for parameter in fields(SamplingParams) if parameter.init}
+DECLARED: dict[str, Field[Any]] = {
+    parameter.name: parameter for parameter in fields(SamplingParams) if parameter.metadata
+}
 # Name, lowest value, highest value, and whether the lowest one is not allowed itself.
 RANGES: tuple[tuple[str, float, float, bool], ...] = tuple(
-    (one.name, one.metadata["low"], one.metadata["high"], one.metadata["above"])
-    for one in DECLARED.values()
-    if one.metadata["high"] is not None
+    (parameter.name, parameter.metadata["low"], parameter.metadata["high"], parameter.metadata["above"])
+    for parameter in DECLARED.values()
+    if parameter.metadata["high"] is not None
 )
 
 

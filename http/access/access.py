@@ -37,22 +37,22 @@ class CrossOrigin:
     def __init__(self, origins: Iterable[str] = ()) -> None:
         self.origins = frozenset(origins)
 
-    def headers(self, asked: Mapping[str, str], preflight: str | None = None) -> dict[str, str]:
-        """Return the headers of an answer to a request with the headers `asked`. `preflight` are the methods of the
-        path, where the browser is asking before it sends a request."""
-        origin = asked.get("origin", "")
+    def headers(self, request_headers: Mapping[str, str], preflight: str | None = None) -> dict[str, str]:
+        """Return the headers of an answer to a request with these headers. `preflight` are the methods of the path,
+        where the browser is asking before it sends a request."""
+        origin = request_headers.get("origin", "")
         if not self.origins or not origin:
             return {}
         # A cache must not give one origin the answer to another.
-        given = {} if ANY in self.origins else {"vary": "origin"}
+        cors_headers = {} if ANY in self.origins else {"vary": "origin"}
         if not self.origins & {ANY, origin.lower()}:
-            return given
-        given["access-control-allow-origin"] = ANY if ANY in self.origins else origin
+            return cors_headers
+        cors_headers["access-control-allow-origin"] = ANY if ANY in self.origins else origin
         if preflight is None:
-            return given | {"access-control-expose-headers": EXPOSED}
-        given |= {"access-control-allow-methods": preflight, "access-control-max-age": str(MAX_AGE_SECONDS)}
-        names = asked.get("access-control-request-headers", "")
-        return given | ({"access-control-allow-headers": names} if NAMES.fullmatch(names) else {})
+            return cors_headers | {"access-control-expose-headers": EXPOSED}
+        cors_headers |= {"access-control-allow-methods": preflight, "access-control-max-age": str(MAX_AGE_SECONDS)}
+        names = request_headers.get("access-control-request-headers", "")
+        return cors_headers | ({"access-control-allow-headers": names} if NAMES.fullmatch(names) else {})
 
 
 class AllowedHosts:
@@ -64,10 +64,10 @@ class AllowedHosts:
         self.any = ANY in names or (not names and not is_local(plain(bound)))
         self.names = names | {plain(bound)}
 
-    def admit(self, stated: Iterable[str]) -> bool:
+    def admit(self, host_headers: Iterable[str]) -> bool:
         """Return whether the Host headers are allowed. Browsers always send one, so a request without Host is no
         page."""
-        return self.any or all(is_local(name) or name in self.names for name in map(named, stated))
+        return self.any or all(is_local(name) or name in self.names for name in map(named, host_headers))
 
 
 def named(host: str) -> str:
@@ -141,16 +141,16 @@ class Access:
 
     def admit(self, request: Request) -> Caller:
         """Return the caller, or raise AccessDenied. A second call for one request gives the same verdict."""
-        judged: Caller | AccessDenied | None = getattr(request.ctx, "judged", None)
-        if judged is None:
+        verdict: Caller | AccessDenied | None = getattr(request.ctx, "judged", None)
+        if verdict is None:
             try:
-                judged = self.judge(request)
-            except AccessDenied as denied:
-                judged = denied
-            request.ctx.judged = judged
-        if isinstance(judged, AccessDenied):
-            raise judged
-        return judged
+                verdict = self.judge(request)
+            except AccessDenied as error:
+                verdict = error
+            request.ctx.judged = verdict
+        if isinstance(verdict, AccessDenied):
+            raise verdict
+        return verdict
 
     def still_admits(self, request: Request) -> bool:
         """Return whether the keys of now admit a request whose answer goes on."""
@@ -191,25 +191,25 @@ class Access:
 
     def check_host(self, request: Request) -> None:
         """Check the Host headers. Raises AccessDenied."""
-        stated: list[str] = request.headers.getall("host", [])
-        if not self.hosts.admit(stated):
+        host_headers: list[str] = request.headers.getall("host", [])
+        if not self.hosts.admit(host_headers):
             says = (
-                f"the header Host names {ascii(stated[0]):.150}, which is no name of this server: call it localhost, "
-                "or have it started with --allowed-hosts, or with API keys"
+                f"the header Host names {ascii(host_headers[0]):.150}, which is no name of this server: call it "
+                "localhost, or have it started with --allowed-hosts, or with API keys"
             )
             raise AccessDenied(says, 403, "host_not_allowed", {})
 
-    def caller(self, request: Request, needed: str) -> Caller:
-        """Return the owner of the request's key. Raises AccessDenied, which says what is `needed`."""
-        found = self.keyring.caller(shown_key(request, needed))
-        if found is None:
+    def caller(self, request: Request, needed_key: str) -> Caller:
+        """Return the owner of the request's key. Raises AccessDenied, which says that the `needed_key` is needed."""
+        owner = self.keyring.caller(shown_key(request, needed_key))
+        if owner is None:
             says = "the API key is not one of this server's: check it, or ask who runs the server for one"
             wait = self.wrong.note(peer_of(request), time.monotonic())
             if wait is not None:
                 says = f"too many wrong API keys came from your address: try again in {wait} s, with a right one"
                 raise AccessDenied(says, 429, "rate_limit_exceeded", {"retry-after": str(wait)})
             raise refusal(says)
-        return found
+        return owner
 
 
 def sees_all(request: Request) -> bool:
@@ -224,16 +224,18 @@ def check_origin(request: Request) -> None:
         raise AccessDenied(reason, 403, "foreign_origin", {})
 
 
-def shown_key(request: Request, needed: str) -> bytes:
+def shown_key(request: Request, needed_key: str) -> bytes:
     """Return the bearer token, or the key in the header that Anthropic's clients use. Raises AccessDenied where it is
     missing or malformed, and for several."""
-    stated: list[str] = request.headers.getall("authorization", [])
-    others: list[str] = request.headers.getall(OTHER_HEADER, [])
-    if not stated and not others:
-        raise refusal(f"{needed} is needed: send it in the header Authorization: Bearer KEY")
-    scheme, _, key = stated[0].strip().partition(" ") if stated else (SCHEME, " ", others[0])
+    authorization_headers: list[str] = request.headers.getall("authorization", [])
+    key_headers: list[str] = request.headers.getall(OTHER_HEADER, [])
+    if not authorization_headers and not key_headers:
+        raise refusal(f"{needed_key} is needed: send it in the header Authorization: Bearer KEY")
+    scheme, _, key = (
+        authorization_headers[0].strip().partition(" ") if authorization_headers else (SCHEME, " ", key_headers[0])
+    )
     key = key.strip()
-    if len(stated) + len(others) > 1 or scheme.lower() != SCHEME or not key or " " in key:
+    if len(authorization_headers) + len(key_headers) > 1 or scheme.lower() != SCHEME or not key or " " in key:
         raise refusal("the header Authorization is not of the form Bearer KEY: send one such header")
     return key.encode("utf-8", "surrogateescape")
 

@@ -50,7 +50,7 @@ class Endpoint:
     @property
     def route(self) -> str:
         """The path in sanic's notation. A model's name may have slashes."""
-        return PARAMETER.sub(lambda found: f"<{found[1]}:{'path' if found[1] == MODEL_NAME else 'str'}>", self.path)
+        return PARAMETER.sub(lambda match: f"<{match[1]}:{'path' if match[1] == MODEL_NAME else 'str'}>", self.path)
 
     @property
     def parameters(self) -> list[str]:

@@ -70,15 +70,15 @@ class InFlightBodies:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             self.suspects = left_over(os.pread(file, SLOTS * SLOT.size, 0), self.clock())
             self.places = {digest: slot for slot, digest in enumerate(self.suspects)}
-            slots = [SLOT.pack(one.until, one.deaths, digest) for digest, one in self.suspects.items()]
+            slots = [SLOT.pack(suspect.until, suspect.deaths, digest) for digest, suspect in self.suspects.items()]
             os.pwrite(file, b"".join([*slots, *[EMPTY] * (SLOTS - len(slots))]), 0)
         except OSError as error:
             LOG.warning("%s cannot be written: a body that ends this process may be sent again (%s)", path, error)
             return
         self.file = file
-        if refused := sum(suspect.is_refused for suspect in self.suspects.values()):
+        if refused_bodies := sum(suspect.is_refused for suspect in self.suspects.values()):
             says = "%d bodies were being read when the last two proxies died: they are refused for up to %.0f s"
-            LOG.warning(says, refused, REFUSED_SECONDS)
+            LOG.warning(says, refused_bodies, REFUSED_SECONDS)
 
     def recorded(self, handler: Handler) -> Handler:
         """Wrap the handler of a body, which is recorded from `note` until it is `understood` or the handler ends."""
@@ -101,8 +101,8 @@ class InFlightBodies:
         """Claim a slot and return the id by which to clear it. Raises RequestError for a refused body."""
         digest = digest_of(body, peer)
         suspect = self.suspects.get(digest)
-        if suspect is not None and suspect.is_refused and (left := suspect.until - self.clock()) > 0:
-            says = f"the server died twice while it was reading this request: change it, or wait {left:.0f} s"
+        if suspect is not None and suspect.is_refused and (seconds_left := suspect.until - self.clock()) > 0:
+            says = f"the server died twice while it was reading this request: change it, or wait {seconds_left:.0f} s"
             raise RequestError(says, code=CODE)
         name = next(self.names)
         if self.free and self.write(self.free[-1], SLOT.pack(0.0, 0, digest)):
@@ -115,9 +115,9 @@ class InFlightBodies:
             return
         slot, digest = self.held.pop(name)
         self.suspects.pop(digest, None)
-        for one in (slot, self.places.pop(digest, None)):
-            if one is not None and self.write(one, EMPTY):
-                self.free.append(one)
+        for freed_slot in (slot, self.places.pop(digest, None)):
+            if freed_slot is not None and self.write(freed_slot, EMPTY):
+                self.free.append(freed_slot)
 
     def write(self, slot: int, data: bytes) -> bool:
         """Return whether the slot could be written. A slot that could not be cleared stays as it is."""
@@ -144,17 +144,17 @@ def nothing() -> None:
 def left_over(data: bytes, now: float) -> dict[bytes, SuspectBody]:
     """Return the suspects after the death of the process that left these slots, those first that are remembered for
     longest; at most half as many as there are slots."""
-    found: dict[bytes, SuspectBody] = {}
+    suspects: dict[bytes, SuspectBody] = {}
     in_flight = set[bytes]()
     for until, deaths, digest in SLOT.iter_unpack(data[: len(data) - len(data) % SLOT.size]):
         if digest != NOTHING and until == 0.0:
             in_flight.add(digest)
         elif digest != NOTHING and now < until <= now + REFUSED_SECONDS:
-            found[digest] = SuspectBody(until, min(deaths, MOST_DEATHS))
+            suspects[digest] = SuspectBody(until, min(deaths, MOST_DEATHS))
     for digest in in_flight:
-        earlier = found.get(digest)
-        found[digest] = SuspectBody(now + REFUSED_SECONDS, 1 + (0 if earlier is None else earlier.deaths))
-    return dict(sorted(found.items(), key=lambda one: one[1].until, reverse=True)[: SLOTS // 2])
+        earlier = suspects.get(digest)
+        suspects[digest] = SuspectBody(now + REFUSED_SECONDS, 1 + (0 if earlier is None else earlier.deaths))
+    return dict(sorted(suspects.items(), key=lambda entry: entry[1].until, reverse=True)[: SLOTS // 2])
 
 
 def digest_of(body: bytes, peer: str) -> bytes:

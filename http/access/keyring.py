@@ -33,29 +33,29 @@ class FailedKeys:
     def note(self, address: str, now: float) -> int | None:
         """Count one failure. Returns the seconds to wait if the address has too many, else None."""
         place = place_of(address)
-        begun, count = self.book.get(place, (now, 0))
-        if now - begun >= WINDOW_SECONDS:
-            begun, count = now, 0
+        window_start, count = self.book.get(place, (now, 0))
+        if now - window_start >= WINDOW_SECONDS:
+            window_start, count = now, 0
             del self.book[place]
-        self.book[place] = begun, count + 1
+        self.book[place] = window_start, count + 1
         while len(self.book) > MOST_ADDRESSES:
             del self.book[next(iter(self.book))]
         if count == MOST_WRONG:
             LOG.warning("%d wrong API keys came from %s within a minute", count + 1, place)
-        return None if count < MOST_WRONG else max(1, math.ceil(begun + WINDOW_SECONDS - now))
+        return None if count < MOST_WRONG else max(1, math.ceil(window_start + WINDOW_SECONDS - now))
 
 
 def place_of(address: str) -> str:
     """Return the unit that is counted: an IPv4 address, or the network of an IPv6 address."""
     try:
-        parsed = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if isinstance(parsed, IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
-        return f"{IPv6Address(int(parsed) >> HOME_BITS << HOME_BITS)}/{HOME_BITS}"
-    return str(parsed)
+    if isinstance(ip, IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return str(ip.ipv4_mapped)
+        return f"{IPv6Address(int(ip) >> HOME_BITS << HOME_BITS)}/{HOME_BITS}"
+    return str(ip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Keyring:
         cls, callers: Sequence[Sequence[str]], admin: str | None, allowances: Sequence[Sequence[Any]] = ()
     ) -> "Keyring":
         """Build a keyring from the values that the supervisor sends."""
-        named = tuple((name, Allowance(**dict(settings))) for name, settings in allowances)
-        return cls(tuple((name, digest) for name, digest in callers), admin, named)
+        caller_allowances = tuple((name, Allowance(**dict(settings))) for name, settings in allowances)
+        return cls(tuple((name, digest) for name, digest in callers), admin, caller_allowances)
 
     @property
     def guards(self) -> bool:
@@ -96,11 +96,11 @@ class Keyring:
     def caller(self, key: bytes) -> Caller | None:
         """Return the key's owner, None for a wrong key. Every key is compared in constant time, so that the duration
         reveals nothing."""
-        shown = hashlib.sha256(key).hexdigest()
-        found: Caller | None = None
+        key_digest = hashlib.sha256(key).hexdigest()
+        owner: Caller | None = None
         for name, digest in self.callers:
-            if hmac.compare_digest(shown, digest):
-                found = Caller(name, allowance=dict(self.allowances).get(name, Allowance()))
-        if self.admin is not None and hmac.compare_digest(shown, self.admin):
-            found = ADMIN
-        return found
+            if hmac.compare_digest(key_digest, digest):
+                owner = Caller(name, allowance=dict(self.allowances).get(name, Allowance()))
+        if self.admin is not None and hmac.compare_digest(key_digest, self.admin):
+            owner = ADMIN
+        return owner

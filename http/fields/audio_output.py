@@ -29,9 +29,9 @@ def read_kinds(fields: Fields, name: str) -> tuple[str, ...]:
     value = fields.take(name)
     if not isinstance(value, list):
         raise fields.typed(name, value, f"a list of {' and '.join(KINDS)}")
-    for one in value[: len(KINDS) + 1]:
-        if one not in KINDS:
-            raise fields.unfit(name, one, f"a list of {' and '.join(KINDS)}", "unsupported_parameter")
+    for kind in value[: len(KINDS) + 1]:
+        if kind not in KINDS:
+            raise fields.unfit(name, kind, f"a list of {' and '.join(KINDS)}", "unsupported_parameter")
     if not value or len(value) > len(KINDS):
         raise fields.wrong(name, f"must name one or both of {' and '.join(KINDS)}, each once")
     return tuple(value)

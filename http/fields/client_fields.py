@@ -32,5 +32,6 @@ FOREIGN: dict[str, tuple[object, ...]] = {
     "plugins": ([],), "transforms": ([],),
 }  # fmt: skip
 UNSUPPORTED = tuple(
-    Parameter(name, NeutralType(allowed), "a parameter of other servers") for name, allowed in FOREIGN.items()
+    Parameter(name, NeutralType(allowed_values), "a parameter of other servers")
+    for name, allowed_values in FOREIGN.items()
 )

@@ -56,8 +56,8 @@ class PromptFields:
         """Return the prompt truncated, where the context leaves `room` tokens beside the output."""
         if self.truncate is None:
             return prompt
-        kept = max(1, room if self.truncate == TO_FIT else self.truncate)
-        return prompt[:kept] if self.keeps_beginning else prompt[-kept:]
+        kept_tokens = max(1, room if self.truncate == TO_FIT else self.truncate)
+        return prompt[:kept_tokens] if self.keeps_beginning else prompt[-kept_tokens:]
 
     def complete(self, ticket: Ticket, *, share_prefixes: bool) -> Ticket:
         """Return a request's ticket with what its body says. Raises RequestError for a caller that may not go ahead of
@@ -82,12 +82,12 @@ def prompt_fields(fields: Fields, values: Mapping[str, Any]) -> PromptFields:
     return PromptFields(values["add_special_tokens"], truncate, salt, values["priority"], keeps_beginning)
 
 
-def salt_of(stated: str, key: str) -> str:
+def salt_of(stated_salt: str, key: str) -> str:
     """Return one salt for both parameters, other than for any other two. Without a key it is the stated one."""
-    return hashlib.sha256(f"{len(stated)} {stated}{key}".encode()).hexdigest() if key else stated
+    return hashlib.sha256(f"{len(stated_salt)} {stated_salt}{key}".encode()).hexdigest() if key else stated_salt
 
 
-def cache_salt(caller: str, stated: str, *, share_prefixes: bool) -> str:
+def cache_salt(caller: str, stated_salt: str, *, share_prefixes: bool) -> str:
     """Return the salt of a request that stated this one, "" for none.
 
     `cached_tokens` and the time to the first token reveal whether a prompt with the same prefix was sent before: so
@@ -95,5 +95,5 @@ def cache_salt(caller: str, stated: str, *, share_prefixes: bool) -> str:
     value equals another caller's salt; a caller's name has no NUL.
     """
     if share_prefixes or caller == NO_KEY:
-        return stated
-    return hashlib.sha256(f"{caller}\0{stated}".encode("utf-8", "surrogatepass")).hexdigest()
+        return stated_salt
+    return hashlib.sha256(f"{caller}\0{stated_salt}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -47,18 +47,18 @@ class SpokenContent:
 
 def read_recording(fields: Fields) -> Recording:
     """Read a content part of the type input_audio."""
-    given = fields.required_object(INPUT_AUDIO, 'is missing: give {"data": base64, "format": "wav"}')
-    form = given.text("format")
+    audio = fields.required_object(INPUT_AUDIO, 'is missing: give {"data": base64, "format": "wav"}')
+    form = audio.text("format")
     if form != "wav":
         says = '"wav", the only format that is read: convert other recordings first'
-        raise given.unfit("format", form, says, "unsupported_parameter")
-    coded = given.required_text("data")
-    place = f"{given.path}data"
+        raise audio.unfit("format", form, says, "unsupported_parameter")
+    base64_text = audio.required_text("data")
+    place = f"{audio.path}data"
     try:
-        data = base64.b64decode(coded.encode("ascii"), validate=True)
+        data = base64.b64decode(base64_text.encode("ascii"), validate=True)
     except (UnicodeEncodeError, binascii.Error):
-        raise given.wrong("data", "must be base64 without line ends: encode the bytes of a WAV file") from None
-    given.ignore_rest()
+        raise audio.wrong("data", "must be base64 without line ends: encode the bytes of a WAV file") from None
+    audio.ignore_rest()
     fields.ignore_rest()
     check_wav(data, place)
     return Recording(data, place)

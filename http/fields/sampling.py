@@ -23,11 +23,11 @@ MAX_BIASES = 1024
 def token_fields(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the lists of token ids, which lie in the vocabulary, by their names; an empty `allowed_token_ids` allows
     all of it."""
-    found = {token.name: values[token.name] for token in TOKENS}
-    allowed = found["allowed_token_ids"]
-    if allowed and set(allowed) <= set(found["bad_token_ids"]):
+    token_lists = {token.name: values[token.name] for token in TOKENS}
+    allowed_ids = token_lists["allowed_token_ids"]
+    if allowed_ids and set(allowed_ids) <= set(token_lists["bad_token_ids"]):
         raise fields.wrong("allowed_token_ids", "allows only tokens that bad_token_ids forbids")
-    return found | {"logprob_token_ids": tuple(dict.fromkeys(found["logprob_token_ids"]))}
+    return token_lists | {"logprob_token_ids": tuple(dict.fromkeys(token_lists["logprob_token_ids"]))}
 
 
 def read_bias(fields: Fields, name: str) -> tuple[tuple[int, float], ...]:
@@ -128,8 +128,8 @@ def sampling_fields(
     check_min_tokens(fields, values, name, max_tokens)
     plain = {name: values[name] for name in PLAIN}
     # Some clients write -1 for "the whole vocabulary"; tokens that are named are shown in place of the likeliest.
-    plain["top_k"], shown = max(0, plain["top_k"]), 0 if tokens["logprob_token_ids"] else logprobs.output
-    plain |= {"prompt_logprobs": logprobs.prompt, "logprobs": shown, "stop": values["stop"]}
+    plain["top_k"], output_logprobs = max(0, plain["top_k"]), 0 if tokens["logprob_token_ids"] else logprobs.output
+    plain |= {"prompt_logprobs": logprobs.prompt, "logprobs": output_logprobs, "stop": values["stop"]}
     params = SamplingParams(max_tokens=0, seed=0, **plain, **tokens)
     return SamplingFields(max_tokens, name, values["seed"], params, structure_of(fields, values))
 
@@ -179,16 +179,23 @@ def stop_schema() -> Schema:
 def parameter(declared_as: str, name: str | None = None, says: str | None = None) -> Parameter:
     """Return the parameter that `SamplingParams` declares, or one of the same values under another name, described in
     other words."""
-    declared = DECLARED[declared_as]
-    return Parameter(name or declared_as, kind_of_values(declared), says or declared.metadata["says"], declared.default)
+    declared_field = DECLARED[declared_as]
+    return Parameter(
+        name or declared_as,
+        kind_of_values(declared_field),
+        says or declared_field.metadata["says"],
+        declared_field.default,
+    )
 
 
-def kind_of_values(declared: Field[Any]) -> ParameterType:
-    low, high, above, also = (declared.metadata[one] for one in ("low", "high", "above", "also"))
-    if declared.type == "bool":
+def kind_of_values(declared_field: Field[Any]) -> ParameterType:
+    low, high, above, also = (declared_field.metadata[key] for key in ("low", "high", "above", "also"))
+    if declared_field.type == "bool":
         return FlagType()
     return (
-        NumberType(low, high, above) if declared.type == "float" else IntegerType(low if also is None else also, high)
+        NumberType(low, high, above)
+        if declared_field.type == "float"
+        else IntegerType(low if also is None else also, high)
     )
 
 

@@ -27,39 +27,41 @@ MAX_FORMAT_DEPTH = 16
 UNSUPPORTED_FORMATS = ("regex", "grammar", "tags_with_separator", "qwen_xml_parameter")
 
 
-def read_structural_tag(wanted: Fields) -> TagFormat:
+def read_structural_tag(tag_fields: Fields) -> TagFormat:
     """Read the structures with their triggers, or the format that says all."""
-    described = wanted.object("format")
-    if described is None:
-        return read_structures(wanted)
-    wanted.neutral({"structures": ([],), "triggers": ([],)})
-    return FormatReader().read(described)
+    format_fields = tag_fields.object("format")
+    if format_fields is None:
+        return read_structures(tag_fields)
+    tag_fields.neutral({"structures": ([],), "triggers": ([],)})
+    return FormatReader().read(format_fields)
 
 
-def read_structures(wanted: Fields) -> TriggeredTags:
-    triggers = read_triggers(wanted)
-    given = wanted.objects("structures", MAX_STRUCTURES)
-    if not given:
-        raise wanted.wrong("structures", "is empty: give at least one, with begin, schema and end")
-    return triggered(wanted, triggers, tuple(read_structure(fields, triggers) for fields in given))
+def read_structures(tag_fields: Fields) -> TriggeredTags:
+    triggers = read_triggers(tag_fields)
+    structures = tag_fields.objects("structures", MAX_STRUCTURES)
+    if not structures:
+        raise tag_fields.wrong("structures", "is empty: give at least one, with begin, schema and end")
+    return triggered(tag_fields, triggers, tuple(read_structure(fields, triggers) for fields in structures))
 
 
-def triggered(wanted: Fields, triggers: tuple[str, ...], tags: tuple[Tagged, ...], once: bool = False) -> TriggeredTags:
+def triggered(
+    tag_fields: Fields, triggers: tuple[str, ...], tags: tuple[Tagged, ...], once: bool = False
+) -> TriggeredTags:
     for trigger in triggers:
         if not any(tag.begin.startswith(trigger) for tag in tags):
-            raise wanted.wrong("triggers", f"holds {trigger!r:.60}, with which no tag begins: leave it out")
+            raise tag_fields.wrong("triggers", f"holds {trigger!r:.60}, with which no tag begins: leave it out")
     return TriggeredTags(triggers, tags, once)
 
 
-def read_triggers(wanted: Fields) -> tuple[str, ...]:
-    triggers = wanted.take("triggers")
+def read_triggers(tag_fields: Fields) -> tuple[str, ...]:
+    triggers = tag_fields.take("triggers")
     if not isinstance(triggers, list):
-        raise wanted.typed("triggers", triggers, "a list of strings")
+        raise tag_fields.typed("triggers", triggers, "a list of strings")
     if not 0 < len(triggers) <= MAX_TRIGGERS:
-        raise wanted.wrong("triggers", f"must hold 1 to {MAX_TRIGGERS} strings")
+        raise tag_fields.wrong("triggers", f"must hold 1 to {MAX_TRIGGERS} strings")
     for trigger in triggers:
         if not isinstance(trigger, str) or not 0 < len(trigger) <= MAX_TAG_CHARACTERS:
-            raise wanted.wrong("triggers", f"must hold strings of 1 to {MAX_TAG_CHARACTERS} characters")
+            raise tag_fields.wrong("triggers", f"must hold strings of 1 to {MAX_TAG_CHARACTERS} characters")
     return tuple(dict.fromkeys(triggers))
 
 
@@ -103,10 +105,10 @@ class FormatReader:
         if kind not in FORMAT_READERS:
             raise fields.unfit("type", kind, f"one of {', '.join(FORMAT_READERS)}")
         self.depth += 1
-        made = FORMAT_READERS[kind](self, fields)
+        tag_format = FORMAT_READERS[kind](self, fields)
         self.depth -= 1
         fields.finish()
-        return made
+        return tag_format
 
     def counted(self, fields: Fields) -> str:
         self.count += 1
@@ -116,10 +118,10 @@ class FormatReader:
         return fields.required_text("type")
 
     def elements(self, fields: Fields) -> tuple[TagFormat, ...]:
-        given = fields.objects("elements", MAX_STRUCTURES)
-        if not given:
+        element_list = fields.objects("elements", MAX_STRUCTURES)
+        if not element_list:
             raise fields.wrong("elements", "is empty: give at least one element")
-        return tuple(self.read(one) for one in given)
+        return tuple(self.read(element) for element in element_list)
 
     def tag(self, fields: Fields, triggers: tuple[str, ...] = ()) -> Tagged:
         begin, end = read_begin(fields, triggers), read_tag_text(fields, "end")
@@ -130,15 +132,17 @@ class FormatReader:
         """Read a tag in a list of nothing else, where it needs no type."""
         if fields.text("type") not in (None, "tag"):
             raise fields.unfit("type", fields.data["type"], "tag")
-        made = self.tag(fields, triggers)
+        tag_format = self.tag(fields, triggers)
         fields.finish()
-        return made
+        return tag_format
 
     def triggered_tags(self, fields: Fields) -> TriggeredTags:
         triggers, once = read_triggers(fields), fields.boolean("stop_after_first", False)
         fields.neutral({"at_least_one": (False,), "excludes": ([],)})
-        given = fields.objects("tags", MAX_STRUCTURES)
-        return triggered(fields, triggers, tuple(self.triggered_tag(one, triggers) for one in given), once)
+        tag_list = fields.objects("tags", MAX_STRUCTURES)
+        return triggered(
+            fields, triggers, tuple(self.triggered_tag(tag_fields, triggers) for tag_fields in tag_list), once
+        )
 
 
 FORMAT_READERS: Mapping[str, Callable[[FormatReader, Fields], TagFormat]] = {
@@ -164,8 +168,8 @@ def read_any_text(fields: Fields) -> FreeText:
     return FreeText()
 
 
-def schemas_of(wanted: TagFormat) -> Iterator[Mapping[str, Any]]:
-    match wanted:
+def schemas_of(tag_format: TagFormat) -> Iterator[Mapping[str, Any]]:
+    match tag_format:
         case JsonValue(schema):
             yield schema
         case InTurn(parts) | OneOfFormats(parts):

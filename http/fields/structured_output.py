@@ -72,38 +72,38 @@ def structure_of(fields: Fields, values: Mapping[str, Any]) -> OutputStructure |
 
 
 def read_format(fields: Fields, name: str) -> OutputStructure | None:
-    wanted = fields.required_object(name)
-    kind = wanted.text("type")
+    format_fields = fields.required_object(name)
+    kind = format_fields.text("type")
     if kind not in FORMATS:
-        raise wanted.unfit("type", kind, f"one of {', '.join(FORMATS)}")
+        raise format_fields.unfit("type", kind, f"one of {', '.join(FORMATS)}")
     structure = None
     if kind == "json_object":
         structure = OutputStructure(grammar_of_schema(bounded_object()), name)
     elif kind == "json_schema":
-        structure = read_json_schema(wanted)
+        structure = read_json_schema(format_fields)
     elif kind == "structural_tag":
-        tags = read_structural_tag(wanted)
+        tags = read_structural_tag(format_fields)
         structure = written(fields, name, list(schemas_of(tags)), lambda _: grammar_of_format(tags))
-    wanted.finish()
+    format_fields.finish()
     return structure
 
 
-def read_json_schema(wanted: Fields) -> OutputStructure:
+def read_json_schema(format_fields: Fields) -> OutputStructure:
     """Read a schema, all of which a grammar has to hold if `strict` is set."""
-    described = wanted.required_object("json_schema", "is missing: give an object with a name and a schema")
-    return read_described(described)
+    schema_fields = format_fields.required_object("json_schema", "is missing: give an object with a name and a schema")
+    return read_described(schema_fields)
 
 
-def read_described(described: Fields) -> OutputStructure:
+def read_described(schema_fields: Fields) -> OutputStructure:
     """Read a schema with its name, as both OpenAI's APIs describe one."""
-    if not described.text("name"):
-        raise described.wrong("name", "is missing: give the schema a name")
-    described.text("description")
-    strict, schema = described.boolean("strict", False), described.take("schema")
+    if not schema_fields.text("name"):
+        raise schema_fields.wrong("name", "is missing: give the schema a name")
+    schema_fields.text("description")
+    strict, schema = schema_fields.boolean("strict", False), schema_fields.take("schema")
     if schema is None:
-        raise described.wrong("schema", "is missing: give a JSON schema")
-    described.finish()
-    return schema_structure(described, "schema", schema, strict)
+        raise schema_fields.wrong("schema", "is missing: give a JSON schema")
+    schema_fields.finish()
+    return schema_structure(schema_fields, "schema", schema, strict)
 
 
 def schema_structure(fields: Fields, name: str, schema: Any, strict: bool = False) -> OutputStructure:
@@ -117,30 +117,30 @@ def schema_structure(fields: Fields, name: str, schema: Any, strict: bool = Fals
 
 
 def read_kinds(fields: Fields, name: str) -> OutputStructure:
-    wanted = fields.required_object(name)
-    given = [kind for kind in KINDS if wanted.take(kind) is not None]
-    wanted.neutral(NEUTRAL_KINDS)
-    wanted.finish()
-    if len(given) != 1:
+    structure_fields = fields.required_object(name)
+    given_kinds = [kind for kind in KINDS if structure_fields.take(kind) is not None]
+    structure_fields.neutral(NEUTRAL_KINDS)
+    structure_fields.finish()
+    if len(given_kinds) != 1:
         raise fields.wrong(name, f"must hold exactly one of {', '.join(KINDS)}")
-    return KIND_READERS[given[0]](wanted)
+    return KIND_READERS[given_kinds[0]](structure_fields)
 
 
-def read_json(wanted: Fields, name: str = "json") -> OutputStructure:
-    value = wanted.take(name)
+def read_json(structure_fields: Fields, name: str = "json") -> OutputStructure:
+    value = structure_fields.take(name)
     if isinstance(value, str):
-        check_length(wanted, name, value)
+        check_length(structure_fields, name, value)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise wanted.wrong(name, "is a text that is not JSON: give a JSON schema") from None
-    return schema_structure(wanted, name, value)
+            raise structure_fields.wrong(name, "is a text that is not JSON: give a JSON schema") from None
+    return schema_structure(structure_fields, name, value)
 
 
-def read_json_object(wanted: Fields) -> OutputStructure:
-    if not wanted.boolean("json_object", True):
-        raise wanted.wrong("json_object", "must be true, or left out with the rest of structured_outputs")
-    return written(wanted, "json_object", bounded_object(), grammar_of_schema)
+def read_json_object(structure_fields: Fields) -> OutputStructure:
+    if not structure_fields.boolean("json_object", True):
+        raise structure_fields.wrong("json_object", "must be true, or left out with the rest of structured_outputs")
+    return written(structure_fields, "json_object", bounded_object(), grammar_of_schema)
 
 
 def read_bare(fields: Fields, name: str) -> OutputStructure | None:
@@ -148,25 +148,27 @@ def read_bare(fields: Fields, name: str) -> OutputStructure | None:
     return None if fields.take(name) == "" else BARE_KINDS[name](fields, name)
 
 
-def read_regex(wanted: Fields, name: str = "regex") -> OutputStructure:
-    return written(wanted, name, read_text(wanted, name), grammar_of_regex)
+def read_regex(structure_fields: Fields, name: str = "regex") -> OutputStructure:
+    return written(structure_fields, name, read_text(structure_fields, name), grammar_of_regex)
 
 
-def read_grammar(wanted: Fields, name: str = "grammar") -> OutputStructure:
-    structure = written(wanted, name, read_text(wanted, name), grammar_of_rules)
+def read_grammar(structure_fields: Fields, name: str = "grammar") -> OutputStructure:
+    structure = written(structure_fields, name, read_text(structure_fields, name), grammar_of_rules)
     return replace(structure, written=False)
 
 
-def read_choice(wanted: Fields) -> OutputStructure:
-    choices = wanted.take("choice")
+def read_choice(structure_fields: Fields) -> OutputStructure:
+    choices = structure_fields.take("choice")
     if not isinstance(choices, list):
-        raise wanted.typed("choice", choices, "a list of strings")
+        raise structure_fields.typed("choice", choices, "a list of strings")
     if not 0 < len(choices) <= MAX_CHOICES:
-        raise wanted.wrong("choice", f"must hold 1 to {MAX_CHOICES} strings")
+        raise structure_fields.wrong("choice", f"must hold 1 to {MAX_CHOICES} strings")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
-            raise wanted.wrong("choice", f"must hold strings that are not empty, not {choice and kind_of(choice)!r}")
-    return written(wanted, "choice", list(dict.fromkeys(choices)), grammar_of_choices)
+            raise structure_fields.wrong(
+                "choice", f"must hold strings that are not empty, not {choice and kind_of(choice)!r}"
+            )
+    return written(structure_fields, "choice", list(dict.fromkeys(choices)), grammar_of_choices)
 
 
 KIND_READERS: Mapping[str, Callable[[Fields], OutputStructure]] = {
@@ -187,18 +189,18 @@ BARE_KINDS: Mapping[str, Callable[[Fields, str], OutputStructure]] = {
 }
 
 
-def read_text(wanted: Fields, name: str) -> str:
-    text = wanted.text(name)
+def read_text(structure_fields: Fields, name: str) -> str:
+    text = structure_fields.text(name)
     if not text:
-        raise wanted.wrong(name, "is empty: give a text, or leave it out")
-    check_length(wanted, name, text)
+        raise structure_fields.wrong(name, "is empty: give a text, or leave it out")
+    check_length(structure_fields, name, text)
     return text
 
 
-def check_length(wanted: Fields, name: str, text: str) -> None:
+def check_length(structure_fields: Fields, name: str, text: str) -> None:
     """Check the length before the text is processed; its grammar would not be shorter."""
     if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise wanted.wrong(name, f"is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible")
+        raise structure_fields.wrong(name, f"is too large: at most {MAX_GRAMMAR_CHARACTERS} characters are possible")
 
 
 def written(fields: Fields, name: str, value: Any, write: Callable[[Any], str]) -> OutputStructure:
@@ -226,9 +228,9 @@ def is_deep(value: Any) -> bool:
     for _ in range(MAX_DEPTH + 1):
         level = [
             item
-            for one in level
-            if isinstance(one, dict | list)
-            for item in (one.values() if isinstance(one, dict) else one)
+            for node in level
+            if isinstance(node, dict | list)
+            for item in (node.values() if isinstance(node, dict) else node)
         ]
         if not level:
             return False
@@ -237,12 +239,12 @@ def is_deep(value: Any) -> bool:
 
 def format_schema() -> Schema:
     text, flag = or_null({"type": "string"}), or_null({"type": "boolean"})
-    described = closed(["name", "schema"], name=TEXT, schema=SCHEMA, description=text, strict=flag)
+    json_schema = closed(["name", "schema"], name=TEXT, schema=SCHEMA, description=text, strict=flag)
     return {
         "title": "what the answer has to be, as `docs/guide/structured-output.md` shows",
         "oneOf": [
             closed(["type"], type={"enum": ["text", "json_object"]}),
-            closed(["type", "json_schema"], type={"const": "json_schema"}, json_schema=described),
+            closed(["type", "json_schema"], type={"const": "json_schema"}, json_schema=json_schema),
             closed(
                 ["type", "structures", "triggers"],
                 type={"const": "structural_tag"},
@@ -268,11 +270,13 @@ def kinds_schema() -> Schema:
         "json_object": {"const": True},
         "choice": {"type": "array", "items": TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
     }
-    rest: dict[str, Schema] = {name: {"enum": [*allowed, None]} for name, allowed in NEUTRAL_KINDS.items()}
-    rest |= {name: {"type": "null"} for name in types}
+    neutral_fields: dict[str, Schema] = {
+        name: {"enum": [*neutral_values, None]} for name, neutral_values in NEUTRAL_KINDS.items()
+    }
+    neutral_fields |= {name: {"type": "null"} for name in types}
     return {
         "title": f"an object with one of `{'`, `'.join(KINDS)}`, as `docs/guide/structured-output.md` shows",
-        "oneOf": [closed([name], **rest | {name: kind}) for name, kind in types.items()],
+        "oneOf": [closed([name], **neutral_fields | {name: kind}) for name, kind in types.items()],
     }
 
 

@@ -84,8 +84,8 @@ def tool_fields(fields: Fields, values: Mapping[str, Any]) -> ToolFields:
     unknown = next((name for name in choice.allowed or () if name not in {tool.name for tool in tools}), None)
     if unknown is not None:
         raise fields.wrong("tool_choice", f"allows {unknown!r:.150}, which is none of the tools")
-    shown = tuple(tool for tool in values["tools"] if choice.allows(tool["function"]["name"]))
-    return ToolFields(shown, tuple(map(made, shown)), choice, values["parallel_tool_calls"])
+    shown_tools = tuple(tool for tool in values["tools"] if choice.allows(tool["function"]["name"]))
+    return ToolFields(shown_tools, tuple(map(made, shown_tools)), choice, values["parallel_tool_calls"])
 
 
 def made(tool: Mapping[str, Any]) -> Tool:
@@ -96,24 +96,24 @@ def made(tool: Mapping[str, Any]) -> Tool:
 def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
     """Validate the tools and return their known fields as sent, since a template renders them."""
     names: set[str] = set()
-    shown: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
     for tool in fields.objects(name, MAX_TOOLS):
         function = read_function(tool)
         read_definition(function, names)
         function.ignore_rest()
         tool.ignore_rest()
-        shown.append(tool.known | {"function": function.known})
-    return tuple(shown)
+        tools.append(tool.known | {"function": function.known})
+    return tuple(tools)
 
 
 def read_definition(function: Fields, names: set[str]) -> None:
     """Validate a function's own fields, and add its name to `names`, those of the functions before it."""
-    own = function.required_text("name")
-    if NAME.fullmatch(own) is None:
+    name = function.required_text("name")
+    if NAME.fullmatch(name) is None:
         raise function.wrong("name", "must have 1 to 128 of the characters A-Z a-z 0-9 _ . : / -")
-    if own in names:
-        raise function.wrong("name", f"is {own!r}, as another tool's is: give each its own")
-    names.add(own)
+    if name in names:
+        raise function.wrong("name", f"is {name!r}, as another tool's is: give each its own")
+    names.add(name)
     function.text("description")
     read_parameters(function)
     function.boolean("strict", False)
@@ -141,43 +141,43 @@ def read_choice(fields: Fields, name: str) -> ToolChoice:
 def choice_of(
     fields: Fields,
     name: str,
-    read: Callable[[Fields], ToolChoice],
+    parser: Callable[[Fields], ToolChoice],
     modes: Sequence[str] = MODES,
-    others: str = "name a function",
+    other_forms: str = "name a function",
 ) -> ToolChoice:
-    """Return the choice of a mode, or what `read` makes of an object."""
+    """Return the choice of a mode, or what `parser` makes of an object."""
     value = fields.take(name)
     if isinstance(value, dict):
-        return read(fields.required_object(name))
+        return parser(fields.required_object(name))
     if not isinstance(value, str) or value not in modes:
-        raise fields.unfit(name, value, f"one of {', '.join(modes)}, or {others}", UNSUPPORTED)
+        raise fields.unfit(name, value, f"one of {', '.join(modes)}, or {other_forms}", UNSUPPORTED)
     return ToolChoice(value)  # type: ignore[arg-type]  # one of MODES
 
 
-def read_named(chosen: Fields) -> ToolChoice:
-    if chosen.data.get("type") == ALLOWED:
-        return read_allowed(chosen)
-    return ToolChoice("required", function_name(chosen))
+def read_named(choice_fields: Fields) -> ToolChoice:
+    if choice_fields.data.get("type") == ALLOWED:
+        return read_allowed(choice_fields)
+    return ToolChoice("required", function_name(choice_fields))
 
 
-def read_allowed(chosen: Fields) -> ToolChoice:
+def read_allowed(choice_fields: Fields) -> ToolChoice:
     """Read a choice among some of the tools; the others are not shown to the model."""
-    chosen.take("type")
-    allowed = chosen.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
-    choice = read_allowed_tools(allowed, function_name)
-    chosen.ignore_rest()
+    choice_fields.take("type")
+    allowed_tools = choice_fields.required_object(ALLOWED, "is missing: give an object with a mode and a list of tools")
+    choice = read_allowed_tools(allowed_tools, function_name)
+    choice_fields.ignore_rest()
     return choice
 
 
-def read_allowed_tools(allowed: Fields, name_of: Callable[[Fields], str]) -> ToolChoice:
+def read_allowed_tools(allowed_tools: Fields, name_of: Callable[[Fields], str]) -> ToolChoice:
     """Read the mode and the tools of such a choice, where `name_of` reads a tool's name."""
-    mode = allowed.text("mode")
+    mode = allowed_tools.text("mode")
     if mode not in ALLOWED_MODES:
-        raise allowed.wrong("mode", f"must be one of {', '.join(ALLOWED_MODES)}")
-    names = [name_of(tool) for tool in allowed.objects("tools", MAX_TOOLS)]
+        raise allowed_tools.wrong("mode", f"must be one of {', '.join(ALLOWED_MODES)}")
+    names = [name_of(tool) for tool in allowed_tools.objects("tools", MAX_TOOLS)]
     if not names:
-        raise allowed.wrong("tools", "is empty: name at least one of the tools")
-    allowed.ignore_rest()
+        raise allowed_tools.wrong("tools", "is empty: name at least one of the tools")
+    allowed_tools.ignore_rest()
     return ToolChoice("required" if mode == "required" else "auto", allowed=tuple(names))
 
 
@@ -203,13 +203,13 @@ def tools_schema(name: str, tool: Schema) -> Schema:
 
 def choice_schema() -> Schema:
     function = opened(["name"], name={"type": "string"})
-    named = opened(["function"], type={"enum": ["function", None]}, function=function)
-    some = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS}
-    allowed = opened(["mode", "tools"], mode={"enum": list(ALLOWED_MODES)}, tools=some)
-    among = opened(["type", ALLOWED], type={"const": ALLOWED}, allowed_tools=allowed)
+    named_tool = opened(["function"], type={"enum": ["function", None]}, function=function)
+    some = {"type": "array", "items": named_tool, "minItems": 1, "maxItems": MAX_TOOLS}
+    allowed_tools = opened(["mode", "tools"], mode={"enum": list(ALLOWED_MODES)}, tools=some)
+    among = opened(["type", ALLOWED], type={"const": ALLOWED}, allowed_tools=allowed_tools)
     named_shown = '`{"type": "function", "function": {"name": …}}`'
-    shown = f'`"auto"`, `"none"`, `"required"`, {named_shown} or `{{"type": "allowed_tools", "allowed_tools": …}}`'
-    return {"title": shown, "anyOf": [{"enum": list(MODES)}, named, among]}
+    title = f'`"auto"`, `"none"`, `"required"`, {named_shown} or `{{"type": "allowed_tools", "allowed_tools": …}}`'
+    return {"title": title, "anyOf": [{"enum": list(MODES)}, named_tool, among]}
 
 
 TOOL = opened(["function"], type={"enum": ["function", None]}, function=opened(["name"], **FUNCTION))

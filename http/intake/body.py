@@ -67,20 +67,20 @@ class PackedBody:
             raise RequestError(f"the body is not gzip, as its content-encoding says: {error}") from None
 
     def pieces(self, size: int) -> list[bytes]:
-        found: list[bytes] = []
+        body_pieces: list[bytes] = []
         while size and not self.ended:
             if not self.left:
                 self.left = bytes(self.packed[self.at : self.at + INPUT_PIECE])
                 self.at += len(self.left)
             # Without further input there may still be output that had no room before.
-            found.append(self.unpacker.decompress(self.left, size))
-            if not self.left and not found[-1]:
+            body_pieces.append(self.unpacker.decompress(self.left, size))
+            if not self.left and not body_pieces[-1]:
                 raise RequestError("the body ends within its gzip data: send it whole")
             self.left = self.unpacker.unconsumed_tail
-            size -= len(found[-1])
+            size -= len(body_pieces[-1])
         if self.ended and (self.unpacker.unused_data or self.at < len(self.packed)):
             raise RequestError("the body goes on after its gzip data: send one gzip file")
-        return found
+        return body_pieces
 
 
 def largest_body(context: int | None) -> int:
@@ -111,10 +111,10 @@ class BodyReader:
             body = None if context is None else context.body
             if body is None:
                 check_type(request)
-                packed = is_packed(request)
+                is_gzip = is_packed(request)
                 with timed(RECEIVE):
                     body = await self.receive(request, share)
-                body = await self.unpack(body, share) if packed else body
+                body = await self.unpack(body, share) if is_gzip else body
             else:
                 await self.receive(request, share)
             if context is not None:
@@ -140,14 +140,14 @@ class BodyReader:
 
     def ignored(self, request: Request) -> IgnoredFields:
         """Return where to note this request's fields without effect, which every answer to it will name."""
-        noted: IgnoredFields = IgnoredFields(self.strict)
-        request.ctx.ignored = noted
-        return noted
+        ignored_fields: IgnoredFields = IgnoredFields(self.strict)
+        request.ctx.ignored = ignored_fields
+        return ignored_fields
 
     async def receive(self, request: Request, share: "BufferShare") -> bytes:
         most, body = self.most(), bytearray()
-        declared = request.headers.getone("content-length", "")
-        if declared.isdecimal() and int(declared) > most:
+        content_length = request.headers.getone("content-length", "")
+        if content_length.isdecimal() and int(content_length) > most:
             raise too_large(most)
         stream: Any = request.stream
         async for piece in stream:
@@ -157,17 +157,17 @@ class BodyReader:
             share.grow(len(body))
         return bytes(body)
 
-    async def unpack(self, packed: bytes, share: "BufferShare") -> bytes:
+    async def unpack(self, gzip_body: bytes, share: "BufferShare") -> bytes:
         """Return the unpacked body, to which the limits apply as to any other. It is unpacked in pieces, and in a
         thread unless both forms are small."""
-        most, body, source = self.most(), bytearray(), PackedBody(packed)
-        if len(packed) <= LARGE_BODY:
+        most, body, source = self.most(), bytearray(), PackedBody(gzip_body)
+        if len(gzip_body) <= LARGE_BODY:
             body += source.read(LARGE_BODY)
         while not source.ended:
-            body += await self.executor.run(partial(source.read, UNPACKED_PIECE), len(packed))
+            body += await self.executor.run(partial(source.read, UNPACKED_PIECE), len(gzip_body))
             if len(body) > most:
                 raise too_large(most)
-            share.grow(len(packed) + len(body))
+            share.grow(len(gzip_body) + len(body))
         if len(body) > most:
             raise too_large(most)
         return bytes(body)
@@ -181,12 +181,12 @@ class BufferShare:
 
     def grow(self, size: int) -> None:
         """Grow the share to that of a body of this size. Raises Unavailable where it does not fit."""
-        more = max(0, size - LARGE_BODY) - self.size
-        if more < 0:
-            self.room.give_back(self.caller, -more)
-        elif more and not self.room.take(self.caller, more):
+        growth = max(0, size - LARGE_BODY) - self.size
+        if growth < 0:
+            self.room.give_back(self.caller, -growth)
+        elif growth and not self.room.take(self.caller, growth):
             raise Unavailable("too many large requests are being received: try again in a moment", RETRY_SECONDS)
-        self.size += more
+        self.size += growth
 
     def give_back(self) -> None:
         self.room.give_back(self.caller, self.size)
@@ -214,11 +214,11 @@ def too_large(most: int) -> RequestError:
 def check_type(request: Request) -> None:
     """Raise RequestError (415) for another content type, even where the body holds JSON: a page in a browser, which has
     an origin, can send those types to any server without a preflight. No content type and no origin mean JSON."""
-    stated = request.headers.getone("content-type", None)
-    declared = is_json(stated) if stated is not None else "origin" not in request.headers
-    if not declared:
+    content_type = request.headers.getone("content-type", None)
+    declares_json = is_json(content_type) if content_type is not None else "origin" not in request.headers
+    if not declares_json:
         raise RequestError(
-            f"the body is declared as {stated or 'nothing':.100}: send JSON, with content-type: application/json",
+            f"the body is declared as {content_type or 'nothing':.100}: send JSON, with content-type: application/json",
             status=415,
             code="unsupported_media_type",
         )
@@ -227,10 +227,10 @@ def check_type(request: Request) -> None:
 def check_form_type(request: Request) -> bytes:
     """Return the boundary of a form. Raises RequestError (415) for another content type, and for a form that a page
     sent: a browser sends forms to any server without a preflight."""
-    stated = request.headers.getone("content-type", None)
-    boundary = boundary_of(stated or "")
+    content_type = request.headers.getone("content-type", None)
+    boundary = boundary_of(content_type or "")
     if boundary is None:
-        says = f"the body is declared as {stated or 'nothing':.100}: send multipart/form-data with a boundary"
+        says = f"the body is declared as {content_type or 'nothing':.100}: send multipart/form-data with a boundary"
     elif "origin" in request.headers:
         says = "forms from pages are not taken: send it from a program"
     elif is_packed(request):
@@ -254,8 +254,8 @@ def is_packed(request: Request) -> bool:
     return True
 
 
-def is_json(stated: str) -> bool:
+def is_json(content_type: str) -> bool:
     """Return whether this content type is JSON in UTF-8."""
-    kind, _, rest = stated.partition(";")
-    charset = CHARSET.search(rest)
+    kind, _, parameters = content_type.partition(";")
+    charset = CHARSET.search(parameters)
     return bool(JSON_TYPE.fullmatch(kind.strip())) and (charset is None or charset[1].lower() in UTF_8)

@@ -60,8 +60,8 @@ class Encoder:
     def too_long(self, param: str, limit: TextLimit) -> RequestError:
         """Return the error with OpenAI's code for an exceeded context."""
         context, most = limit.context, self.most_bytes(limit)
-        known = "" if context is None else f"{maximum(context)} "
-        says = f"{known}{param} has more than {most} bytes of text, which is all that is taken: shorten it"
+        context_note = "" if context is None else f"{maximum(context)} "
+        says = f"{context_note}{param} has more than {most} bytes of text, which is all that is taken: shorten it"
         return RequestError(says, param=param, code="context_length_exceeded")
 
     async def encode(self, text: str, add_special_tokens: bool, limit: TextLimit, param: str = "prompt") -> list[int]:
@@ -81,14 +81,14 @@ def maximum(context: int) -> str:
 
 
 def token_budget(
-    prompt_tokens: int, wanted: int | None, default: int | None, context: int, names: tuple[str, str]
+    prompt_tokens: int, max_tokens: int | None, default: int | None, context: int, names: tuple[str, str]
 ) -> int:
-    """Return how many tokens may be generated: as many as `wanted`, else `default`, else the rest of the context.
+    """Return how many tokens may be generated: as many as `max_tokens`, else `default`, else the rest of the context.
 
-    Raises RequestError when prompt and answer do not fit. `names` are the parameters that the prompt and `wanted` came
-    from.
+    Raises RequestError when prompt and answer do not fit. `names` are the parameters that the prompt and `max_tokens`
+    came from.
     """
-    prompt_name, wanted_name = names
+    prompt_name, max_tokens_name = names
     if prompt_tokens >= context:
         raise RequestError(
             f"{maximum(context)} However, the prompt has {prompt_tokens} tokens, and at least one is generated: "
@@ -97,13 +97,13 @@ def token_budget(
             code="context_length_exceeded",
         )
     room = context - prompt_tokens
-    if wanted is None:
+    if max_tokens is None:
         return room if default is None else min(default, room)
-    if wanted > room:
+    if max_tokens > room:
         raise RequestError(
-            f"{maximum(context)} However, the prompt has {prompt_tokens} tokens and {wanted_name} asks for "
-            f"{wanted if wanted < FAR else 'far'} more: ask for at most {room}",
-            param=wanted_name,
+            f"{maximum(context)} However, the prompt has {prompt_tokens} tokens and {max_tokens_name} asks for "
+            f"{max_tokens if max_tokens < FAR else 'far'} more: ask for at most {room}",
+            param=max_tokens_name,
             code="context_length_exceeded",
         )
-    return wanted
+    return max_tokens

@@ -44,31 +44,36 @@ class GrammarCheck:
         if structure is None:
             return None
         try:
-            found = await self.remembered(structure.grammar, self.process.check)
-            if isinstance(found, str) and found != TOO_COMPLEX and structure.schema is not None and structure.is_new:
-                found = await self.remembered(structure.schema, self.process.relax)
-            return usable(structure, found)
+            judgement = await self.remembered(structure.grammar, self.process.check)
+            if (
+                isinstance(judgement, str)
+                and judgement != TOO_COMPLEX
+                and structure.schema is not None
+                and structure.is_new
+            ):
+                judgement = await self.remembered(structure.schema, self.process.relax)
+            return usable(structure, judgement)
         except RequestError as error:
             raise RequestError(f"{structure.param}: {error}", param=structure.param) from None
 
-    async def relaxed(self, wanted: ToolFields) -> ToolFields:
+    async def relaxed(self, tool_fields: ToolFields) -> ToolFields:
         """Return the tools with schemas that grammars hold. Raises RequestError, naming the tool, for a schema that
         cannot be used, and for a strict one of which something would be left out."""
-        made = []
-        for number, tool in enumerate(wanted.tools):
-            param = wanted.path(number, "parameters")
+        tools = []
+        for number, tool in enumerate(tool_fields.tools):
+            param = tool_fields.path(number, "parameters")
             try:
-                made.append(tool if tool.parameters is None else await self.relaxed_tool(tool, dict(tool.parameters)))
+                tools.append(tool if tool.parameters is None else await self.relaxed_tool(tool, dict(tool.parameters)))
             except RequestError as error:
                 raise RequestError(f"{param}: {error}", param=param) from None
-        return replace(wanted, tools=tuple(made))
+        return replace(tool_fields, tools=tuple(tools))
 
     async def relaxed_tool(self, tool: Tool, parameters: dict[str, Any]) -> Tool:
-        found = await self.remembered(json.dumps({"type": "object"} | parameters), self.process.relax)
-        if not isinstance(found, RelaxedSchema):
-            raise RequestError(found or TOO_COMPLEX)
-        refuse_strict(tool.strict, found)
-        return replace(tool, parameters=json.loads(found.schema))
+        judgement = await self.remembered(json.dumps({"type": "object"} | parameters), self.process.relax)
+        if not isinstance(judgement, RelaxedSchema):
+            raise RequestError(judgement or TOO_COMPLEX)
+        refuse_strict(tool.strict, judgement)
+        return replace(tool, parameters=json.loads(judgement.schema))
 
     async def remembered(self, text: str, ask: Callable[[str], Awaitable[Judgement]]) -> Judgement:
         key = hashlib.sha256(f"{ask.__name__} {text}".encode()).digest()
@@ -76,27 +81,27 @@ class GrammarCheck:
             self.known.move_to_end(key)
             return self.known[key]
         async with self.turns.turn(len(text), TURN_TIMEOUT):
-            found = self.known[key] if key in self.known else await ask(text)
-        if not isinstance(found, RelaxedSchema) or len(found.schema) <= MOST_REMEMBERED_CHARACTERS:
-            self.known[key] = found
+            judgement = self.known[key] if key in self.known else await ask(text)
+        if not isinstance(judgement, RelaxedSchema) or len(judgement.schema) <= MOST_REMEMBERED_CHARACTERS:
+            self.known[key] = judgement
         if len(self.known) > MOST_REMEMBERED:
             self.known.popitem(last=False)
-        return found
+        return judgement
 
     def close(self) -> None:
         self.process.end()
 
 
-def usable(structure: OutputStructure, found: Judgement) -> OutputStructure:
-    if isinstance(found, str):
-        raise RequestError(found)
-    if found is None:
+def usable(structure: OutputStructure, judgement: Judgement) -> OutputStructure:
+    if isinstance(judgement, str):
+        raise RequestError(judgement)
+    if judgement is None:
         return replace(structure, is_new=False)
-    refuse_strict(structure.strict, found)
-    grammar = grammar_of_schema(json.loads(found.schema))
-    return replace(structure, is_new=False, grammar=grammar, is_exact=not found.left_out)
+    refuse_strict(structure.strict, judgement)
+    grammar = grammar_of_schema(json.loads(judgement.schema))
+    return replace(structure, is_new=False, grammar=grammar, is_exact=not judgement.left_out)
 
 
-def refuse_strict(strict: bool, found: RelaxedSchema) -> None:
-    if strict and (lost := found.left_out or found.unknown_format):
+def refuse_strict(strict: bool, relaxed_schema: RelaxedSchema) -> None:
+    if strict and (lost := relaxed_schema.left_out or relaxed_schema.unknown_format):
         raise RequestError(f"strict is true, and no grammar holds {lost}: leave that out, or strict")

@@ -36,11 +36,11 @@ class FormPart:
 
 def boundary_of(content_type: str) -> bytes | None:
     """Return the boundary that a content type states; None for another type."""
-    kind, _, rest = content_type.partition(";")
+    kind, _, parameters = content_type.partition(";")
     if kind.strip().lower() != "multipart/form-data":
         return None
-    found = BOUNDARY.search(rest)
-    return None if found is None else (found[1] or found[2]).encode("utf-8", "surrogateescape")
+    match = BOUNDARY.search(parameters)
+    return None if match is None else (match[1] or match[2]).encode("utf-8", "surrogateescape")
 
 
 def read_form(body: bytes, boundary: bytes) -> Mapping[str, FormPart]:
@@ -70,16 +70,16 @@ def read_form_part(body: bytes, begin: int, end: int) -> tuple[str, FormPart]:
     if split < 0:
         raise broken("a part has no headers, or too long ones")
     head = body[begin:split].decode("utf-8", "replace")
-    stated = next((line for line in head.split("\r\n") if line.lower().startswith("content-disposition:")), "")
-    name = NAME.search(stated)
+    disposition = next((line for line in head.split("\r\n") if line.lower().startswith("content-disposition:")), "")
+    name = NAME.search(disposition)
     if name is None:
         raise broken("a part has no name")
     # A list's name ends in [].
-    return (name[1] or name[2] or ""), FormPart(body[split + 4 : end], FILE.search(stated) is not None)
+    return (name[1] or name[2] or ""), FormPart(body[split + 4 : end], FILE.search(disposition) is not None)
 
 
-def find(body: bytes, what: bytes, begin: int) -> int:
-    place = body.find(what, max(0, begin))
+def find(body: bytes, delimiter: bytes, begin: int) -> int:
+    place = body.find(delimiter, max(0, begin))
     if place < 0:
         raise broken("its closing boundary is missing")
     return place

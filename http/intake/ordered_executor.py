@@ -28,9 +28,9 @@ class OrderedExecutor:
         """Return or raise what `work` does. `size` is the number of request bytes that it holds. Raises Unavailable at
         once where too much is queued."""
         await self.turns.take(size)
-        begun = asyncio.get_running_loop().run_in_executor(None, copy_context().run, work)
-        begun.add_done_callback(self.ended)
-        return await asyncio.shield(begun)
+        future = asyncio.get_running_loop().run_in_executor(None, copy_context().run, work)
+        future.add_done_callback(self.ended)
+        return await asyncio.shield(future)
 
     def ended(self, future: "asyncio.Future[T]") -> None:
         self.turns.release()

@@ -60,11 +60,15 @@ class ServedModel:
         graph = self.proxy.graph
         if graph is None:
             return {}
-        heard = ["text"] if graph.recognizer is None else ["text", "audio"]
-        spoken = ["text"] if graph.audio is None else ["text", "audio"]
-        return {"input_modalities": heard, "output_modalities": spoken, "voices": list(graph.voices)}
+        input_modalities = ["text"] if graph.recognizer is None else ["text", "audio"]
+        output_modalities = ["text"] if graph.audio is None else ["text", "audio"]
+        return {
+            "input_modalities": input_modalities,
+            "output_modalities": output_modalities,
+            "voices": list(graph.voices),
+        }
 
 
-def no_model(name: str, served: Sequence[str]) -> RequestError:
-    says = f"there is no model {name!r:.200}: this server has {' and '.join(map(repr, served))}"
+def no_model(name: str, served_names: Sequence[str]) -> RequestError:
+    says = f"there is no model {name!r:.200}: this server has {' and '.join(map(repr, served_names))}"
     return RequestError(says, status=404, param="model", code="model_not_found")

@@ -46,12 +46,12 @@ class LiveEvents:
         return None
 
     async def show(self, request: Request, response: Any) -> None:
-        seen = 0
+        seen_number = 0
         while not self.closed:
-            if self.number == seen:
+            if self.number == seen_number:
                 await self.changed.wait()
                 continue
-            seen = self.number
+            seen_number = self.number
             if not request.app.ctx.access.still_admits(request):
                 break
             await response.send(self.newest)
@@ -80,8 +80,8 @@ class LiveEvents:
 
     def tell(self) -> None:
         """Wake all viewers."""
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
+        change_event, self.changed = self.changed, asyncio.Event()
+        change_event.set()
 
     async def close(self, *_: object) -> None:
         """End all streams, so that the server need not wait for them."""

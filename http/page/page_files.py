@@ -55,12 +55,12 @@ class PageFile:
 
 
 def read_files(folder: Path = FOLDER) -> Mapping[str, PageFile]:
-    found = {}
+    files = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in TYPES:
             body = path.read_bytes()
-            found[path.name] = PageFile(body, TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:24]}"')
-    return found
+            files[path.name] = PageFile(body, TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:24]}"')
+    return files
 
 
 class PageRoutes:
@@ -80,7 +80,7 @@ class PageRoutes:
         return self.answer(request, self.files[file])
 
     def answer(self, request: Request, file: PageFile) -> HTTPResponse:
-        tagged = HEADERS | {"etag": file.tag}
+        headers = HEADERS | {"etag": file.tag}
         if file.tag in request.headers.getone("if-none-match", ""):
-            return empty(304, headers=tagged)
-        return raw(file.body, content_type=file.content_type, headers=tagged)
+            return empty(304, headers=headers)
+        return raw(file.body, content_type=file.content_type, headers=headers)

@@ -44,7 +44,7 @@ def endpoints(
     proxy: Proxy,
     intake: Intake,
     answers: AnswerChecker,
-    kept: Conversations,
+    conversations: Conversations,
     page: RoutedRoom,
     embedding: Tokenizer | None = None,
 ) -> tuple[Endpoint, ...]:
@@ -64,16 +64,16 @@ def endpoints(
     )
     routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
     name = config.served_embedding_model_name
-    served = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
-    vectors, models = EmbeddingRoutes(proxy, model, served, bodies), ModelList(model, served)
+    served_embedding = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
+    vectors, models = EmbeddingRoutes(proxy, model, served_embedding, bodies), ModelList(model, served_embedding)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
     resumable = routes.resumable.serving
-    listed = (
+    table = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
         Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
-        *response_endpoints(ResponsesRoutes(routes, kept)),
+        *response_endpoints(ResponsesRoutes(routes, conversations)),
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION_ERRORS),
         *routes.sounds.endpoints(),
@@ -96,9 +96,9 @@ def endpoints(
                  door=RouteAccess.ADMIN),
         *page.endpoints(bodies),
     )  # fmt: skip
-    asked = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
-    described = OpenApiRoute(listed, config.version, model.vocab_size, asked=asked, strict=config.strict_parameters)
-    return tuple(recorded(one, intake.in_flight) for one in (*listed, described.own))
+    key_kinds = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
+    openapi = OpenApiRoute(table, config.version, model.vocab_size, asked=key_kinds, strict=config.strict_parameters)
+    return tuple(recorded(endpoint, intake.in_flight) for endpoint in (*table, openapi.own))
 
 
 def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:
@@ -132,20 +132,20 @@ def response_endpoints(responses: ResponsesRoutes) -> tuple[Endpoint, ...]:
     )  # fmt: skip
 
 
-def compatibility_endpoints(others: CompatibilityRoutes, batches: ChatBatchRoutes) -> tuple[Endpoint, ...]:
+def compatibility_endpoints(routes: CompatibilityRoutes, batches: ChatBatchRoutes) -> tuple[Endpoint, ...]:
     return (
         Endpoint("POST", "/v1/chat/completions/batch", batches.chat_batch, "Answer several conversations.",
                  reply.CHAT_BATCH, CHAT_BATCH, errors=GENERATION_ERRORS),
-        Endpoint("POST", "/v1/chat/completions/render", others.render, "The prompt of a conversation.",
+        Endpoint("POST", "/v1/chat/completions/render", routes.render, "The prompt of a conversation.",
                  reply.RENDERED, CHAT, errors=GENERATION_ERRORS),
-        Endpoint("POST", "/invocations", others.invocations, "Answer a conversation, or continue texts.",
+        Endpoint("POST", "/invocations", routes.invocations, "Answer a conversation, or continue texts.",
                  {"anyOf": [reply.CHAT, reply.COMPLETION]}, CHAT,
                  {"anyOf": [reply.CHAT_CHUNK, reply.COMPLETION_CHUNK]}, GENERATION_ERRORS, alternative=COMPLETION),
-        Endpoint("POST", "/generate", others.generate, "Continue a text, as SGLang does.", reply.GENERATED,
+        Endpoint("POST", "/generate", routes.generate, "Continue a text, as SGLang does.", reply.GENERATED,
                  GENERATE, reply.GENERATED, GENERATION_ERRORS),
-        Endpoint("GET", "/ping", others.ping, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
-        Endpoint("GET", "/load", others.load, "How many requests are in flight.", reply.SERVER_LOAD),
-        Endpoint("GET", "/tokenizer_info", others.tokenizer_info, "The tokenizer.", reply.TOKENIZER),
-        Endpoint("GET", "/get_model_info", others.get_model_info, "The model, as SGLang describes it.",
+        Endpoint("GET", "/ping", routes.ping, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
+        Endpoint("GET", "/load", routes.load, "How many requests are in flight.", reply.SERVER_LOAD),
+        Endpoint("GET", "/tokenizer_info", routes.tokenizer_info, "The tokenizer.", reply.TOKENIZER),
+        Endpoint("GET", "/get_model_info", routes.get_model_info, "The model, as SGLang describes it.",
                  reply.MODEL_INFO),
     )  # fmt: skip

@@ -40,13 +40,13 @@ class OpenApiRoute:
 
 
 def document(
-    endpoints: Sequence[Endpoint], version: str, vocab_size: int, asked: frozenset[str], strict: bool
+    endpoints: Sequence[Endpoint], version: str, vocab_size: int, key_kinds: frozenset[str], strict: bool
 ) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        described = operation(endpoint, vocab_size, strict) | security(endpoint.door, asked)
-        described["responses"] |= responses_of(refusals(endpoint.door, asked))
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = described
+        operation_object = operation(endpoint, vocab_size, strict) | security(endpoint.door, key_kinds)
+        operation_object["responses"] |= responses_of(refusals(endpoint.door, key_kinds))
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation_object
     return {
         "openapi": "3.2.0",
         "info": {"title": "pontil", "version": version, "description": ABOUT},
@@ -55,24 +55,24 @@ def document(
     }
 
 
-def security(door: RouteAccess, asked: frozenset[str]) -> dict[str, Any]:
+def security(door: RouteAccess, key_kinds: frozenset[str]) -> dict[str, Any]:
     """Return the security requirement of an access level; an empty one means no key, which suffices for /admin/ on the
     own machine of a server without an admin key."""
     if door is RouteAccess.ADMIN:
-        return {"security": [{"admin": []}] if "admin" in asked else [{}, {"admin": []}]}
-    return {"security": [{"key": []}, {"admin": []}] if door is RouteAccess.KEY and "key" in asked else []}
+        return {"security": [{"admin": []}] if "admin" in key_kinds else [{}, {"admin": []}]}
+    return {"security": [{"key": []}, {"admin": []}] if door is RouteAccess.KEY and "key" in key_kinds else []}
 
 
-def refusals(door: RouteAccess, asked: frozenset[str]) -> tuple[int, ...]:
+def refusals(door: RouteAccess, key_kinds: frozenset[str]) -> tuple[int, ...]:
     if door is RouteAccess.ADMIN:
         return 401, 403, 429
     if door is RouteAccess.PAGE:
         return (403,)
-    return (401, 429) if door is RouteAccess.KEY and "key" in asked else ()
+    return (401, 429) if door is RouteAccess.KEY and "key" in key_kinds else ()
 
 
 def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    operation_object: dict[str, Any] = {
         "operationId": endpoint.handler.__name__,
         "summary": endpoint.says,
         "responses": responses(endpoint),
@@ -82,22 +82,22 @@ def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, An
     ]
     in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in endpoint.asks]
     if in_path or in_query:
-        described["parameters"] = in_path + in_query
+        operation_object["parameters"] = in_path + in_query
     if endpoint.takes is not None:
-        closed = {"additionalProperties": False} if strict else {}
-        kinds = [one for one in (endpoint.takes, endpoint.alternative) if one is not None]
-        schemas = [object_schema(kind, vocab_size) | closed for kind in kinds]
+        closed_object = {"additionalProperties": False} if strict else {}
+        kinds = [parameters for parameters in (endpoint.takes, endpoint.alternative) if parameters is not None]
+        schemas = [object_schema(kind, vocab_size) | closed_object for kind in kinds]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        described["requestBody"] = {"required": True, "content": {endpoint.body_type: {"schema": schema}}}
-    return described
+        operation_object["requestBody"] = {"required": True, "content": {endpoint.body_type: {"schema": schema}}}
+    return operation_object
 
 
 def responses(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {endpoint.content_type.partition(";")[0]: {"schema": endpoint.gives}}
     if endpoint.events is not None:
         content["text/event-stream"] = {"itemSchema": event_schema(endpoint.events)}
-    described: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
-    return described | responses_of(endpoint.errors)
+    response_objects: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
+    return response_objects | responses_of(endpoint.errors)
 
 
 def responses_of(errors: Sequence[int]) -> dict[str, Any]:

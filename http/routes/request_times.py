@@ -71,8 +71,8 @@ class RequestTimes:
         What is not known here may be known to another proxy. Raises RequestError (404) for an id that none knows."""
         # Browsers encode a colon, which an id may have.
         request_id = unquote(request_id)
-        if found := self.proxy.timelines.shown(request_id):
-            return json_response(found)
+        if timeline := self.proxy.timelines.shown(request_id):
+            return json_response(timeline)
         exchange = self.proxy.fleet.exchange
         elsewhere = None if exchange is None else await exchange.ask(request_id)
         if elsewhere is None:
@@ -81,6 +81,8 @@ class RequestTimes:
 
     def not_found(self, request_id: str) -> RequestError:
         config = self.proxy.config
-        others = "" if config.proxies == 1 else f"; {config.name} answers, and no other proxy that it asked said more"
-        says = f"no request {ascii(request_id):.150} is known: the last {self.proxy.timelines.most} are{others}"
+        other_proxies = (
+            "" if config.proxies == 1 else f"; {config.name} answers, and no other proxy that it asked said more"
+        )
+        says = f"no request {ascii(request_id):.150} is known: the last {self.proxy.timelines.most} are{other_proxies}"
         return RequestError(says, status=404, code="not_found")

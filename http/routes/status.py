@@ -22,13 +22,13 @@ class ModelList:
         self.served: tuple[ServedModel | ServedEmbedding, ...] = (model,) if embedding is None else (model, embedding)
 
     async def models(self, request: Request) -> HTTPResponse:
-        return json_response({"object": "list", "data": [one.described for one in self.served]})
+        return json_response({"object": "list", "data": [model.described for model in self.served]})
 
     async def one_model(self, request: Request, name: str) -> HTTPResponse:
-        for one in self.served:
-            if one.name == name:
-                return json_response(one.described)
-        raise no_model(name, [one.name for one in self.served])
+        for model in self.served:
+            if model.name == name:
+                return json_response(model.described)
+        raise no_model(name, [model.name for model in self.served])
 
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -72,18 +72,18 @@ class StatusRoutes:
     async def topology(self, request: Request) -> HTTPResponse:
         """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), and
         the result of each route's last self-test; also that this launch allows chaos, if it does."""
-        shown: dict[str, Any] = {"processes": self.proxy.topology(), "routes": self.proxy.self_test.shown}
+        topology_fields: dict[str, Any] = {"processes": self.proxy.topology(), "routes": self.proxy.self_test.shown}
         if (age := self.proxy.changes.table_age) is not None:
-            shown["age_seconds"] = round(age, 1)
+            topology_fields["age_seconds"] = round(age, 1)
         if self.proxy.config.allow_chaos:
-            shown["chaos"] = True
-        return json_response(shown)
+            topology_fields["chaos"] = True
+        return json_response(topology_fields)
 
 
 def takes_openmetrics(accept: str) -> bool:
     """Return whether an Accept header lists OpenMetrics with a weight above zero."""
-    for one in accept.split(","):
-        kind, *parameters = (part.strip().lower() for part in one.split(";"))
+    for media_range in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in media_range.split(";"))
         if kind == OPENMETRICS:
             return not any(re.fullmatch(r"q=0(\.0*)?", part) for part in parameters)
     return False

@@ -103,22 +103,22 @@ def refuse_constant(name: str) -> NoReturn:
 
 def with_each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object; refuses duplicate names, one of whose values would be ignored silently."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    json_object = dict(pairs)
+    if len(json_object) < len(pairs):
         twice = first_repeated(pairs)
         # A lone surrogate could not be encoded into the response.
-        shown = twice[:100] if twice.isascii() else ascii(twice)[1:-1][:100]
-        raise RequestError(f"{shown} is there twice: say it once", param=shown)
-    return made
+        shown_name = twice[:100] if twice.isascii() else ascii(twice)[1:-1][:100]
+        raise RequestError(f"{shown_name} is there twice: say it once", param=shown_name)
+    return json_object
 
 
 def first_repeated(pairs: list[tuple[str, Any]]) -> str:
     """Return the first duplicate name, in one scan."""
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for name, _ in pairs:
-        if name in seen:
+        if name in seen_names:
             return name
-        seen.add(name)
+        seen_names.add(name)
     raise AssertionError("each name is there once")
 
 

@@ -45,12 +45,12 @@ class Parameter:
         return self.default
 
     def schema(self, vocab_size: int) -> Schema:
-        described: Schema = {"description": self.says}
+        annotations: Schema = {"description": self.says}
         if self.required:
-            return self.kind.schema(vocab_size) | described
+            return self.kind.schema(vocab_size) | annotations
         if self.default not in (None, ()):
-            described["default"] = self.default
-        return or_null(self.kind.schema(vocab_size)) | described
+            annotations["default"] = self.default
+        return or_null(self.kind.schema(vocab_size)) | annotations
 
 
 class ParameterTable:
@@ -60,8 +60,8 @@ class ParameterTable:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = {parameter.name: parameter for parameter in parameters}
         self.place = {name: place for place, name in enumerate(self.parameters)}
-        self.defaults = {name: one.default for name, one in self.parameters.items()}
-        self.required = frozenset(name for name, one in self.parameters.items() if one.required)
+        self.defaults = {name: parameter.default for name, parameter in self.parameters.items()}
+        self.required = frozenset(name for name, parameter in self.parameters.items() if parameter.required)
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -71,8 +71,8 @@ class ParameterTable:
         """Return the value of each parameter by its name. Undeclared fields have no effect; those that look like a
         misspelt parameter are refused, and a strict server refuses all (F3)."""
         parameters, values = self.parameters, self.defaults.copy()
-        given = {name for name, value in fields.data.items() if value is not None and name in parameters}
-        for name in sorted(given | self.required, key=self.place.__getitem__):
+        given_names = {name for name, value in fields.data.items() if value is not None and name in parameters}
+        for name in sorted(given_names | self.required, key=self.place.__getitem__):
             values[name] = parameters[name].read(fields)
         fields.read.update(parameters)
         fields.ignore_unknown(lambda: self.spelling)
@@ -86,11 +86,11 @@ def read_all(fields: Fields, parameters: Sequence[Parameter]) -> dict[str, Any]:
 
 def object_schema(parameters: Sequence[Parameter], vocab_size: int) -> Schema:
     """Return the schema of an object with these parameters; others have no effect."""
-    required = [parameter.name for parameter in parameters if parameter.required]
+    required_names = [parameter.name for parameter in parameters if parameter.required]
     return {
         "type": "object",
         "properties": {parameter.name: parameter.schema(vocab_size) for parameter in parameters},
-    } | ({"required": required} if required else {})
+    } | ({"required": required_names} if required_names else {})
 
 
 def opened(required: list[str], /, **properties: Schema) -> Schema:

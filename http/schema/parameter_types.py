@@ -125,7 +125,7 @@ class NeutralType:
 
     def read(self, fields: Fields, name: str) -> Any:
         value = fields.take(name)
-        if not any(same(value, allowed) for allowed in self.allowed):
+        if not any(same(value, allowed_value) for allowed_value in self.allowed):
             raise fields.wrong(name, self.others, "unsupported_parameter")
         fields.without_effect(name)
         return value

@@ -103,8 +103,8 @@ class Fields:
 
     def wrong(self, name: str, says: str, code: str | None = None) -> RequestError:
         place = f"{self.path}{name}"
-        shown = place if len(place) <= MAX_SHOWN else f"{place[:MAX_SHOWN]}…"
-        return RequestError(f"{shown} {says}", param=shown, code=code)
+        shown_path = place if len(place) <= MAX_SHOWN else f"{place[:MAX_SHOWN]}…"
+        return RequestError(f"{shown_path} {says}", param=shown_path, code=code)
 
     def typed(self, name: str, value: Any, wanted: str) -> RequestError:
         return self.wrong(name, f"must be {wanted}, not {'an' if kind_of(value)[0] in 'aio' else 'a'} {kind_of(value)}")
@@ -170,11 +170,11 @@ class Fields:
 
     def token_ids(self, name: str, values: list[Any], high: int) -> tuple[int, ...]:
         if not set(map(type, values)) <= {int}:
-            other = next(value for value in values if type(value) is not int)
-            raise self.typed(name, other, "a list of integers only")
+            invalid_id = next(value for value in values if type(value) is not int)
+            raise self.typed(name, invalid_id, "a list of integers only")
         if values and not (min(values) >= 0 and max(values) < high):
-            other = next(value for value in values if not 0 <= value < high)
-            raise self.outside_vocabulary(name, other, high)
+            invalid_id = next(value for value in values if not 0 <= value < high)
+            raise self.outside_vocabulary(name, invalid_id, high)
         return tuple(values)
 
     def object(self, name: str) -> "Fields | None":
@@ -199,7 +199,7 @@ class Fields:
             raise self.typed(name, value, "a list of objects")
         if len(value) > most:
             raise self.wrong(name, f"may hold at most {most} items")
-        return [self.item(one, f"{name}[{index}]") for index, one in enumerate(value)]
+        return [self.item(element, f"{name}[{index}]") for index, element in enumerate(value)]
 
     def item(self, value: Any, name: str) -> "Fields":
         """Return the fields of an object in a list."""
@@ -207,11 +207,11 @@ class Fields:
             raise self.wrong(name, f"must be an object, not {kind_of(value)}")
         return Fields(value, f"{self.path}{name}.", self.vocab_size, self.ignored)
 
-    def neutral(self, known: Mapping[str, tuple[Any, ...]]) -> None:
+    def neutral(self, neutral_values: Mapping[str, tuple[Any, ...]]) -> None:
         """Accept unsupported parameters only with a value that has no effect."""
-        for name in known.keys() & self.data.keys():
+        for name in neutral_values.keys() & self.data.keys():
             value = self.take(name)
-            if value is not None and not any(same(value, allowed) for allowed in known[name]):
+            if value is not None and not any(same(value, allowed_value) for allowed_value in neutral_values[name]):
                 raise self.wrong(name, "is not supported yet: leave it out", "unsupported_parameter")
 
     def without_effect(self, name: str) -> None:
@@ -239,9 +239,9 @@ class Fields:
             raise self.wrong(
                 unread[0], f"and {len(unread) - 1} other fields are no parameters: leave them out", "unknown_parameter"
             )
-        known = spelling() if unread else None
+        known_names = spelling() if unread else None
         for name in unread:
-            if known is not None and (meant := known.meant_by(name)):
+            if known_names is not None and (meant := known_names.meant_by(name)):
                 says = f"is not a parameter of this endpoint: did you mean {meant}?"
                 raise self.wrong(name, says, "unknown_parameter")
         self.ignore_rest()
@@ -256,9 +256,9 @@ class Fields:
         return [name for name in self.data if name not in self.read]
 
 
-def same(value: Any, allowed: Any) -> bool:
+def same(value: Any, allowed_value: Any) -> bool:
     """Return whether the values are equal, with booleans distinct from numbers."""
-    return isinstance(value, bool) == isinstance(allowed, bool) and bool(value == allowed)
+    return isinstance(value, bool) == isinstance(allowed_value, bool) and bool(value == allowed_value)
 
 
 def shown(value: Any) -> str:

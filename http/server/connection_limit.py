@@ -154,9 +154,9 @@ class ConnectionLimit:
 def raise_descriptor_limit() -> None:
     """Raise the soft limit on open files to the hard limit: shells and containers often start with 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most_of(hard)
-    if most_of(soft) < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target_limit = most_of(hard)
+    if most_of(soft) < target_limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target_limit, hard))
 
 
 def descriptor_limit() -> int:

@@ -45,14 +45,14 @@ ABSENT: tuple[tuple[str, str], ...] = (
 )
 
 
-def what_to_say(path: str, known: Collection[str]) -> str:
-    """Return one sentence. `known` are the paths that exist."""
+def what_to_say(path: str, known_paths: Collection[str]) -> str:
+    """Return one sentence. `known_paths` are the paths that exist."""
     for beginning, says in ABSENT:
         if path == beginning or path.startswith(f"{beginning}/"):
             return f"there is nothing at {path}: {says}"
     meant = f"/v1{path.replace('/v1', '')}".rstrip("/")
     for guess in (path.rstrip("/"), meant, meant.removeprefix("/v1")):
-        if guess in known:
+        if guess in known_paths:
             return f"there is nothing at {path}: did you mean {guess}?"
     return f"there is nothing at {path}: see /v1/completions, /v1/chat/completions, /v1/models and /openapi.json"
 
@@ -94,8 +94,8 @@ def headers_of(error: PontilError) -> dict[str, str]:
         return error.headers
     if isinstance(error, RequestError) and not isinstance(error, TooManyRequests):
         return {}
-    stated = error.retry_after if isinstance(error, TooManyRequests | Unavailable) else None
-    return {"retry-after": str(max(1, math.ceil(RETRY_SECONDS if stated is None else stated)))}
+    retry_after = error.retry_after if isinstance(error, TooManyRequests | Unavailable) else None
+    return {"retry-after": str(max(1, math.ceil(RETRY_SECONDS if retry_after is None else retry_after)))}
 
 
 def said(request: Request, exception: SanicException) -> str:

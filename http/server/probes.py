@@ -25,10 +25,12 @@ class Probe:
         return empty(headers={"allow": self.methods} | sharing)
 
 
-def add_probes(app: Sanic[Any, Any], served: Collection[Endpoint], pages: CrossOrigin) -> None:
+def add_probes(app: Sanic[Any, Any], served_endpoints: Collection[Endpoint], pages: CrossOrigin) -> None:
     methods: dict[str, list[str]] = {}
-    operators = {endpoint.route for endpoint in served if endpoint.door in (RouteAccess.ADMIN, RouteAccess.PAGE)}
-    for endpoint in served:
+    operators = {
+        endpoint.route for endpoint in served_endpoints if endpoint.door in (RouteAccess.ADMIN, RouteAccess.PAGE)
+    }
+    for endpoint in served_endpoints:
         methods.setdefault(endpoint.route, []).extend(endpoint.methods)
     for number, (route, there) in enumerate(methods.items()):
         probe = Probe(there, CrossOrigin() if route in operators else pages)

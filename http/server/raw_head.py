@@ -26,11 +26,13 @@ ONCE = (b"content-length", b"transfer-encoding", b"host")
 def foreign_byte(data: bytes | bytearray, begin: int, end: int) -> str | None:
     """Return why the bytes up to `end` belong to no head, as far as one byte and its neighbours tell. Those before
     `begin` have been looked at."""
-    found = FOREIGN.search(data, max(0, begin - 1), end)
-    if found is None:
+    match = FOREIGN.search(data, max(0, begin - 1), end)
+    if match is None:
         return None
-    what = {b"\r": "a CR without LF", b"\n": "an LF without CR"}.get(found[0], f"the control character {found[0][0]}")
-    return f"its head has {what}"
+    byte_name = {b"\r": "a CR without LF", b"\n": "an LF without CR"}.get(
+        match[0], f"the control character {match[0][0]}"
+    )
+    return f"its head has {byte_name}"
 
 
 def head_fault(head: bytes) -> str | None:
@@ -51,21 +53,21 @@ def line_fault(line: bytes) -> str | None:
 
 def fields_fault(lines: list[bytes], is_old: bool) -> str | None:
     """Return why header fields are refused. `is_old` is for HTTP/1.0, which knows no Transfer-Encoding."""
-    stated: dict[bytes, bytes] = {}
+    headers: dict[bytes, bytes] = {}
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or not NAME.fullmatch(name):
             return "a header is not NAME: VALUE on one line, without a blank before the colon"
         name = name.lower()
-        if name in ONCE and name in stated:
+        if name in ONCE and name in headers:
             return f"it has the header {name.decode()} twice"
-        stated[name] = value.strip(b" \t")
-    return framing_fault(stated, is_old)
+        headers[name] = value.strip(b" \t")
+    return framing_fault(headers, is_old)
 
 
-def framing_fault(stated: dict[bytes, bytes], is_old: bool) -> str | None:
+def framing_fault(headers: dict[bytes, bytes], is_old: bool) -> str | None:
     """Return why it is not certain where the body ends."""
-    length, coding = stated.get(b"content-length"), stated.get(b"transfer-encoding")
+    length, coding = headers.get(b"content-length"), headers.get(b"transfer-encoding")
     if coding is not None and (length is not None or is_old or coding != b"chunked"):
         return "Transfer-Encoding is chunked, alone, without Content-Length and in HTTP/1.1, or absent"
     if length is not None and not LENGTH.fullmatch(length):

@@ -20,14 +20,14 @@ class WithRequestId(logging.Filter):
     request is handled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        name, received = CURRENT.get(), RECEIVED.get()
+        name, received_request = CURRENT.get(), RECEIVED.get()
         if name is not None and getattr(record, "request", None) is None:
             record.request = name
-            if received is not None and isinstance(received.trace, ServedTrace):
-                record.trace_id = received.trace.context.trace_id
+            if received_request is not None and isinstance(received_request.trace, ServedTrace):
+                record.trace_id = received_request.trace.context.trace_id
         return True
 
 
-def request_id(given: str | None) -> str:
+def request_id(given_id: str | None) -> str:
     """Return an id that is safe in headers and logs."""
-    return given if given is not None and USABLE.fullmatch(given) else secrets.token_hex(12)
+    return given_id if given_id is not None and USABLE.fullmatch(given_id) else secrets.token_hex(12)

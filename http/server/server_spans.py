@@ -26,10 +26,10 @@ class ServerSpans:
         is_traced = bool(endpoint.takes) and endpoint.door is not RouteAccess.ADMIN
         return self.traced(endpoint.handler) if is_traced else endpoint.handler
 
-    def begin(self, request: Request, received: ReceivedRequest) -> ServedTrace:
+    def begin(self, request: Request, received_request: ReceivedRequest) -> ServedTrace:
         headers = request.headers
         trace = request.ctx.trace = self.tracer.begin(
-            received,
+            received_request,
             request.ctx.request_id,
             request.method,
             headers.getall(TRACEPARENT, ()),
@@ -42,9 +42,9 @@ class ServerSpans:
 
         @wraps(handler)
         async def handle(request: Request, *given: Any, **named: Any) -> HTTPResponse | None:
-            received = RECEIVED.get()
-            assert received is not None, "a request is received before it is handled"
-            trace = self.begin(request, received)
+            received_request = RECEIVED.get()
+            assert received_request is not None, "a request is received before it is handled"
+            trace = self.begin(request, received_request)
             try:
                 response = await handler(request, *given, **named)
             except CancelledError:

@@ -107,31 +107,31 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.register_listener(intake.close, "after_server_stop")
     answers = AnswerChecker()
     app.register_listener(answers.close, "after_server_stop")
-    kept = Conversations.of(proxy.config)
-    app.register_listener(kept.close, "after_server_stop")
+    conversations = Conversations.of(proxy.config)
+    app.register_listener(conversations.close, "after_server_stop")
     page = app.ctx.page = live_page(proxy)
     app.register_listener(page.close, "before_server_stop")
-    served = endpoints(proxy, intake, answers, kept, page, embedding)
+    served_endpoints = endpoints(proxy, intake, answers, conversations, page, embedding)
     spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
-    for endpoint in served:
+    for endpoint in served_endpoints:
         handler = endpoint.handler if spans is None else spans.over(endpoint)
         # Without ignore_body, Sanic would buffer the whole body before any check; without a format of errors, look for
         # one in the handler's source.
         app.route(endpoint.route, methods=endpoint.methods, ignore_body=True, error_format="json")(handler)
     pages = CrossOrigin(proxy.config.cors_origin)
-    add_probes(app, served, pages)
-    probes = {endpoint.path for endpoint in served if endpoint.door is RouteAccess.OPEN}
+    add_probes(app, served_endpoints, pages)
+    probes = {endpoint.path for endpoint in served_endpoints if endpoint.door is RouteAccess.OPEN}
     app.ctx.connection_limit = ConnectionLimit(connections_within(descriptor_limit()), probes)
     app.ctx.linger = 0.0
     app.ctx.malformed_heads = LogInterval()
-    app.ctx.access = access_to(proxy.config, served)
-    reading = {endpoint.route.removeprefix("/") for endpoint in served if endpoint.takes}
+    app.ctx.access = access_to(proxy.config, served_endpoints)
+    reading = {endpoint.route.removeprefix("/") for endpoint in served_endpoints if endpoint.takes}
     add_middleware(app, app.ctx.access, pages, reading, proxy.clock, spans)
     return app
 
 
-def access_to(config: ProxyConfig, served: Sequence[Endpoint]) -> Access:
-    doors = {endpoint.route.removeprefix("/"): endpoint.door for endpoint in served}
+def access_to(config: ProxyConfig, served_endpoints: Sequence[Endpoint]) -> Access:
+    doors = {endpoint.route.removeprefix("/"): endpoint.door for endpoint in served_endpoints}
     keyring = Keyring.of(config.callers, config.admin, config.allowances)
     return Access(keyring, doors, AllowedHosts(config.host, config.allowed_hosts))
 
@@ -155,10 +155,10 @@ def add_middleware(
         """Check access before any of the body is read, for all paths and methods, with or without a route."""
         request.ctx.request_id = request_id(request.headers.getone(HEADER, None))
         CURRENT.set(request.ctx.request_id)
-        received = received_now(request, now)
-        RECEIVED.set(received)
+        received_request = received_now(request, now)
+        RECEIVED.set(received_request)
         caller = access.admit(request)
-        request.ctx.ticket = Ticket(request.ctx.request_id, caller.name, caller.allowance, received=received)
+        request.ctx.ticket = Ticket(request.ctx.request_id, caller.name, caller.allowance, received=received_request)
         CALLER.set(caller.name)
         if request.route is not None and (request.route.path not in reading or request.method in METHODS):
             async for _ in request.stream:  # type: ignore[union-attr]
@@ -175,8 +175,8 @@ def add_middleware(
                 response.headers.setdefault(header, value)
         if (stream := getattr(request.ctx, "stream_id", None)) is not None:
             response.headers[STREAM] = stream
-        if (ignored := getattr(request.ctx, "ignored", None)) is not None:
-            response.headers.update(ignored.headers)
+        if (ignored_fields := getattr(request.ctx, "ignored", None)) is not None:
+            response.headers.update(ignored_fields.headers)
         if spans is not None:
             spans.name(request, response)
 
@@ -236,8 +236,8 @@ class Service:
     def report_ready(self) -> None:
         self.reported = True
         host, port = self.listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        self.reporter.ready(url=f"http://{shown}:{port}")
+        shown_host = f"[{host}]" if ":" in host else host
+        self.reporter.ready(url=f"http://{shown_host}:{port}")
 
     async def before_stop(self, app: Any) -> None:
         """Abort running streams while their connections are still open, unless they may end."""
@@ -271,8 +271,8 @@ class Service:
         elif command.get("kind") == "change":
             self.proxy.changes.hear(command)
         elif command.get("kind") == "self_test":
-            told = partial(self.reporter.tested, int(command["number"]))
-            self.proxy.self_test.begin(told, self.reporter.progress)
+            report_test = partial(self.reporter.tested, int(command["number"]))
+            self.proxy.self_test.begin(report_test, self.reporter.progress)
         elif command.get("kind") == "drain":
             timeout = float(command.get("timeout", GRACE_SECONDS))
             self.app.ctx.linger = LINGER_SECONDS

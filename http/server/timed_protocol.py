@@ -29,8 +29,8 @@ def early_answer(error: SanicException) -> bytes:
     """Return an error answer that ends its connection."""
     status = HTTPStatus(error.status_code)
     body = json.dumps(error_object(str(error), status, code=CODES.get(status))).encode()
-    stated = {"content-type": "application/json", "content-length": len(body), HEADER: request_id(None)}
-    fields = [f"{name}: {value}" for name, value in (stated | error.headers | {"connection": "close"}).items()]
+    headers = {"content-type": "application/json", "content-length": len(body), HEADER: request_id(None)}
+    fields = [f"{name}: {value}" for name, value in (headers | error.headers | {"connection": "close"}).items()]
     return "\r\n".join([f"HTTP/1.1 {status.value} {status.phrase}", *fields, "", ""]).encode() + body
 
 
@@ -53,12 +53,12 @@ class CheckedHttp(Http):
 
     @property
     def limit(self) -> ConnectionLimit:
-        found: ConnectionLimit = self.protocol.app.ctx.connection_limit
-        return found
+        connection_limit: ConnectionLimit = self.protocol.app.ctx.connection_limit
+        return connection_limit
 
     def init_for_request(self) -> None:
-        untyped: Any = super()
-        untyped.init_for_request()
+        parent: Any = super()
+        parent.init_for_request()
         self.limit.waits(self.protocol)
         if self.is_last:
             self.protocol.close_if_idle()
@@ -66,8 +66,8 @@ class CheckedHttp(Http):
     @property
     def is_last(self) -> bool:
         """Return whether no other request may follow, since the server leaves."""
-        stopped: bool = self.protocol.signal.stopped
-        return stopped
+        is_stopped: bool = self.protocol.signal.stopped
+        return is_stopped
 
     async def http1_request_header(self) -> None:
         protocol: Any = self.protocol
@@ -75,9 +75,9 @@ class CheckedHttp(Http):
         self.limit.waits(protocol)
         await leave_turn()
         await self.check_head()
-        untyped: Any = super()
+        parent: Any = super()
         try:
-            await untyped.http1_request_header()
+            await parent.http1_request_header()
         except BadRequest:
             raise BadRequest("the head of the request is not HTTP/1.1: send a well-formed one") from None
         except ExpectationFailed:
@@ -96,19 +96,19 @@ class CheckedHttp(Http):
 
     async def check_head(self) -> None:
         """Wait for the whole head. Raises SanicException as soon as it is known to be none."""
-        buffer, seen = self.recv_buffer, 0
+        buffer, seen_bytes = self.recv_buffer, 0
         while True:
-            end = buffer.find(END, max(0, seen - len(END) + 1))
+            end = buffer.find(END, max(0, seen_bytes - len(END) + 1))
             size = len(buffer) if end == -1 else end
             # The byte behind the head tells whether a CR at its end is one without LF.
-            if reason := foreign_byte(buffer, seen, min(size + 1, MAX_HEAD_BYTES)):
+            if reason := foreign_byte(buffer, seen_bytes, min(size + 1, MAX_HEAD_BYTES)):
                 raise malformed(reason)
             if size >= MAX_HEAD_BYTES:
                 says = f"the head of the request is larger than {MAX_HEAD_BYTES} bytes: send shorter headers"
                 raise SanicException(says, status_code=431)
             if end != -1:
                 break
-            seen = size
+            seen_bytes = size
             await self._receive_more()
         if reason := head_fault(bytes(buffer[:end])):
             raise malformed(reason)
@@ -117,8 +117,8 @@ class CheckedHttp(Http):
         form: Any = self.request_body
         if form == "chunked" and self.request_bytes_left == 0:
             await self.check_chunk()
-        untyped: Any = super()
-        piece: bytes | None = await untyped.read()
+        parent: Any = super()
+        piece: bytes | None = await parent.read()
         # A body that comes after its answer is read to be thrown away.
         if self.stage is Stage.HANDLER:
             self.take_place()
@@ -138,18 +138,20 @@ class CheckedHttp(Http):
             raise BadRequest("the body is not in chunks as HTTP/1.1 has them: send a well-formed one")
 
     async def error_response(self, exception: Exception) -> None:
-        untyped: Any = super()
+        parent: Any = super()
         if self.request is not None:
-            await untyped.error_response(exception)
+            await parent.error_response(exception)
             return
         if not isinstance(exception, SanicException):
             raise exception
         # Sanic would check the access of a request without a head.
         self.keep_alive, self.stage = False, Stage.RESPONSE
         if self.protocol.app.ctx.malformed_heads.is_due(time.monotonic()):
-            shown = SHOWN.match(self.recv_buffer)
+            beginning = SHOWN.match(self.recv_buffer)
             LOG.warning(
-                "a request is refused, %s; it begins with %s", exception, ascii(bytes(shown[0] if shown else b""))
+                "a request is refused, %s; it begins with %s",
+                exception,
+                ascii(bytes(beginning[0] if beginning else b"")),
             )
         await self._send(early_answer(exception))
         self.stage = Stage.IDLE
@@ -186,8 +188,8 @@ class TimedProtocol(HttpProtocol):
             transport.write(early_answer(full()))
             transport.close()
             return
-        untyped: Any = super()
-        untyped.connection_made(transport)
+        parent: Any = super()
+        parent.connection_made(transport)
         if gives_way is not None:
             gives_way.give_way()
 
@@ -195,16 +197,16 @@ class TimedProtocol(HttpProtocol):
         self.app.ctx.connection_limit.closes(self)
         # A refused connection was never set up.
         if self.conn_info is not None:
-            untyped: Any = super()
-            untyped.connection_lost(exc)
+            parent: Any = super()
+            parent.connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Wait for the client, which has to take some of its answer: so long it may have to give way to others."""
         self.has_room = False
         self.app.ctx.connection_limit.waits(self)
         self.watch_reader()
-        untyped: Any = super()
-        untyped.pause_writing()
+        parent: Any = super()
+        parent.pause_writing()
 
     def resume_writing(self) -> None:
         self.has_room = True
@@ -212,31 +214,31 @@ class TimedProtocol(HttpProtocol):
             self.reader_watch.cancel()
         if self.http and not self.is_receiving:
             self.app.ctx.connection_limit.serves(self)
-        untyped: Any = super()
-        untyped.resume_writing()
+        parent: Any = super()
+        parent.resume_writing()
 
     def watch_reader(self, before: int | None = None) -> None:
         """End the connection of a client that has taken nothing since so many bytes were `before` it; else look again
         in a while."""
         transport: Any = self.transport
-        left = transport.get_write_buffer_size()
-        if before is not None and left >= before:
+        unsent_bytes = transport.get_write_buffer_size()
+        if before is not None and unsent_bytes >= before:
             transport.abort()
             return
         if before is not None:
             # Restart Sanic's timeouts.
             self._time = time.monotonic()
-        self.reader_watch = self.loop.call_later(READER_PATIENCE, self.watch_reader, left)
+        self.reader_watch = self.loop.call_later(READER_PATIENCE, self.watch_reader, unsent_bytes)
 
     async def send(self, data: Any) -> None:
         """Send a part of a response. Between the first and the last one a stream's are written directly."""
-        untyped: Any = super()
+        parent: Any = super()
         if data == HTTP_CONTINUE:
             # The leave to send a body is no part of the response.
-            await untyped.send(data)
+            await parent.send(data)
             return
         noted(WRITE)
-        await untyped.send(data)
+        await parent.send(data)
         noted(WRITE)
 
     def data_received(self, data: bytes) -> None:
@@ -254,8 +256,8 @@ class TimedProtocol(HttpProtocol):
         elif self.is_receiving and self.is_late:
             self.give_up(too_late())
         else:
-            untyped: Any = super()
-            untyped.check_timeouts()
+            parent: Any = super()
+            parent.check_timeouts()
 
     @property
     def is_receiving(self) -> bool:
@@ -270,12 +272,12 @@ class TimedProtocol(HttpProtocol):
 
     def await_first_byte(self) -> None:
         """Close a connection on which nothing has come in time; look again when the time is over."""
-        left = self._time + FIRST_BYTE_SECONDS - time.monotonic()
-        if left <= 0:
+        seconds_left = self._time + FIRST_BYTE_SECONDS - time.monotonic()
+        if seconds_left <= 0:
             self.close()
         else:
-            untyped: Any = self
-            untyped._callback_check_timeouts = self.loop.call_later(left, self.check_timeouts)
+            untyped_self: Any = self
+            untyped_self._callback_check_timeouts = self.loop.call_later(seconds_left, self.check_timeouts)
 
     def close_if_idle(self) -> bool:
         """Close the connection of a server that leaves, unless a request comes within its `linger`: one may have been

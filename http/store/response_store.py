@@ -122,14 +122,14 @@ class ResponseStore:
 
     def add(self, caller: str, response: KeptResponse) -> bool:
         """Keep a response; return False for one that is too large. It counts as a use of those before it."""
-        head, own, output = (written(part) for part in (response.head, response.input, response.output))
-        size = len(head) + len(own) + len(output)
+        head, input_json, output = (written(part) for part in (response.head, response.input, response.output))
+        size = len(head) + len(input_json) + len(output)
         if size > self.most_bytes:
             return False
-        items = len(own) + len(output)
+        items = len(input_json) + len(output)
         with self.database:
             thread = self.thread_for(caller, response)
-            row = (response.id, caller, thread, response.previous, size, items, head, own, output)
+            row = (response.id, caller, thread, response.previous, size, items, head, input_json, output)
             self.database.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self.database.execute(USE, {"id": thread, "most": MOST_FORKS, "now": self.clock()})
             self.remove_expired(EXPIRED_AT_ONCE)
@@ -147,9 +147,9 @@ class ResponseStore:
         return response.id
 
     def remove_expired(self, most: int) -> None:
-        expired = """DELETE FROM responses WHERE id IN (SELECT responses.id FROM threads
+        query = """DELETE FROM responses WHERE id IN (SELECT responses.id FROM threads
             JOIN responses ON thread = threads.id WHERE used <= ? ORDER BY used LIMIT ?)"""
-        self.database.execute(expired, (self.since, most))
+        self.database.execute(query, (self.since, most))
 
     def make_room(self) -> None:
         """Remove responses that are too many."""
@@ -170,20 +170,20 @@ class ResponseStore:
 
     def outputs(self, caller: str, names: Iterable[str]) -> list[dict[str, Any]]:
         """Return the items of the outputs of those responses that are there. Raises RequestError for too many."""
-        found: list[str] = []
+        texts: list[str] = []
         size = 0
         for name in names:
             (text,) = self.row(caller, name, "output") or ("[]",)
             size += len(text)
             if size > MOST_LOADED:
                 raise too_long("input")
-            found.append(text)
-        return [item for text in found for item in read(text)]
+            texts.append(text)
+        return [item for text in texts for item in read(text)]
 
     def row(self, caller: str, name: str, columns: str) -> tuple[Any, ...] | None:
-        asked = f"""SELECT {columns} FROM responses JOIN threads ON threads.id = thread
+        query = f"""SELECT {columns} FROM responses JOIN threads ON threads.id = thread
             WHERE responses.id = ? AND responses.caller = ? AND used > ?"""
-        row: tuple[Any, ...] | None = self.database.execute(asked, (name, caller, self.since)).fetchone()
+        row: tuple[Any, ...] | None = self.database.execute(query, (name, caller, self.since)).fetchone()
         return row
 
     def conversation(self, caller: str, name: str, with_output: bool = True) -> list[dict[str, Any]] | None:
@@ -243,8 +243,8 @@ def opened(path: Path) -> sqlite3.Connection:
 def prepare(database: sqlite3.Connection, path: Path) -> None:
     with closing(database.cursor()) as cursor:
         mark, version, tables = (
-            cursor.execute(asked).fetchone()[0]
-            for asked in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+            cursor.execute(query).fetchone()[0]
+            for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
         if tables and (mark != APPLICATION_ID or version not in (1, VERSION)):
             raise PontilError("it is another program's file, or another version's: name another one")

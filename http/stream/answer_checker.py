@@ -39,12 +39,12 @@ class AnswerChecker:
         except asyncio.TimeoutError:
             return Verdict.not_checked(f"other answers were checked for {TURN_TIMEOUT:g} s before this one")
         try:
-            found = await self.process.verdict(schema, text)
+            schema_verdict = await self.process.verdict(schema, text)
         finally:
             self.turn.release()
-        if found is None:
+        if schema_verdict is None:
             self.count(key)
-        return found or Verdict.not_checked(COSTLY)
+        return schema_verdict or Verdict.not_checked(COSTLY)
 
     def count(self, key: bytes) -> None:
         self.failures[key] = self.failures.pop(key, 0) + 1

@@ -34,8 +34,8 @@ def chat_logprobs(tokens: Iterable[Entries], tokenizer: Tokenizer, as_ids: bool 
 
 
 def chat_token(entries: Entries, tokenizer: Tokenizer, as_ids: bool = False) -> dict[str, Any]:
-    own, *others = (chat_entry(entry, tokenizer, as_ids) for entry in entries)
-    return own | {"top_logprobs": others}
+    token_entry, *alternatives = (chat_entry(entry, tokenizer, as_ids) for entry in entries)
+    return token_entry | {"top_logprobs": alternatives}
 
 
 def chat_entry(entry: Entry, tokenizer: Tokenizer, as_ids: bool = False) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def completion_top(entries: Entries, tokenizer: Tokenizer, as_ids: bool = False)
     """Return the top tokens, plus the token itself if it is not among them. Of ids with the same text the most likely
     one counts."""
     top: dict[str, float] = {}
-    own, *others = entries
-    for entry in (*others, own):
+    token_entry, *alternatives = entries
+    for entry in (*alternatives, token_entry):
         top.setdefault(completion_token(int(entry[0]), tokenizer, as_ids), shown(entry[1]))
     return top
 
@@ -100,16 +100,16 @@ class CompletionLogprobs:
             "top_logprobs": [
                 None if entries is None else completion_top(entries, self.tokenizer, self.as_ids) for entries in tokens
             ],
-            "text_offset": [self.offset(*each) for each in zip(ids, hidden, strict=True)],
+            "text_offset": [self.offset(*pair) for pair in zip(ids, hidden, strict=True)],
         }
 
     def offset(self, token_id: int, hidden: bool) -> int:
         """Return the offset of this token's text. Constant work per token."""
         raw = b"" if hidden else self.tokenizer.token_bytes(token_id)
-        begun = self.decoder.getstate()[0]
+        open_bytes = self.decoder.getstate()[0]
         first = self.decoder.decode(raw[:1])
         # A first byte that does not continue the open character replaces that character by U+FFFD.
-        broken = bool(begun) and first.startswith(REPLACEMENT) and begun + raw[:1] != REPLACEMENT.encode()
+        broken = bool(open_bytes) and first.startswith(REPLACEMENT) and open_bytes + raw[:1] != REPLACEMENT.encode()
         start = self.characters + broken
         self.characters += len(first) + len(self.decoder.decode(raw[1:]))
         return start

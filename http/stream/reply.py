@@ -210,7 +210,7 @@ class ReplyFormat(WholeFormat, Protocol):
     @property
     def streamed(self) -> bool: ...
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream, which come in order."""
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
@@ -258,13 +258,13 @@ async def reply_whole(
     stream: Stream, shape: WholeFormat, keep: KeepAnswer = keep_nothing, write: WriteAnswer = as_json
 ) -> HTTPResponse:
     choices = [ReplyChoice(request) for request in stream.by_choice]
-    for index, said in await stream.all():
+    for index, event in await stream.all():
         if shape.schema_watch is not None:
-            shape.schema_watch.observe(index, said)
-        if isinstance(said, Ended):
-            choices[index].end(said)
+            shape.schema_watch.observe(index, event)
+        if isinstance(event, Ended):
+            choices[index].end(event)
         else:
-            choices[index].add(said)
+            choices[index].add(event)
     await stream.settled()
     verdicts = await schema_verdicts(stream, shape)
     answer = shape.whole(choices, stream.final_usage, verdicts)

@@ -91,7 +91,7 @@ def head(kind: str) -> dict[str, Schema]:
     }
 
 
-def choice(shown: dict[str, Schema], reason: Schema) -> Schema:
+def choice(choice_fields: dict[str, Schema], reason: Schema) -> Schema:
     """Return the schema of a choice; token ids and prompt logprobs are there only if they were requested."""
     extra = {
         "token_ids": IDS,
@@ -100,7 +100,7 @@ def choice(shown: dict[str, Schema], reason: Schema) -> Schema:
         "x_pontil_schema": UNMET,
         "stop_reason": {"type": ["string", "integer", "null"]},
     }
-    return closed({"index": COUNT} | shown | {"finish_reason": reason} | extra, extra)
+    return closed({"index": COUNT} | choice_fields | {"finish_reason": reason} | extra, extra)
 
 
 COMPLETION_SHOWN = {"text": TEXT, "logprobs": COMPLETION_LOGPROBS}

@@ -45,8 +45,8 @@ class ReplyChoice:
     reason: str | None = None
     stop_reason: str | int | None = None
 
-    def end(self, ended: Ended) -> None:
-        self.reason, self.stop_reason = ended.reason, ended.stop_reason
+    def end(self, choice_end: Ended) -> None:
+        self.reason, self.stop_reason = choice_end.reason, choice_end.stop_reason
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
@@ -76,11 +76,11 @@ COMPLETION_DETAILS = {
 
 def chat_usage_object(usage: Usage, reasoning_tokens: int | None) -> dict[str, Any]:
     """Return the usage object of a chat, without reasoning tokens if they could not be counted."""
-    told = usage_object(usage)
+    usage_fields = usage_object(usage)
     reasoning = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
     audio = {"audio_tokens": usage.audio_tokens} if usage.audio_tokens else {}
-    return told | {
-        "prompt_tokens_details": told["prompt_tokens_details"] | PROMPT_DETAILS,
+    return usage_fields | {
+        "prompt_tokens_details": usage_fields["prompt_tokens_details"] | PROMPT_DETAILS,
         "completion_tokens_details": reasoning | COMPLETION_DETAILS | audio,
     }
 
@@ -90,11 +90,11 @@ NO_REFUSAL: dict[str, Any] = {"refusal": None}
 UNFILLED: dict[str, Any] = NO_REFUSAL | {"annotations": []}
 
 
-def stop_note(ended: Ended) -> bytes:
+def stop_note(choice_end: Ended) -> bytes:
     """Return the field of a stream's last chunk that tells what ended the choice, to continue an object."""
-    if ended.stop_reason is None:
+    if choice_end.stop_reason is None:
         return b',"stop_reason":null'
-    return b',"stop_reason":' + json.dumps(ended.stop_reason).encode()
+    return b',"stop_reason":' + json.dumps(choice_end.stop_reason).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +158,21 @@ class ReplyShape(ABC):
         """The fields of the reply and of each of its chunks."""
         return asdict(self.heading)
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the server-sent events for these events of a stream; a choice's opening comes before its first."""
-        return b"".join([self.event(stream, index, one) for index, one in said])
+        return b"".join([self.event(stream, index, choice_event) for index, choice_event in choice_events])
 
-    def event(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
+    def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         running = stream.usage if self.delivery.continuous_usage else None
         lead = b"" if index in self.opened else self.open(stream, index, running)
         if self.schema_watch is not None:
-            self.schema_watch.observe(index, said)
-            if isinstance(said, Ended):
+            self.schema_watch.observe(index, choice_event)
+            if isinstance(choice_event, Ended):
                 return lead
-        if isinstance(said, Ended):
-            return lead + self.last_chunk(index, said.reason, running, stop_note(said))
-        if said.text or said.logprobs or self.delivery.token_ids:
-            return lead + self.chunk(index, said, running)
+        if isinstance(choice_event, Ended):
+            return lead + self.last_chunk(index, choice_event.reason, running, stop_note(choice_event))
+        if choice_event.text or choice_event.logprobs or self.delivery.token_ids:
+            return lead + self.chunk(index, choice_event, running)
         return lead
 
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
@@ -180,8 +180,8 @@ class ReplyShape(ABC):
         before, though its choices may end in another order."""
         running = stream.usage if self.delivery.continuous_usage else None
         return b"".join(
-            self.last_chunk(index, ended.reason, running, stop_note(ended) + schema_note(verdicts[index]))
-            for index, ended in sorted(watch.ended.items())
+            self.last_chunk(index, choice_end.reason, running, stop_note(choice_end) + schema_note(verdicts[index]))
+            for index, choice_end in sorted(watch.ended.items())
         )
 
     def content(self, index: int, text: str) -> str | None:
@@ -229,8 +229,8 @@ class ReplyShape(ABC):
         return self.framed(self.last_delta(index, encode_basestring_ascii(reason).encode()) + note, (), usage)
 
     def framed(self, choice: bytes, ids: Sequence[int], usage: Usage | None) -> bytes:
-        shown = b',"token_ids":%b}' % json.dumps(list(ids)).encode() if self.delivery.token_ids else b"}"
-        return self.before + choice + shown + b"]" + self.tail_with(usage)
+        ids_field = b',"token_ids":%b}' % json.dumps(list(ids)).encode() if self.delivery.token_ids else b"}"
+        return self.before + choice + ids_field + b"]" + self.tail_with(usage)
 
     def tail_with(self, usage: Usage | None) -> bytes:
         """Return the end of a chunk, which has the running usage if the client asked for that."""
@@ -262,18 +262,18 @@ class ReplyShape(ABC):
     def whole(
         self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict] | None = None
     ) -> dict[str, Any]:
-        made = [
+        choice_objects = [
             self.choice(index, choice) | {"stop_reason": choice.stop_reason} for index, choice in enumerate(choices)
         ]
         for index, verdict in (verdicts or {}).items():
-            made[index] |= schema_field(verdict)
-        for shown, choice in zip(made, choices, strict=True):
+            choice_objects[index] |= schema_field(verdict)
+        for choice_object, choice in zip(choice_objects, choices, strict=True):
             if self.delivery.token_ids:
-                shown["token_ids"] = choice.ids
-        head = {"object": self.whole_object} | self.base | {"choices": made, "usage": self.usage(usage)}
+                choice_object["token_ids"] = choice.ids
+        head = {"object": self.whole_object} | self.base | {"choices": choice_objects, "usage": self.usage(usage)}
         first = choices[0].request
-        if isinstance(first.work, Generation) and (told := first.work.told(first)) is not None:
-            head["kv_transfer_params"] = told
+        if isinstance(first.work, Generation) and (kv_transfer_params := first.work.told(first)) is not None:
+            head["kv_transfer_params"] = kv_transfer_params
         if self.delivery.token_ids:
             self.show_of_prompts(head, choices, "prompt_token_ids", lambda request: request.prompt)
         if self.shown.prompt_logprobs:
@@ -302,8 +302,8 @@ class CompletionShape(ReplyShape):
             text = self.shown.prompt_text(choice.request) + text
             pieces.append(self.echoed(index, choice.request))
         pieces.append(self.logprobs(index, choice.logprobs))
-        shown = joined(pieces) if self.shown.logprobs else None
-        return {"index": index, "text": text, "logprobs": shown, "finish_reason": choice.reason}
+        choice_logprobs = joined(pieces) if self.shown.logprobs else None
+        return {"index": index, "text": text, "logprobs": choice_logprobs, "finish_reason": choice.reason}
 
     def opening(self, index: int, request: Request, usage: Usage | None = None) -> bytes:
         if not self.shown.echo and not self.delivery.token_ids:
@@ -320,13 +320,13 @@ class CompletionShape(ReplyShape):
     def show_of_prompts(
         self, answer: dict[str, Any], choices: Sequence[ReplyChoice], name: str, of: Callable[[Request], Any]
     ) -> None:
-        for shown, choice in zip(answer["choices"], choices, strict=True):
-            shown[name] = of(choice.request)
+        for choice_object, choice in zip(answer["choices"], choices, strict=True):
+            choice_object[name] = of(choice.request)
 
     def echoed(self, index: int, request: Request) -> dict[str, Any]:
         """Return the logprobs of the echoed prompt, all null if they were not requested."""
-        known = [entries or None for entries in request.prompt_logprobs] or [None] * len(request.prompt)
-        return self.piece(index).echo(request.prompt, known, self.shown.hidden(request))
+        prompt_entries = [entries or None for entries in request.prompt_logprobs] or [None] * len(request.prompt)
+        return self.piece(index).echo(request.prompt, prompt_entries, self.shown.hidden(request))
 
     def logprobs(self, index: int, tokens: Logprobs) -> dict[str, Any]:
         return self.piece(index).take(tokens)
@@ -353,8 +353,8 @@ class ChatShape(ReplyShape):
 
     def choice(self, index: int, choice: ReplyChoice) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.shown.continued + choice.text} | UNFILLED
-        shown = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
-        return {"index": index, "message": message, "logprobs": shown, "finish_reason": choice.reason}
+        choice_logprobs = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
+        return {"index": index, "message": message, "logprobs": choice_logprobs, "finish_reason": choice.reason}
 
     def opening(self, index: int, request: Request, usage: Usage | None = None) -> bytes:
         content = json.dumps(self.shown.continued).encode()

@@ -29,19 +29,19 @@ class HeldTokens:
         self.pieces: list[str] = []
         self.characters = 0
 
-    def add(self, said: Delta) -> None:
-        self.ids += said.ids
-        self.pieces.append(said.text)
-        self.characters += len(said.text)
+    def add(self, delta: Delta) -> None:
+        self.ids += delta.ids
+        self.pieces.append(delta.text)
+        self.characters += len(delta.text)
 
     def take(self, ids: int | None = None, characters: int | None = None) -> Delta:
         """Remove so many ids and characters; all of them without a number."""
         text = "".join(self.pieces)
-        taken = Delta(text[:characters], self.ids[:ids], self.choice, [])
-        left = "" if characters is None else text[characters:]
+        delta = Delta(text[:characters], self.ids[:ids], self.choice, [])
+        remaining_text = "" if characters is None else text[characters:]
         self.ids = [] if ids is None else self.ids[ids:]
-        self.pieces, self.characters = [left], len(left)
-        return taken
+        self.pieces, self.characters = [remaining_text], len(remaining_text)
+        return delta
 
 
 class ResumedChoice:
@@ -57,38 +57,38 @@ class ResumedChoice:
         if group is not None and not group.place.ended:
             self.marks.append(group.place)
 
-    def parts(self, said: Delta | Ended) -> Iterator[Delta | Ended]:
+    def parts(self, choice_event: Delta | Ended) -> Iterator[Delta | Ended]:
         """Return the parts that can be told now: each up to a mark, then all there is."""
-        if isinstance(said, Ended):
+        if isinstance(choice_event, Ended):
             # A choice that ends before its reader's place is not the one that was read.
             self.check(not self.marks)
-            yield said
+            yield choice_event
             return
         if self.marks:
-            self.held.add(said)
+            self.held.add(choice_event)
         while self.marks:
-            mark, place, held = self.marks[0], self.place, self.held
+            mark, place, held_tokens = self.marks[0], self.place, self.held
             ids, characters = mark.ids - place.ids, mark.characters - place.characters
-            if len(held.ids) < ids or held.characters < characters:
+            if len(held_tokens.ids) < ids or held_tokens.characters < characters:
                 return
             del self.marks[0]
-            yield held.take(ids, characters)
-            said = held.take() if not self.marks else said
-        if said.ids or said.text:
-            yield said
+            yield held_tokens.take(ids, characters)
+            choice_event = held_tokens.take() if not self.marks else choice_event
+        if choice_event.ids or choice_event.text:
+            yield choice_event
 
     @property
     def is_split(self) -> bool:
         """True until its reader has the rest of the events of which it has the first ones."""
         return self.group is not None
 
-    def advance(self, said: Delta | Ended) -> ChoicePlace:
+    def advance(self, choice_event: Delta | Ended) -> ChoicePlace:
         """Go to the place after this part."""
         place = self.place
-        if isinstance(said, Ended):
+        if isinstance(choice_event, Ended):
             self.place = ChoicePlace(place.ids, place.characters, True)
         else:
-            self.place = ChoicePlace(place.ids + len(said.ids), place.characters + len(said.text))
+            self.place = ChoicePlace(place.ids + len(choice_event.ids), place.characters + len(choice_event.text))
         return self.place
 
     def skipped(self, events: int) -> int:
@@ -146,27 +146,28 @@ class ResumableFormat:
     def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         return self.form.whole(choices, usage, verdicts)
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         """Return the events of these parts that the reader does not have."""
-        shown, split = list[bytes](), None if self.since.group is None else self.choices[self.since.group.choice]
-        for index, one in said:
+        encoded_events = list[bytes]()
+        split = None if self.since.group is None else self.choices[self.since.group.choice]
+        for index, event in choice_events:
             choice = self.choices[index]
             if split is not None and split.is_split and choice is not split:
-                self.waiting.append((index, one))
+                self.waiting.append((index, event))
                 continue
-            shown += [self.told(stream, index, part) for part in choice.parts(one)]
+            encoded_events += [self.told(stream, index, part) for part in choice.parts(event)]
             if self.waiting and split is not None and not split.is_split:
                 waiting, self.waiting = self.waiting, []
-                shown.append(self.events(stream, waiting))
-        return b"".join(shown)
+                encoded_events.append(self.events(stream, waiting))
+        return b"".join(encoded_events)
 
-    def told(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
+    def told(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         """Return the events of one part with their ids, but for those that the reader has."""
-        data = parts(self.form.events(stream, [(index, said)]))
+        data = parts(self.form.events(stream, [(index, choice_event)]))
         before, choice = tuple(self.places) if len(data) > 1 else (), self.choices[index]
-        place = choice.advance(said)
+        place = choice.advance(choice_event)
         self.places[index] = choice.has if choice.has.has(place) else place
-        shown = []
+        encoded_events = []
         for number, event in enumerate(data[(skip := choice.skipped(len(data))) :], skip + 1):
             last = number == len(data)
             point = (
@@ -174,21 +175,21 @@ class ResumableFormat:
                 if last
                 else (ResumePoint(self.since.name, before, GroupPlace(index, place, number)))
             )
-            shown.append(b"id: %b\n%b" % (str(point).encode(), event))
-        return b"".join(shown)
+            encoded_events.append(b"id: %b\n%b" % (str(point).encode(), event))
+        return b"".join(encoded_events)
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         data, tail = parts(self.form.end(stream, verdicts)), self.since.tail
         if tail >= max(1, len(data)):
             raise NoSuchEvent
-        shown = []
+        encoded_events = []
         for number, event in enumerate(data, 1):
             point = ResumePoint(self.since.name, tuple(self.places), tail=number)
             if event == DONE:
-                shown.append(event)
+                encoded_events.append(event)
             elif number > tail:
-                shown.append(b"id: %b\n%b" % (str(point).encode(), event))
-        return b"".join(shown)
+                encoded_events.append(b"id: %b\n%b" % (str(point).encode(), event))
+        return b"".join(encoded_events)
 
     def failure(self, error: PontilError) -> bytes:
         return self.form.failure(error)

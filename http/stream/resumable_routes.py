@@ -50,8 +50,8 @@ class ResumeContext:
 
 def context_of(request: Request) -> ResumeContext | None:
     """Return what this request says about resuming, if it does."""
-    found: ResumeContext | None = getattr(request.ctx, "resume", None)
-    return found
+    context: ResumeContext | None = getattr(request.ctx, "resume", None)
+    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,12 @@ def check_not_continued(request: Request) -> None:
         raise RequestError("an answer in sound cannot be continued: leave out pontil-resume", param="audio")
 
 
-def release_of(claimed: StreamRecord | StreamJournal) -> WorkerRelease | None:
-    return claimed.request.release if isinstance(claimed, StreamJournal) else recorded_release(claimed.last)
+def release_of(claimed_stream: StreamRecord | StreamJournal) -> WorkerRelease | None:
+    return (
+        claimed_stream.request.release
+        if isinstance(claimed_stream, StreamJournal)
+        else recorded_release(claimed_stream.last)
+    )
 
 
 class ResumableRoutes:
@@ -116,21 +120,21 @@ class ResumableRoutes:
             return await handler(request)
         context.since = read_event_id(event)
         self.proxy.admissions.admit_replay(request.ctx.ticket)
-        claimed = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.ticket)
+        claimed_stream = context.claimed = await self.proxy.streams.claim(context.since.name, request.ctx.ticket)
         try:
             if context.head.get("path") != request.path:
                 says = f"this stream was begun at {context.head.get('path')!r:.100}: continue it there"
                 raise RequestError(says, code=CODE)
             context.body = context.head["body"]
             request.ctx.ticket = replace(
-                request.ctx.ticket, release=release_of(claimed), continues=True, has_part=context.since.has_part
+                request.ctx.ticket, release=release_of(claimed_stream), continues=True, has_part=context.since.has_part
             )
-            context.retold = await self.proxy.streams.retold(claimed)
+            context.retold = await self.proxy.streams.retold(claimed_stream)
             return await handler(request)
         finally:
             # It is the stream's once that has begun.
             if context.claimed is not None:
-                self.proxy.streams.put_back(claimed)
+                self.proxy.streams.put_back(claimed_stream)
 
     def stream(
         self, request: Request, works: Sequence[Work], form: ReplyFormat, submit: Callable[[], Stream]
@@ -146,12 +150,13 @@ class ResumableRoutes:
             raise RequestError("pontil-resume is for one prompt: send several requests", param="prompt")
         streams = self.proxy.streams
         if context.claimed is not None:
-            since, claimed = context.since, context.claimed
+            since, claimed_stream = context.since, context.claimed
             assert since is not None, "what is continued has a point"
-            made = ResumableFormat(form, since, params)
+            resumable_format = ResumableFormat(form, since, params)
             context.claimed = None
             request.ctx.stream_id = since.name
-            return streams.take_up(claimed, ReplyConnection(request), request.ctx.ticket, context.retold), made
+            stream = streams.take_up(claimed_stream, ReplyConnection(request), request.ctx.ticket, context.retold)
+            return stream, resumable_format
         if params.logprobs is not None or params.prompt_logprobs is not None:
             raise RequestError(
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"

@@ -42,8 +42,8 @@ class ChoicePlace:
 
     def has(self, other: "ChoicePlace") -> bool:
         """Return whether the other place is not behind this one."""
-        reached = other.ids <= self.ids and other.characters <= self.characters
-        return reached and (self.ended or not other.ended)
+        is_reached = other.ids <= self.ids and other.characters <= self.characters
+        return is_reached and (self.ended or not other.ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class ResumePoint:
     tail: int = 0
 
     def __str__(self) -> str:
-        shown = f"{self.name}:{'_'.join(map(str, self.places))}"
+        text = f"{self.name}:{'_'.join(map(str, self.places))}"
         if self.group is not None:
-            return f"{shown}+{self.group.choice}.{self.group.place}.{self.group.events}"
-        return f"{shown}u{self.tail}" if self.tail else shown
+            return f"{text}+{self.group.choice}.{self.group.place}.{self.group.events}"
+        return f"{text}u{self.tail}" if self.tail else text
 
     def check(self, choices: int, budget: int) -> None:
         """Raise RequestError if no stream of so many choices, with at most `budget` ids each, has this point."""
@@ -113,27 +113,27 @@ class ResumePoint:
 
 def read_event_id(text: str) -> ResumePoint:
     """Parse the header Last-Event-ID. Raises RequestError."""
-    found = EVENT_ID.fullmatch(text.strip())
-    if found is None:
+    match = EVENT_ID.fullmatch(text.strip())
+    if match is None:
         raise RequestError(
             "Last-Event-ID is no event's id of a stream here: send the last id that came, or the stream's own "
             "from the header x-pontil-stream"
         )
-    name, places, tail, choice, ids, characters, ended, events = found.groups()
+    name, places, tail, choice, ids, characters, end_mark, events = match.groups()
     group = None
     if choice is not None:
-        group = GroupPlace(int(choice), ChoicePlace(int(ids), int(characters), bool(ended)), int(events))
-    told = tuple(map(place_of, (places or "").split("_"))) if places else ()
-    point = ResumePoint(name, told, group, int(tail or 0))
+        group = GroupPlace(int(choice), ChoicePlace(int(ids), int(characters), bool(end_mark)), int(events))
+    choice_places = tuple(map(place_of, (places or "").split("_"))) if places else ()
+    point = ResumePoint(name, choice_places, group, int(tail or 0))
     if not point.is_possible:
         raise NoSuchEvent
     return point
 
 
 def place_of(text: str) -> ChoicePlace:
-    found = PLACE.fullmatch(text)
-    assert found is not None, "the whole id was matched"
-    return ChoicePlace(int(found[1]), int(found[2]), bool(found[3]))
+    match = PLACE.fullmatch(text)
+    assert match is not None, "the whole id was matched"
+    return ChoicePlace(int(match[1]), int(match[2]), bool(match[3]))
 
 
 def parts(data: bytes) -> Sequence[bytes]:

@@ -34,10 +34,12 @@ class SchemaWatch:
 
     async def verdicts(self, contents: Sequence[str | None]) -> dict[int, Verdict]:
         """Return the verdict on each choice; one without content has nothing to follow a schema."""
-        found = {}
+        choice_verdicts = {}
         for index, content in enumerate(contents):
-            found[index] = Verdict.met() if content is None else await self.checker.verdict(self.schema, content)
-        return found
+            choice_verdicts[index] = (
+                Verdict.met() if content is None else await self.checker.verdict(self.schema, content)
+            )
+        return choice_verdicts
 
 
 def schema_field(verdict: Verdict) -> dict[str, Any]:
@@ -49,8 +51,8 @@ def schema_field(verdict: Verdict) -> dict[str, Any]:
 
 def schema_note(verdict: Verdict) -> bytes:
     """Return the same as bytes that continue an object."""
-    shown = schema_field(verdict)
-    return b"," + json.dumps(shown).encode()[1:-1] if shown else b""
+    verdict_fields = schema_field(verdict)
+    return b"," + json.dumps(verdict_fields).encode()[1:-1] if verdict_fields else b""
 
 
 def schema_header(verdicts: Mapping[int, Verdict]) -> dict[str, str]:

@@ -41,10 +41,10 @@ class TokenParts:
         """True once reasoning has ended: its marker is no text."""
         return self.reader.thoughts is not None and self.reader.thoughts.ended
 
-    def feed(self, said: Delta) -> Iterator[PartsOfTokens]:
+    def feed(self, delta: Delta) -> Iterator[PartsOfTokens]:
         """Yield the parts of these tokens. A stop string may hold the text of a token back."""
-        self.text += said.text
-        for identity, entries in zip(said.ids, said.logprobs, strict=True):
+        self.text += delta.text
+        for identity, entries in zip(delta.ids, delta.logprobs, strict=True):
             self.tokens.append((len(self.detokenizer.add([identity])), entries))
         start = 0
         while self.tokens and start + self.tokens[0][0] <= len(self.text):
@@ -56,8 +56,8 @@ class TokenParts:
 
     def finish(self) -> Iterator[PartsOfTokens]:
         """Yield the rest of an answer that has ended, whose last tokens a stop string may have cut."""
-        rest, self.text = self.text, ""
-        yield self.parts(self.tokens, rest)
+        last_text, self.text = self.text, ""
+        yield self.parts(self.tokens, last_text)
         yield self.told(self.reader.finish())
 
     def parts(self, tokens: Iterable[Token], text: str) -> PartsOfTokens:
@@ -77,14 +77,14 @@ class TokenParts:
         start = 0 if self.held_text.startswith(content) else max(0, self.held_text.rfind(content))
         end = start + len(content)
         offsets = list(accumulate((length for length, _ in self.held), initial=0))
-        own = [
+        part_logprobs = [
             entries
             for (length, entries), offset in zip(self.held, offsets, strict=False)
             if offset < end and offset + max(1, length) > start
         ]
-        rest = next((index for index, offset in enumerate(offsets) if offset >= end), len(self.held))
-        self.held, self.held_text = self.held[rest:], self.held_text[offsets[rest] :]
-        return parts, own
+        rest_index = next((index for index, offset in enumerate(offsets) if offset >= end), len(self.held))
+        self.held, self.held_text = self.held[rest_index:], self.held_text[offsets[rest_index] :]
+        return parts, part_logprobs
 
     @property
     def last(self) -> Logprobs:

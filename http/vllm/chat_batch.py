@@ -89,7 +89,7 @@ def read_conversations(fields: Fields, name: str) -> tuple[tuple[Message, ...], 
         raise fields.wrong(name, "is empty: give at least one conversation")
     if len(value) > MAX_CONVERSATIONS:
         raise fields.wrong(name, f"may hold at most {MAX_CONVERSATIONS} conversations")
-    return tuple(messages_of(fields, place_of(index), one) for index, one in enumerate(value))
+    return tuple(messages_of(fields, place_of(index), conversation) for index, conversation in enumerate(value))
 
 
 CONVERSATIONS_SCHEMA: Schema = {
@@ -101,19 +101,19 @@ CONVERSATIONS_SCHEMA: Schema = {
 }
 
 
-def of_batch(one: Parameter) -> Parameter:
+def of_batch(parameter: Parameter) -> Parameter:
     """Return the form in which a batch has this parameter of a chat."""
-    if one.name == MESSAGES:
-        return replace(one, kind=ShapedType(read_conversations, CONVERSATIONS_SCHEMA), says="lists of messages")
-    if one.name == "n":
-        return replace(one, kind=NeutralType((1,), "must be 1: each conversation gets one answer"))
-    if one.name in OF_ONE_CHAT:
-        return replace(one, kind=NeutralType(OF_ONE_CHAT[one.name], ALONE))
-    return one
+    if parameter.name == MESSAGES:
+        return replace(parameter, kind=ShapedType(read_conversations, CONVERSATIONS_SCHEMA), says="lists of messages")
+    if parameter.name == "n":
+        return replace(parameter, kind=NeutralType((1,), "must be 1: each conversation gets one answer"))
+    if parameter.name in OF_ONE_CHAT:
+        return replace(parameter, kind=NeutralType(OF_ONE_CHAT[parameter.name], ALONE))
+    return parameter
 
 
 CHAT_BATCH = tuple(map(of_batch, CHAT))
-NEUTRAL = {one.name: one.default for one in CHAT_BATCH if one.name in OF_ONE_CHAT}
+NEUTRAL = {parameter.name: parameter.default for parameter in CHAT_BATCH if parameter.name in OF_ONE_CHAT}
 TABLE = ParameterTable(CHAT_BATCH)
 
 
@@ -132,14 +132,14 @@ class ChatBatchShape:
         return self.shapes[index].content(0, text)
 
     def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
-        shown = []
+        choice_objects = []
         for index, (shape, choice) in enumerate(zip(self.shapes, choices, strict=True)):
-            own = shape.whole([choice], usage, {0: verdicts[index]} if index in verdicts else {})
-            about = {name: own[name] for name in OF_PROMPTS if name in own}
-            shown.append(own["choices"][0] | {"index": index} | about)
+            chat_answer = shape.whole([choice], usage, {0: verdicts[index]} if index in verdicts else {})
+            about = {name: chat_answer[name] for name in OF_PROMPTS if name in chat_answer}
+            choice_objects.append(chat_answer["choices"][0] | {"index": index} | about)
         first = self.shapes[0]
         usage_shown = chat_usage_object(usage, self.reasoning_tokens())
-        return {"object": first.whole_object} | first.base | {"choices": shown, "usage": usage_shown}
+        return {"object": first.whole_object} | first.base | {"choices": choice_objects, "usage": usage_shown}
 
     def reasoning_tokens(self) -> int | None:
         """Return the count over all conversations; None if it is not exact for one of them."""
@@ -159,9 +159,9 @@ class ChatBatchRoutes:
         ready = await self.prepare(request, await routes.read(request, read_chat_batch))
         heading = routes.heading(request, "chatcmpl", ready[0].snapshot)
         shape = ChatBatchShape(
-            [routes.chat_shape(one, heading) for one in ready], routes.schema_watch(ready[0].sampling)
+            [routes.chat_shape(ready_chat, heading) for ready_chat in ready], routes.schema_watch(ready[0].sampling)
         )
-        works = [work for one in ready for work in one.works]
+        works = [work for ready_chat in ready for work in ready_chat.works]
         await routes.preparation.look_up(replace(ready[0], works=works))
         stream = routes.proxy.submit(ready[0].ticket, *works, snapshot=ready[0].snapshot)
         understood(request)
@@ -170,19 +170,21 @@ class ChatBatchRoutes:
         finally:
             stream.cancel()
 
-    async def prepare(self, request: Request, wanted: ChatBatchRequest) -> list[ReadyChat]:
+    async def prepare(self, request: Request, batch_request: ChatBatchRequest) -> list[ReadyChat]:
         """Check the conversations, tokenize them and fit each to the context."""
-        first, preparation = wanted.chats[0], self.routes.preparation
+        first, preparation = batch_request.chats[0], self.routes.preparation
         ticket = preparation.complete(request.ctx.ticket, first)
         snapshot = preparation.snapshot(ticket)
-        check_together(snapshot.workers, len(wanted.chats), MESSAGES, "conversations")
-        preparation.proxy.admissions.check_limits(ticket, len(wanted.chats))
+        check_together(snapshot.workers, len(batch_request.chats), MESSAGES, "conversations")
+        preparation.proxy.admissions.check_limits(ticket, len(batch_request.chats))
         sampling = await preparation.usable(first.sampling)
         ready = []
-        for index, chat in enumerate(wanted.chats):
+        for index, chat in enumerate(batch_request.chats):
             with naming(index):
-                one = await preparation.fitted(ticket, replace(chat, sampling=sampling), snapshot, place_of(index))
-            ready.append(one)
+                ready_chat = await preparation.fitted(
+                    ticket, replace(chat, sampling=sampling), snapshot, place_of(index)
+                )
+            ready.append(ready_chat)
             # Short conversations are rendered on the event loop, which has its turns in between.
             await asyncio.sleep(0)
         return ready

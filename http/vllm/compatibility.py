@@ -57,18 +57,18 @@ class CompatibilityRoutes:
 
     async def invocations(self, request: Request) -> HTTPResponse | None:
         """Answer a chat or a completion."""
-        wanted = await self.routes.read(request, read_either)
-        if isinstance(wanted, ChatRequest):
-            return await self.routes.answer_chat(request, wanted)
-        return await self.routes.answer_completion(request, wanted)
+        generation_request = await self.routes.read(request, read_either)
+        if isinstance(generation_request, ChatRequest):
+            return await self.routes.answer_chat(request, generation_request)
+        return await self.routes.answer_completion(request, generation_request)
 
     async def generate(self, request: Request) -> HTTPResponse | None:
         """Answer as SGLang does."""
-        wanted = await self.routes.read(request, read_generate)
-        return await self.routes.answer_completion(request, wanted, GenerateShape)
+        completion_request = await self.routes.read(request, read_generate)
+        return await self.routes.answer_completion(request, completion_request, GenerateShape)
 
     async def render(self, request: Request) -> HTTPResponse:
         """Return the prompt of a chat, which is not answered."""
-        wanted = await self.routes.read(request, read_chat)
-        ids = await self.routes.preparation.rendered(wanted)
+        chat_request = await self.routes.read(request, read_chat)
+        ids = await self.routes.preparation.rendered(chat_request)
         return json_response({"request_id": request.ctx.request_id, "model": self.model.name, "token_ids": ids})

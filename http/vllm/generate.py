@@ -27,7 +27,7 @@ RENAMED = {
     "no_stop_trim": "include_stop_str_in_output",
     "sampling_seed": "seed",
 }
-TAKEN = {one.name: one.name for one in SAMPLING} | RENAMED
+TAKEN = {parameter.name: parameter.name for parameter in SAMPLING} | RENAMED
 GENERATE = (
     Parameter("text", TextType(), "a text"),
     Parameter("input_ids", IdsType(MAX_INPUT_IDS), "token ids instead of the text"),
@@ -48,19 +48,19 @@ def read_generate(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFiel
         raise fields.wrong("text", "or input_ids has to be there, and only one of them", "missing_required_parameter")
     name = "text" if values["text"] is not None else "input_ids"
     prompt = values[name] if name == "text" else list(values[name])
-    translated = {"prompt": prompt, "stream": values["stream"], "max_tokens": DEFAULT_NEW_TOKENS}
+    completion_body = {"prompt": prompt, "stream": values["stream"], "max_tokens": DEFAULT_NEW_TOKENS}
     names = {"prompt": name}
-    for given, value in values["sampling_params"].items():
-        if given not in TAKEN:
-            says = f"sampling_params.{given:.60} is no sampling parameter: leave it out"
+    for parameter_name, value in values["sampling_params"].items():
+        if parameter_name not in TAKEN:
+            says = f"sampling_params.{parameter_name:.60} is no sampling parameter: leave it out"
             raise RequestError(says, param="sampling_params", code="unknown_parameter")
         if value is not None:
-            translated[TAKEN[given]] = value
-            names[TAKEN[given]] = f"sampling_params.{given}"
-    if translated.get("n") not in (None, 1):
+            completion_body[TAKEN[parameter_name]] = value
+            names[TAKEN[parameter_name]] = f"sampling_params.{parameter_name}"
+    if completion_body.get("n") not in (None, 1):
         raise RequestError("sampling_params.n must be 1: ask /v1/completions for more", param="sampling_params.n")
     try:
-        return read_completion(translated, vocab_size, ignored)
+        return read_completion(completion_body, vocab_size, ignored)
     except RequestError as error:
         raise renamed(error, names) from None
 
@@ -83,41 +83,41 @@ class GenerateShape(CompletionShape):
         self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict] | None = None
     ) -> dict[str, Any]:
         (choice,) = choices
-        ended = Ended(0, choice.reason or "stop", choice.stop_reason)
-        return {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, ended)}
+        choice_end = Ended(0, choice.reason or "stop", choice.stop_reason)
+        return {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, choice_end)}
 
-    def event(self, stream: Stream, index: int, one: Delta | Ended) -> bytes:
+    def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         if self.schema_watch is not None:
-            self.schema_watch.observe(index, one)
-        if isinstance(one, Ended):
-            return b"" if self.schema_watch is not None else self.last(stream, one)
-        if not one.text:
+            self.schema_watch.observe(index, choice_event)
+        if isinstance(choice_event, Ended):
+            return b"" if self.schema_watch is not None else self.last(stream, choice_event)
+        if not choice_event.text:
             return b""
-        self.said += one.text
+        self.said += choice_event.text
         return framed({"text": self.said, "meta_info": self.about(stream.usage, None)})
 
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
-        return b"".join(self.last(stream, ended) for ended in watch.ended.values())
+        return b"".join(self.last(stream, choice_end) for choice_end in watch.ended.values())
 
-    def last(self, stream: Stream, ended: Ended) -> bytes:
+    def last(self, stream: Stream, choice_end: Ended) -> bytes:
         ids = stream.request.answers[0].ids
-        return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, ended)})
+        return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, choice_end)})
 
-    def about(self, usage: Usage, ended: Ended | None) -> dict[str, Any]:
+    def about(self, usage: Usage, choice_end: Ended | None) -> dict[str, Any]:
         return {
             "id": self.base["id"],
-            "finish_reason": None if ended is None else finish(ended, usage),
+            "finish_reason": None if choice_end is None else finish(choice_end, usage),
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
         }
 
 
-def finish(ended: Ended, usage: Usage) -> dict[str, Any]:
+def finish(choice_end: Ended, usage: Usage) -> dict[str, Any]:
     """Return what SGLang tells of an answer's end."""
-    if ended.reason == "length":
+    if choice_end.reason == "length":
         return {"type": "length", "length": usage.completion_tokens}
-    return {"type": ended.reason, "matched": ended.stop_reason}
+    return {"type": choice_end.reason, "matched": choice_end.stop_reason}
 
 
 def framed(data: dict[str, Any]) -> bytes:

@@ -42,10 +42,10 @@ class TokenRoutes:
         self.model, self.prompts, self.bodies = model, prompts, bodies
 
     async def read(self, request: Request, parameters: Sequence[Parameter]) -> tuple[Fields, dict[str, Any]]:
-        ignored = self.bodies.ignored(request)
+        ignored_fields = self.bodies.ignored(request)
 
         def understand(data: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:
-            fields = Fields(data, vocab_size=self.model.vocab_size, ignored=ignored)
+            fields = Fields(data, vocab_size=self.model.vocab_size, ignored=ignored_fields)
             return fields, read_all(fields, parameters)
 
         fields, values = await self.bodies.read(request, understand)
@@ -59,12 +59,12 @@ class TokenRoutes:
         return json_bytes(await self.prompts.executor.run(write, len(ids)) if len(ids) > AT_ONCE else write())
 
     def tokenized(self, ids: Sequence[int], with_texts: bool) -> bytes:
-        shown = [self.prompts.tokenizer.token_name(token) for token in ids] if with_texts else None
+        token_names = [self.prompts.tokenizer.token_name(token) for token in ids] if with_texts else None
         return b'{"count": %d, "max_model_len": %b, "tokens": %b, "token_strs": %b}' % (
             len(ids),
             json.dumps(self.model.known_context).encode(),
             json_list(ids),
-            b"null" if shown is None else json_list(shown),
+            b"null" if token_names is None else json_list(token_names),
         )
 
     async def text_ids(self, fields: Fields, values: Mapping[str, Any]) -> list[int]:
@@ -80,8 +80,8 @@ class TokenRoutes:
     async def chat_ids(self, fields: Fields, values: Mapping[str, Any]) -> list[int]:
         if values["prompt"] is not None:
             raise fields.wrong("prompt", "and messages are both there: give one of them")
-        read = await self.prompts.chat(chat_prompt(fields, values), self.limit, bool(values["add_special_tokens"]))
-        return read.ids
+        prompt = await self.prompts.chat(chat_prompt(fields, values), self.limit, bool(values["add_special_tokens"]))
+        return prompt.ids
 
     @property
     def limit(self) -> TextLimit:

@@ -82,44 +82,52 @@ def audit(database: sqlite3.Connection, live: Mapping[str, Any] | None = None) -
 
 def requests_balance(database: sqlite3.Connection) -> Iterator[AuditFinding]:
     count = 0
-    for name, generated, settled, billed, delivered, shares in database.execute(UNBALANCED):
+    for name, generated_tokens, settled_tokens, billed_tokens, delivered_tokens, shares in database.execute(UNBALANCED):
         count += 1
-        if not generated == settled == shares or billed != delivered:
+        if not generated_tokens == settled_tokens == shares or billed_tokens != delivered_tokens:
             yield AuditFinding(
                 False,
-                f"request {name}: workers state {generated} and sent {shares}, {settled} are delivered or discarded; "
-                f"{delivered} delivered and {billed} billed",
+                f"request {name}: workers state {generated_tokens} and sent {shares}, {settled_tokens} are delivered "
+                f"or discarded; {delivered_tokens} delivered and {billed_tokens} billed",
             )
-    for name, prompt, cached, computed in database.execute(PROMPTS):
+    for name, prompt, cached_tokens, computed_tokens in database.execute(PROMPTS):
         yield AuditFinding(
-            False, f"request {name}: of {prompt} prompt tokens {cached} were cached and {computed} computed"
+            False,
+            f"request {name}: of {prompt} prompt tokens {cached_tokens} were cached and {computed_tokens} computed",
         )
     yield AuditFinding(True, f"{count} closed requests were looked at one by one")
-    removed, delivered, day = database.execute(REMOVED).fetchone()
-    if removed:
-        text = f"{removed} requests of up to {day} were removed; their {delivered} tokens delivered are in the sums"
-        yield AuditFinding(True, text)
+    removed_requests, delivered_tokens, day = database.execute(REMOVED).fetchone()
+    if removed_requests:
+        yield AuditFinding(
+            True,
+            f"{removed_requests} requests of up to {day} were removed; "
+            f"their {delivered_tokens} tokens delivered are in the sums",
+        )
 
 
 def proxy_balances(database: sqlite3.Connection, proxy: sqlite3.Row) -> Iterator[AuditFinding]:
     rows = database.execute(ROWS, (proxy["incarnation"],)).fetchone()
     name = f"proxy {proxy['incarnation']} ({proxy['state']})"
-    yield compared(f"{name}: the ledger", {each: proxy[each] for each in SUMMED}, rows, "rows")
+    yield compared(f"{name}: the ledger", {column: proxy[column] for column in SUMMED}, rows, "rows")
     for worker in database.execute("SELECT * FROM workers WHERE proxy = ? ORDER BY name", (proxy["incarnation"],)):
         yield worker_balances(database, proxy, worker)
 
 
-def compared(what: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) -> AuditFinding:
-    differing = [f"{each} {sums[each]} but {rows[each]} in the {where}" for each in SUMMED if sums[each] != rows[each]]
-    agreed = f"{sums['requests']} closed requests, {sums['delivered']} tokens delivered"
-    return AuditFinding(not differing, f"{what}: {'; '.join(differing) or agreed}")
+def compared(subject: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) -> AuditFinding:
+    differing = [
+        f"{column} {sums[column]} but {rows[column]} in the {where}"
+        for column in SUMMED
+        if sums[column] != rows[column]
+    ]
+    agreement = f"{sums['requests']} closed requests, {sums['delivered']} tokens delivered"
+    return AuditFinding(not differing, f"{subject}: {'; '.join(differing) or agreement}")
 
 
 def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row) -> AuditFinding:
     """Compare a worker's stated count with what the ledger had heard by then, and what it heard with the rows and late
     ids."""
     name = f"worker {worker['name']} {worker['worker']} under proxy {proxy['incarnation']}"
-    shares, computed = database.execute(SHARES, (worker["worker"], proxy["incarnation"])).fetchone()
+    shares, computed_tokens = database.execute(SHARES, (worker["worker"], proxy["incarnation"])).fetchone()
     wrong = []
     if worker["stated"] is not None and worker["stated"] != worker["heard_then"] + worker["missing"]:
         wrong.append(f"it stated {worker['stated']} but {worker['heard_then']} were heard by then")
@@ -128,44 +136,48 @@ def worker_balances(database: sqlite3.Connection, proxy: sqlite3.Row, worker: sq
     if proxy["state"] != LOST and shares != worker["booked"]:
         wrong.append(f"the ledger booked {worker['booked']} but the rows have {shares}")
     wrong += prompts_apart(worker)
-    if proxy["state"] != LOST and computed != worker["prompt_booked"]:
-        wrong.append(f"the ledger booked {worker['prompt_booked']} computed prompt tokens but the rows have {computed}")
+    if proxy["state"] != LOST and computed_tokens != worker["prompt_booked"]:
+        wrong.append(
+            f"the ledger booked {worker['prompt_booked']} computed prompt tokens but the rows have {computed_tokens}"
+        )
     if wrong:
         return AuditFinding(False, f"{name}: {'; '.join(wrong)}")
-    stated = "nothing stated" if worker["stated"] is None else f"{worker['stated']} stated last"
-    found = f"{name}: {stated}, {shares} in the rows, {worker['late']} late, {worker['missing']} lost on the way"
+    statement = "nothing stated" if worker["stated"] is None else f"{worker['stated']} stated last"
+    summary = f"{name}: {statement}, {shares} in the rows, {worker['late']} late, {worker['missing']} lost on the way"
     if proxy["state"] == LOST:
-        return lost_with(database, proxy, worker, shares, found)
-    return AuditFinding(True, found)
+        return lost_with(database, proxy, worker, shares, summary)
+    return AuditFinding(True, summary)
 
 
 def prompts_apart(worker: sqlite3.Row) -> list[str]:
     """Return the differences in the prompt tokens that the worker computed for the first time."""
-    stated, heard_then, missing, heard, booked, late = (
+    stated_tokens, heard_then, missing, heard_tokens, booked_tokens, late = (
         worker[f"prompt_{name}"] for name in ("stated", "heard_then", "missing", "heard", "booked", "late")
     )
     wrong = []
-    if stated is not None and stated != heard_then + missing:
-        wrong.append(f"it stated {stated} computed prompt tokens but {heard_then} were heard by then")
-    if heard != booked + late:
-        wrong.append(f"{heard} computed prompt tokens were heard but {booked} booked and {late} late")
+    if stated_tokens is not None and stated_tokens != heard_then + missing:
+        wrong.append(f"it stated {stated_tokens} computed prompt tokens but {heard_then} were heard by then")
+    if heard_tokens != booked_tokens + late:
+        wrong.append(f"{heard_tokens} computed prompt tokens were heard but {booked_tokens} booked and {late} late")
     return wrong
 
 
 def lost_with(
-    database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row, shares: int, found: str
+    database: sqlite3.Connection, proxy: sqlite3.Row, worker: sqlite3.Row, shares: int, summary: str
 ) -> AuditFinding:
     """Return how many tokens were lost with a killed proxy, from what the worker stated to a later proxy. Proxies to
     which it stated nothing, because they were killed too soon, are taken together with the one before them."""
     this, *later = database.execute(LATER, (proxy["incarnation"], worker["worker"])).fetchall()
     if this["before"] is None:
-        return AuditFinding(True, f"{found}; it was killed before the worker told what it had generated")
-    known, together = shares + this["apart"], 1
-    for one in later:
-        if one["before"] is not None:
-            lost = one["before"] - this["before"] - known
-            others = f" and {together - 1} that followed it" if together > 1 else ""
-            return AuditFinding(lost >= 0, f"{found}; {lost} lost with this proxy{others}")
-        known += database.execute(SHARES, (worker["worker"], one["proxy"])).fetchone()[0] + one["apart"]
+        return AuditFinding(True, f"{summary}; it was killed before the worker told what it had generated")
+    known_tokens, together = shares + this["apart"], 1
+    for later_proxy in later:
+        if later_proxy["before"] is not None:
+            lost = later_proxy["before"] - this["before"] - known_tokens
+            other_proxies = f" and {together - 1} that followed it" if together > 1 else ""
+            return AuditFinding(lost >= 0, f"{summary}; {lost} lost with this proxy{other_proxies}")
+        known_tokens += (
+            database.execute(SHARES, (worker["worker"], later_proxy["proxy"])).fetchone()[0] + later_proxy["apart"]
+        )
         together += 1
-    return AuditFinding(True, f"{found}; the worker ended before it could tell what was lost with the proxy")
+    return AuditFinding(True, f"{summary}; the worker ended before it could tell what was lost with the proxy")

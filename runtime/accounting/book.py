@@ -60,9 +60,9 @@ class Claim:
 
     @property
     def imbalance(self) -> int:
-        kept = abs(self.booked + self.late - self.heard - self.unheard)
-        stated = self.stated_here
-        return kept if stated is None else kept + abs(stated - self.missing - self.heard_then)
+        gap = abs(self.booked + self.late - self.heard - self.unheard)
+        stated_tokens = self.stated_here
+        return gap if stated_tokens is None else gap + abs(stated_tokens - self.missing - self.heard_then)
 
 
 @dataclass(slots=True)

@@ -50,10 +50,10 @@ class AttemptCount:
             return self.accepted
         total = 0
         for phase in self.phases:
-            made = self.generated.get(phase)
-            if made is None:
+            phase_tokens = self.generated.get(phase)
+            if phase_tokens is None:
                 return None
-            total += made
+            total += phase_tokens
         return total
 
 
@@ -78,17 +78,17 @@ class ChoiceAccount:
         """The sum over all attempts, unclamped, or None when a required count is missing."""
         total = 0
         for count in self.attempts.values():
-            made = count.stated
-            if made is None:
+            attempt_tokens = count.stated
+            if attempt_tokens is None:
                 return None
-            total += made
+            total += attempt_tokens
         return total
 
     @property
     def generated(self) -> int:
         """The total before it is clamped."""
-        stated = self.stated
-        return self.accepted if stated is None else stated
+        stated_tokens = self.stated
+        return self.accepted if stated_tokens is None else stated_tokens
 
     @property
     def billed(self) -> int:
@@ -102,8 +102,8 @@ class ChoiceAccount:
     @property
     def disputed(self) -> bool:
         """True if the stated sum differs from the ids that arrived: a fault worth counting."""
-        stated = self.stated
-        return stated is not None and stated != self.accepted
+        stated_tokens = self.stated
+        return stated_tokens is not None and stated_tokens != self.accepted
 
 
 class Account:
@@ -138,10 +138,10 @@ class Account:
             count.generated.setdefault(phase, generated)
         self.state_cached(attempt, phase, cached)
 
-    def state_cached(self, attempt: int, phase: str, cached: int | None) -> None:
+    def state_cached(self, attempt: int, phase: str, cached_tokens: int | None) -> None:
         """Note what a phase found cached when it was admitted. It may state it again, but not change it."""
-        if cached is not None and cached >= 0:
-            self.cached_by[attempt].setdefault(phase, cached)
+        if cached_tokens is not None and cached_tokens >= 0:
+            self.cached_by[attempt].setdefault(phase, cached_tokens)
 
     def ended_by(self, attempt: int, phase: str, choice: int = 0) -> None:
         """Note that `phase` finished the choice. If prefill did, there was no handoff and no other phase has to state a
@@ -174,23 +174,23 @@ class Account:
         return self.usage_of([min(choice.accepted, choice.budget) for choice in self.choices])
 
     def usage_of(self, completion_tokens: Iterable[int]) -> Usage:
-        made = sum(completion_tokens)
-        return Usage(self.prompt_tokens, made, min(self.cached, self.prompt_tokens), made if self.audible else 0)
+        total = sum(completion_tokens)
+        return Usage(self.prompt_tokens, total, min(self.cached, self.prompt_tokens), total if self.audible else 0)
 
     @property
     def cached(self) -> int:
         """The cached tokens of the first attempt, as its prefill admitted it (A9); decode may only repeat the
         number."""
-        for stated in self.cached_by.values():
+        for phase_counts in self.cached_by.values():
             for phase in (PREFILL, WHOLE, DECODE):
-                if phase in stated:
-                    return stated[phase]
+                if phase in phase_counts:
+                    return phase_counts[phase]
         return 0
 
-    def finish_reason(self, stated: str | None, choice: int = 0) -> str | None:
+    def finish_reason(self, stated_reason: str | None, choice: int = 0) -> str | None:
         """Return the worker's own reason; only when it gave none, "length" once the budget is used (A6). None: not
         finished."""
-        used = self.choices[choice].accepted >= self.choices[choice].budget
-        if stated is not None:
-            return stated if stated in FINISH_REASONS else ("length" if used else "stop")
-        return "length" if used else None
+        is_budget_used = self.choices[choice].accepted >= self.choices[choice].budget
+        if stated_reason is not None:
+            return stated_reason if stated_reason in FINISH_REASONS else ("length" if is_budget_used else "stop")
+        return "length" if is_budget_used else None

@@ -53,10 +53,10 @@ class WorkShare:
         self.reached = index + count
         self.book.heard += new
         if self.vouched:
-            known = min(self.vouched, new)
-            self.vouched -= known
-            self.book.unheard -= known
-            new -= known
+            vouched_ids = min(self.vouched, new)
+            self.vouched -= vouched_ids
+            self.book.unheard -= vouched_ids
+            new -= vouched_ids
         return new
 
     def generate(self, index: int, count: int, stated: int | None = None) -> int:
@@ -76,15 +76,15 @@ class WorkShare:
             return new + self.source.vouch()
         return new
 
-    def hear_prompt(self, cached: int | None, computed: int) -> None:
+    def hear_prompt(self, cached_tokens: int | None, computed_tokens: int) -> None:
         """Note how many prompt tokens were cached and computed. Only the first statement is booked, later ones are
         late."""
-        self.book.prompts.heard += computed
+        self.book.prompts.heard += computed_tokens
         if self.computed is None:
-            self.cached, self.computed = cached or 0, computed
-            self.book.prompts.booked += computed
+            self.cached, self.computed = cached_tokens or 0, computed_tokens
+            self.book.prompts.booked += computed_tokens
         else:
-            self.book.prompts.late += computed
+            self.book.prompts.late += computed_tokens
 
     def vouch(self) -> int:
         """Book the first id when another worker repeats it: it was generated even if this worker's own frame is
@@ -98,11 +98,11 @@ class WorkShare:
 
     def set_aside(self) -> int:
         """Book the ids with the worker only, since no client asked for them. Return how many there were."""
-        computed = self.computed or 0
+        computed_tokens = self.computed or 0
         self.book.booked -= self.booked
         self.book.late += self.booked
-        self.book.prompts.booked -= computed
-        self.book.prompts.late += computed
+        self.book.prompts.booked -= computed_tokens
+        self.book.prompts.late += computed_tokens
         return self.booked
 
     @property
@@ -151,9 +151,11 @@ class LedgerEntry:
         senders = [worker for worker, phase in phases.items() if phase == PREFILL]
         for worker, phase in sorted(phases.items(), key=lambda item: item[1] == DECODE):
             book = self.books.setdefault(worker, Book())
-            for choice, given in enumerate(known or [0] * self.choices):
-                first = max(given, 1) if phase == DECODE else given
-                source = self.shares[attempt, senders[0], choice] if phase == DECODE and senders and not given else None
+            for choice, given_ids in enumerate(known or [0] * self.choices):
+                first = max(given_ids, 1) if phase == DECODE else given_ids
+                source = (
+                    self.shares[attempt, senders[0], choice] if phase == DECODE and senders and not given_ids else None
+                )
                 self.shares[attempt, worker, choice] = WorkShare(book, phase, first, first, source)
 
     def hear(self, attempt: int, worker: str, choice: int, index: int, count: int, stated: int | None = None) -> int:
@@ -161,9 +163,9 @@ class LedgerEntry:
         return self.shares[attempt, worker, choice].generate(index, count, stated)
 
     def hear_prompt(self, attempt: int, worker: str, cached: int | None, computed: int | None) -> None:
-        known = stated_count(computed)
-        if known is not None:
-            self.shares[attempt, worker, 0].hear_prompt(stated_count(cached), known)
+        computed_tokens = stated_count(computed)
+        if computed_tokens is not None:
+            self.shares[attempt, worker, 0].hear_prompt(stated_count(cached), computed_tokens)
 
     def computed_beside(self, cached: int) -> int | None:
         """Return the prompt tokens computed first for this request, beyond those billed as `cached` (found by the first
@@ -171,8 +173,15 @@ class LedgerEntry:
         ended in mid-prompt states nothing, and the next one finds its tokens cached. None without a prompt to bill."""
         if self.rows_apart:
             return None
-        known = ((share.cached, share.computed) for share in self.shares.values())
-        return next((max(0, found + computed - cached) for found, computed in known if computed is not None), None)
+        share_counts = ((share.cached, share.computed) for share in self.shares.values())
+        return next(
+            (
+                max(0, cached_tokens + computed_tokens - cached)
+                for cached_tokens, computed_tokens in share_counts
+                if computed_tokens is not None
+            ),
+            None,
+        )
 
     def settle(self, generated: int, delivered: int, reason: str) -> None:
         """Book `delivered` ids as accepted into the response and the rest of those generated as discarded for this
@@ -218,8 +227,8 @@ class LedgerEntry:
         choices."""
         sums: dict[tuple[int, str], tuple[str, int, int]] = {}
         for (attempt, worker, _), share in self.shares.items():
-            _, booked, computed = sums.get((attempt, worker), ("", 0, 0))
-            sums[attempt, worker] = share.phase, booked + share.booked, computed + (share.computed or 0)
+            _, booked_ids, computed_tokens = sums.get((attempt, worker), ("", 0, 0))
+            sums[attempt, worker] = share.phase, booked_ids + share.booked, computed_tokens + (share.computed or 0)
         return sums
 
 
@@ -242,12 +251,12 @@ class Totals:
         """The ids of closed requests that were discarded."""
         return sum(count for reason, count in self.discarded.items() if reason not in (LATE, SELF_TEST))
 
-    def add(self, entry: LedgerEntry, billed: Usage) -> None:
+    def add(self, entry: LedgerEntry, billed_usage: Usage) -> None:
         self.requests += 1
         if entry.delivered or entry.answered:
-            self.prompt_tokens += billed.prompt_tokens
-            self.cached_tokens += billed.cached_tokens
-            self.completion_tokens += billed.completion_tokens
+            self.prompt_tokens += billed_usage.prompt_tokens
+            self.cached_tokens += billed_usage.cached_tokens
+            self.completion_tokens += billed_usage.completion_tokens
         self.generated += entry.generated
         self.delivered += entry.delivered
         self.imbalance += entry.imbalance
@@ -271,11 +280,11 @@ class Ledger:
         entry = self.entries[request] = LedgerEntry(prompt, choices, self.books)
         return entry
 
-    def close(self, request: str, billed: Usage) -> LedgerEntry:
+    def close(self, request: str, billed_usage: Usage) -> LedgerEntry:
         """Close a request. Raise KeyError for one that is not open: closing twice is a bug."""
         entry = self.shut(request)
-        entry.billed = billed
-        self.totals.add(entry, billed)
+        entry.billed = billed_usage
+        self.totals.add(entry, billed_usage)
         return entry
 
     def set_aside(self, request: str) -> None:
@@ -309,10 +318,10 @@ class Ledger:
 
     def stray_prompt(self, worker: str, computed: int | None) -> None:
         """Book a computed prompt whose request has ended."""
-        known, book = stated_count(computed), self.books.get(worker)
-        if known is not None and book is not None:
-            book.prompts.heard += known
-            book.prompts.late += known
+        computed_tokens, book = stated_count(computed), self.books.get(worker)
+        if computed_tokens is not None and book is not None:
+            book.prompts.heard += computed_tokens
+            book.prompts.late += computed_tokens
 
     def registered(self, worker: str, name: str) -> None:
         self.books.setdefault(worker, Book()).registered(name)
@@ -329,15 +338,15 @@ class Ledger:
     def fold(self) -> list[tuple[str, Book]]:
         """Add the books of workers that are gone, except for the last few, to one sum. Return them: they change no
         more. A book that an open request still needs is kept."""
-        gone = [worker for worker, book in self.books.items() if book.gone]
-        if len(gone) <= GONE_REMEMBERED:
+        gone_workers = [worker for worker, book in self.books.items() if book.gone]
+        if len(gone_workers) <= GONE_REMEMBERED:
             return []
-        needed = {worker for entry in self.entries.values() for _, worker, _ in entry.shares}
-        old = [worker for worker in gone[: len(gone) - GONE_REMEMBERED] if worker not in needed]
-        folded = [(worker, self.books.pop(worker)) for worker in old]
-        for _, book in folded:
+        needed_workers = {worker for entry in self.entries.values() for _, worker, _ in entry.shares}
+        old = [worker for worker in gone_workers[: len(gone_workers) - GONE_REMEMBERED] if worker not in needed_workers]
+        folded_books = [(worker, self.books.pop(worker)) for worker in old]
+        for _, book in folded_books:
             self.folded.add(book)
-        return folded
+        return folded_books
 
     @property
     def imbalance(self) -> int:

@@ -75,11 +75,11 @@ class Removal:
         self.due = now + PAUSE
         with database:
             database.execute("BEGIN IMMEDIATE")
-            asked = {"since": now - self.days * DAY, "place": self.place, "most": PORTION}
-            seen = database.execute(OLD, asked).fetchall()
-            chosen = [name for _, name, _, removable in seen if removable]
-            for step in STEPS if chosen else ():
-                database.execute(step, (json.dumps(chosen),))
-        more = any(old for _, _, old, _ in seen)
-        self.place, self.due = (seen[-1][0], now) if more else (0, self.due)
-        return len(chosen)
+            parameters = {"since": now - self.days * DAY, "place": self.place, "most": PORTION}
+            rows = database.execute(OLD, parameters).fetchall()
+            request_names = [name for _, name, _, removable in rows if removable]
+            for step in STEPS if request_names else ():
+                database.execute(step, (json.dumps(request_names),))
+        has_more = any(old for _, _, old, _ in rows)
+        self.place, self.due = (rows[-1][0], now) if has_more else (0, self.due)
+        return len(request_names)

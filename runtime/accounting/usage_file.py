@@ -187,10 +187,10 @@ class UsageFile:
             os.close(self.lock)
 
 
-def lose_all(database: sqlite3.Connection, kept: Collection[str]) -> None:
-    """Close the open rows of all proxies and of their requests, but for those `kept`."""
+def lose_all(database: sqlite3.Connection, kept_requests: Collection[str]) -> None:
+    """Close the open rows of all proxies and of their requests, but for those `kept_requests`."""
     with database:
-        database.execute(f"{LOSE} AND id NOT IN (SELECT value FROM json_each(?))", (json.dumps(list(kept)),))
+        database.execute(f"{LOSE} AND id NOT IN (SELECT value FROM json_each(?))", (json.dumps(list(kept_requests)),))
         database.execute("UPDATE proxies SET state = ? WHERE state = ?", (LOST, OPEN))
 
 
@@ -201,9 +201,9 @@ def upgrade(database: sqlite3.Connection) -> None:
         for kind, (name, _) in ALL_TABLES.items():
             database.execute(create(kind))
             there = {row[1] for row in database.execute(f"PRAGMA table_info({name})")}
-            for column, declared in columns_of(kind).items():
+            for column, declaration in columns_of(kind).items():
                 if column not in there:
-                    database.execute(f"ALTER TABLE {name} ADD COLUMN {declared}")
+                    database.execute(f"ALTER TABLE {name} ADD COLUMN {declaration}")
         database.execute(f"PRAGMA user_version = {VERSION}")
 
 

@@ -192,8 +192,8 @@ def columns_of(kind: type[UsageRow | SumRow]) -> dict[str, str]:
     return columns
 
 
-def type_name(declared: Any) -> str:
-    return declared.__name__ if isinstance(declared, type) else str(declared)
+def type_name(declared_type: Any) -> str:
+    return declared_type.__name__ if isinstance(declared_type, type) else str(declared_type)
 
 
 def upsert(kind: type[UsageRow]) -> str:

@@ -44,15 +44,15 @@ AnswerPart = Content | Reasoning | Call | Arguments
 
 def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """Join neighbours of one kind, and leave out empty parts."""
-    made: list[AnswerPart] = []
+    merged_parts: list[AnswerPart] = []
     for part in parts:
-        last = made[-1] if made else None
+        last = merged_parts[-1] if merged_parts else None
         if isinstance(part, Content) and isinstance(last, Content):
-            made[-1] = Content(last.text + part.text)
+            merged_parts[-1] = Content(last.text + part.text)
         elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
-            made[-1] = Reasoning(last.text + part.text)
+            merged_parts[-1] = Reasoning(last.text + part.text)
         elif isinstance(part, Arguments) and isinstance(last, Arguments) and part.index == last.index:
-            made[-1] = Arguments(part.index, last.text + part.text)
+            merged_parts[-1] = Arguments(part.index, last.text + part.text)
         elif isinstance(part, Call) or part.text:
-            made.append(part)
-    return made
+            merged_parts.append(part)
+    return merged_parts

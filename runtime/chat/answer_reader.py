@@ -44,7 +44,9 @@ class AnswerReader:
         if self.calls is None:
             return list(parts)
         return [
-            found for part in parts for found in (self.calls.feed(part.text) if isinstance(part, Content) else (part,))
+            answer_part
+            for part in parts
+            for answer_part in (self.calls.feed(part.text) if isinstance(part, Content) else (part,))
         ]
 
     def identified(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:

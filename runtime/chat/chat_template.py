@@ -64,10 +64,10 @@ class ChatTemplate:
         self.failure = "the model has no chat template: use /v1/completions"
         if source is not None:
             try:
-                made = environment()
-                parsed = made.parse(source)
-                self.variables = frozenset(name.name for name in parsed.find_all(nodes.Name))
-                self.template = made.from_string(parsed)
+                env = environment()
+                syntax_tree = env.parse(source)
+                self.variables = frozenset(name.name for name in syntax_tree.find_all(nodes.Name))
+                self.template = env.from_string(syntax_tree)
             except (TemplateError, RecursionError) as error:
                 self.failure = f"the model's chat template cannot be used{place(error)} ({error}): use /v1/completions"
 
@@ -108,18 +108,18 @@ class ChatTemplate:
         Raises RequestError if there is no usable template, if it objects to the messages, and if it fails on them, and
         PromptTooLong.
         """
-        prepared = [plain(message) for message in messages]
-        ending = prepared[-1]["content"] if continue_final_message else None
+        plain_messages = [plain(message) for message in messages]
+        ending = plain_messages[-1]["content"] if continue_final_message else None
         if ending is not None:
-            prepared[-1]["content"] = ending + END_MARK
-        given = {
-            "messages": prepared,
+            plain_messages[-1]["content"] = ending + END_MARK
+        context = {
+            "messages": plain_messages,
             "tools": tools,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
             "range": RangeBudget(),
         }
-        text = self.run(self.tokens | dict(variables) | given, most)
+        text = self.run(self.tokens | dict(variables) | context, most)
         return text if ending is None else cut_at_mark(text, ending)
 
     def run(self, variables: dict[str, Any], most: int) -> str:
@@ -138,9 +138,9 @@ class ChatTemplate:
 def plain(message: Mapping[str, Any]) -> dict[str, Any]:
     """A copy without members that are None, which templates would write as the word; reasoning under every name it has
     had."""
-    kept = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((kept[name] for name in REASONING if name in kept), None)
-    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
+    members = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((members[name] for name in REASONING if name in members), None)
+    return members if reasoning is None else {"thinking": reasoning, **members, "reasoning_content": reasoning}
 
 
 def cut_at_mark(text: str, ending: str) -> str:
@@ -154,11 +154,11 @@ def cut_at_mark(text: str, ending: str) -> str:
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
-    made.filters["tojson"] = to_json
-    made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = strftime_now
-    return made
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
+    env.filters["tojson"] = to_json
+    env.globals["raise_exception"] = refuse
+    env.globals["strftime_now"] = strftime_now
+    return env
 
 
 def bounded(pieces: Iterator[str], most: int) -> Iterator[str]:

@@ -70,27 +70,27 @@ class Dialect:
     def has_messages(self) -> bool:
         return self.calls is not None and self.calls.messages
 
-    def reader(self, functions: Functions, opened: bool, constrained: bool = False) -> AnswerReader:
-        """A reader for such an answer, which begins within reasoning if the prompt has `opened` it. One that is
-        `constrained` by a grammar has no calls without markers."""
-        thinking = ReasoningParser(opened) if self.thinks and not self.has_messages else None
+    def reader(self, functions: Functions, is_open: bool, is_constrained: bool = False) -> AnswerReader:
+        """A reader for such an answer, which begins within reasoning that `is_open` in the prompt. One that
+        `is_constrained` by a grammar has no calls without markers."""
+        thinking = ReasoningParser(is_open) if self.thinks and not self.has_messages else None
         if self.has_messages:
             return AnswerReader(None, HarmonyParser(functions), self.thought_id)
         if not functions or self.calls is None:
             return AnswerReader(thinking, None, self.thought_id)
-        calls = ToolCallParser(self.calls, functions, lenient=not constrained)
+        calls = ToolCallParser(self.calls, functions, lenient=not is_constrained)
         return AnswerReader(thinking, calls, self.thought_id, self.calls.make_id)
 
-    def thought(self, opened: bool) -> Thought:
+    def thought(self, is_open: bool) -> Thought:
         """The reasoning before a structured answer."""
         if self.has_messages:
             return Thought.MESSAGE
-        return (Thought.BEGUN if opened else Thought.POSSIBLE) if self.thinks else Thought.NONE
+        return (Thought.BEGUN if is_open else Thought.POSSIBLE) if self.thinks else Thought.NONE
 
     def __str__(self) -> str:
         calls = "as text" if self.calls is None else f"in the format {self.calls.name}"
-        told = "told apart" if self.thinks or self.has_messages else "not looked for"
-        return f"calls of tools are read {calls}, reasoning is {told}"
+        reasoning = "told apart" if self.thinks or self.has_messages else "not looked for"
+        return f"calls of tools are read {calls}, reasoning is {reasoning}"
 
 
 def dialect_of(tokenizer: Tokenizer, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
@@ -98,10 +98,10 @@ def dialect_of(tokenizer: Tokenizer, calls: str = AUTO, reasoning: str = AUTO) -
     sources = "\n".join(filter(None, (tokenizer.tool_template, tokenizer.chat_template)))
     form = calls_in(sources) if calls == AUTO else FORMATS.get(calls)
     thought = tokenizer.token_id(ENDS[0] if form is HARMONY else THOUGHT)
-    both = thought is not None and tokenizer.token_id(THINK) is not None
+    has_think_tags = thought is not None and tokenizer.token_id(THINK) is not None
     return Dialect(
         calls=form,
-        thinks=reasoning == "think" or (reasoning == AUTO and (THOUGHT in sources or both)),
+        thinks=reasoning == "think" or (reasoning == AUTO and (THOUGHT in sources or has_think_tags)),
         thought_id=thought,
     )
 

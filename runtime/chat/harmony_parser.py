@@ -51,11 +51,13 @@ class HarmonyParser(StepParser):
         """Return the parts that were held back, when the answer has ended."""
         if self.step in (self.look, self.read_header):
             begin = self.header.lstrip(SPACE)
-            cut = self.step == self.read_header and (begin.startswith(FIRSTS) or is_prefix(begin))
-            return [Content(self.header)] if self.header and not cut else []
-        rest = self.end.release()
+            is_header_cut = self.step == self.read_header and (begin.startswith(FIRSTS) or is_prefix(begin))
+            return [Content(self.header)] if self.header and not is_header_cut else []
+        held_text = self.end.release()
         return (
-            [Reasoning(rest) if self.step == self.think else Content(rest)] if rest and self.step != self.call else []
+            [Reasoning(held_text) if self.step == self.think else Content(held_text)]
+            if held_text and self.step != self.call
+            else []
         )
 
     def look(self, text: str, parts: list[AnswerPart]) -> str:
@@ -65,10 +67,10 @@ class HarmonyParser(StepParser):
         early = len(self.header) - len(begin) <= MAX_HEADER
         if early and is_prefix(begin):
             return ""
-        found = early and begin.startswith(FIRSTS)
-        rest, self.header = self.header, ""
-        self.step = self.read_header if found else self.tell
-        return rest
+        has_header = early and begin.startswith(FIRSTS)
+        remaining_text, self.header = self.header, ""
+        self.step = self.read_header if has_header else self.tell
+        return remaining_text
 
     def read_header(self, text: str, parts: list[AnswerPart]) -> str:
         """Read up to the message's text. A header without end is content."""
@@ -77,10 +79,10 @@ class HarmonyParser(StepParser):
         if at < 0 and len(self.header) < MAX_HEADER + len(MESSAGE):
             return ""
         if at < 0 or at > MAX_HEADER:
-            rest, self.header, self.step = self.header, "", self.tell
-            parts.append(Content(rest[:MAX_HEADER]))
-            return rest[MAX_HEADER:]
-        header, rest = self.header[:at], self.header[at + len(MESSAGE) :]
+            remaining_text, self.header, self.step = self.header, "", self.tell
+            parts.append(Content(remaining_text[:MAX_HEADER]))
+            return remaining_text[MAX_HEADER:]
+        header, remaining_text = self.header[:at], self.header[at + len(MESSAGE) :]
         self.header = ""
         recipient = RECIPIENT.search(header)
         if recipient is not None and recipient[1] in self.functions:
@@ -91,7 +93,7 @@ class HarmonyParser(StepParser):
         else:
             self.open(ANALYSIS.search(header) is not None)
         self.first = False
-        return rest
+        return remaining_text
 
     def open(self, thought: bool) -> None:
         self.step = self.think if thought else self.tell
@@ -120,18 +122,18 @@ class HarmonyParser(StepParser):
 
     def call(self, text: str, parts: list[AnswerPart]) -> str:
         """Read the arguments; text that is none is content."""
-        position, step, begun = 0, JsonStep.INSIDE, bool(self.arguments.made or not self.arguments.scanner.fresh)
+        position, step, has_begun = 0, JsonStep.INSIDE, bool(self.arguments.made or not self.arguments.scanner.fresh)
         while (position := self.arguments.plain_end(text, position)) < len(text):
-            if not begun and text[position] in SPACE:
+            if not has_begun and text[position] in SPACE:
                 position += 1
                 continue
             step = self.arguments.take(text[position])
             if step is JsonStep.WRONG:
                 break
             position += 1
-            if not begun:
+            if not has_begun:
                 parts.append(Call(self.calls, self.name))
-                self.calls, begun = self.calls + 1, True
+                self.calls, has_begun = self.calls + 1, True
             if step is JsonStep.LAST:
                 break
         if new := "".join(self.arguments.made):

@@ -24,8 +24,8 @@ class MarkerSearch:
         self.marker = ""
         """The marker that was found, or empty for a bracket."""
         self.longest = max(map(len, markers), default=1)
-        wanted = [*markers, *BRACKETS] if bare else markers
-        self.pattern = re.compile("|".join(map(re.escape, wanted)))
+        alternatives = [*markers, *BRACKETS] if bare else markers
+        self.pattern = re.compile("|".join(map(re.escape, alternatives)))
         self.firsts = re.compile("|".join({re.escape(marker[0]) for marker in markers} or {r"(?!)"}))
         self.space: list[str] = []
         self.begun = ""
@@ -42,25 +42,25 @@ class MarkerSearch:
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text that certainly stands before the marker, and, once it has come, all text behind it."""
         text = self.begun + text
-        found = next((one for one in self.pattern.finditer(text) if self.fits(text, one)), None)
-        if found is not None:
-            self.marker = found[0] if found[0] in self.markers else ""
-            before = self.split(text[: found.start()])
+        match = next((candidate for candidate in self.pattern.finditer(text) if self.fits(text, candidate)), None)
+        if match is not None:
+            self.marker = match[0] if match[0] in self.markers else ""
+            before = self.split(text[: match.start()])
             self.begun = self.marker
             self.in_line = True
-            return before, text[found.start() + len(self.marker) :]
+            return before, text[match.start() + len(self.marker) :]
         at = next(self.beginnings(text), len(text))
         before = self.split(text[:at])
         self.begun = text[at:]
         return before, None
 
-    def fits(self, text: str, found: re.Match[str]) -> bool:
+    def fits(self, text: str, match: re.Match[str]) -> bool:
         """A bracket counts at the beginning of a line only."""
-        if found[0] in self.markers:
+        if match[0] in self.markers:
             return True
         if self.skips_brackets:
             return False
-        at = found.start()
+        at = match.start()
         while at and text[at - 1] in SPACE:
             at -= 1
             if text[at] == "\n":
@@ -70,23 +70,23 @@ class MarkerSearch:
     def beginnings(self, text: str) -> Iterator[int]:
         """The places from which on the text is a proper prefix of a marker."""
         for first in self.firsts.finditer(text, max(0, len(text) - self.longest + 1)):
-            rest = text[first.start() :]
-            if any(marker.startswith(rest) for marker in self.markers):
+            suffix = text[first.start() :]
+            if any(marker.startswith(suffix) for marker in self.markers):
                 yield first.start()
 
     def split(self, text: str) -> str:
         """Hold the white space at the end of a text, and return what is before it."""
         before = text.rstrip(SPACE)
-        said = "".join((*self.space, before)) if before else ""
+        released_text = "".join((*self.space, before)) if before else ""
         if before:
             self.space = []
         if before or "\n" in text:
             self.in_line = "\n" not in text[len(before) :]
         if len(before) < len(text):
             self.space.append(text[len(before) :])
-        return said
+        return released_text
 
     def release(self) -> str:
         """Return the held text, which was no marker or is not needed any more."""
-        rest, self.space, self.begun = self.held, [], ""
-        return rest
+        held_text, self.space, self.begun = self.held, [], ""
+        return held_text

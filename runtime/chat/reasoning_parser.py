@@ -55,12 +55,12 @@ class ReasoningParser:
 
     def think(self, text: str) -> list[AnswerPart]:
         thought, behind = self.end.feed(text)
-        said: list[AnswerPart] = [Reasoning(thought)] if thought else []
+        reasoning_parts: list[AnswerPart] = [Reasoning(thought)] if thought else []
         if behind is None:
-            return said
+            return reasoning_parts
         self.ended = True
         self.end.release()
-        return said + self.turn(self.close, behind)
+        return reasoning_parts + self.turn(self.close, behind)
 
     def close(self, text: str) -> list[AnswerPart]:
         """Skip space before the answer."""
@@ -75,12 +75,12 @@ class ReasoningParser:
         return step(text)
 
     def release(self) -> str:
-        rest, self.space, self.held = "".join((*self.space, self.held)), [], ""
-        return rest
+        held_text, self.space, self.held = "".join((*self.space, self.held)), [], ""
+        return held_text
 
     def finish(self) -> list[AnswerPart]:
         """Return the text that was held back, when the answer has ended."""
         if self.step == self.look:
             return self.turn(self.tell, self.release())
-        rest = self.end.release() if not self.ended else ""
-        return [Reasoning(rest)] if rest else []
+        held_text = self.end.release() if not self.ended else ""
+        return [Reasoning(held_text)] if held_text else []

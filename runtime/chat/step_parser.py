@@ -19,9 +19,9 @@ class StepParser:
 
     def feed(self, text: str) -> list[AnswerPart]:
         parts: list[AnswerPart] = []
-        for rest in portions(text):
-            while rest:
-                rest = self.step(rest, parts)
+        for remaining_text in portions(text):
+            while remaining_text:
+                remaining_text = self.step(remaining_text, parts)
         return parts
 
 

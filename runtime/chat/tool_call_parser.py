@@ -68,8 +68,8 @@ class ToolCallParser(StepParser):
         """Return the parts that were held back, when the answer has ended."""
         parts: list[AnswerPart] = []
         if self.step != self.close:
-            held = self.search.release() if self.step == self.seek else ""
-            self.let_go(f"{held}{''.join(self.seen)}{self.part}", parts)
+            held_text = self.search.release() if self.step == self.seek else ""
+            self.let_go(f"{held_text}{''.join(self.seen)}{self.part}", parts)
         return parts
 
     def seek(self, text: str, parts: list[AnswerPart]) -> str:
@@ -79,15 +79,15 @@ class ToolCallParser(StepParser):
             parts.append(Content(before))
         if behind is None:
             return ""
-        held = self.search.release()
+        held_text = self.search.release()
         if self.search.marker == FENCE and self.block is not FencedBlock.NONE:
             if self.block is FencedBlock.CONTENT:
-                parts.append(Content(held))
+                parts.append(Content(held_text))
             self.enter(FencedBlock.NONE)
             return behind
         if self.search.marker == FENCE:
             self.enter(FencedBlock.HELD)
-        self.held, self.in_list, self.step = [held], False, self.open
+        self.held, self.in_list, self.step = [held_text], False, self.open
         return behind
 
     def enter(self, block: FencedBlock) -> None:
@@ -95,19 +95,19 @@ class ToolCallParser(StepParser):
 
     def open(self, text: str, parts: list[AnswerPart]) -> str:
         """Hold what may stand before a call, up to its first character."""
-        rest, self.part = self.part + text, ""
-        while rest:
-            word = next((one for one in self.words if rest.startswith(one)), None)
-            if word is None and any(one.startswith(rest) for one in self.words):
-                self.part = rest
+        remaining_text, self.part = self.part + text, ""
+        while remaining_text:
+            word = next((known_word for known_word in self.words if remaining_text.startswith(known_word)), None)
+            if word is None and any(known_word.startswith(remaining_text) for known_word in self.words):
+                self.part = remaining_text
                 return ""
-            word = word or self.mark_of(rest[0])
+            word = word or self.mark_of(remaining_text[0])
             if not word or (word == FENCE and self.block is not FencedBlock.NONE):
-                return self.begin(rest, parts)
+                return self.begin(remaining_text, parts)
             if word == FENCE:
                 self.enter(FencedBlock.HELD)
             self.held.append(word)
-            rest = rest[len(word) :]
+            remaining_text = remaining_text[len(word) :]
         return ""
 
     def mark_of(self, character: str) -> str:
@@ -164,10 +164,10 @@ class ToolCallParser(StepParser):
             self.show_arguments(parts)
             self.held, self.seen = [self.call.loose], []
             return self.give_up(text[position:], parts)
-        seen, self.seen = "".join(self.seen), []
+        seen_text, self.seen = "".join(self.seen), []
         if self.call.looked_through_again:
-            return self.give_up(seen + text, parts)
-        self.held += (seen, text[:position])
+            return self.give_up(seen_text + text, parts)
+        self.held += (seen_text, text[:position])
         return self.give_up(text[position:], parts)
 
     def give_up(self, text: str, parts: list[AnswerPart]) -> str:
@@ -181,31 +181,31 @@ class ToolCallParser(StepParser):
 
     def let_go(self, text: str, parts: list[AnswerPart]) -> None:
         """Emit the held text, and this, as content."""
-        if said := "".join((*self.held, text)):
-            parts.append(Content(said))
+        if content := "".join((*self.held, text)):
+            parts.append(Content(content))
         self.held = []
 
     def close(self, text: str, parts: list[AnswerPart]) -> str:
         """Skip the closing markers of a call, which some models forget, and space around them."""
-        rest, self.part = self.skip_space(self.part + text), ""
-        while rest:
+        remaining_text, self.part = self.skip_space(self.part + text), ""
+        while remaining_text:
             closings = self.closings
-            word = next((closing for closing in closings if rest.startswith(closing)), None)
+            word = next((closing for closing in closings if remaining_text.startswith(closing)), None)
             if word is None:
                 break
             self.in_list = self.in_list and word != LIST_END
             if word == FENCE and self.block is FencedBlock.CALLS:
                 self.enter(FencedBlock.NONE)
             self.ends_line = False
-            rest = self.skip_space(rest[len(word) :])
+            remaining_text = self.skip_space(remaining_text[len(word) :])
         else:
             return ""
-        if any(closing.startswith(rest) for closing in closings):
-            self.part = rest
+        if any(closing.startswith(remaining_text) for closing in closings):
+            self.part = remaining_text
             return ""
         self.search.in_line = not self.ends_line
         self.step = self.open if self.in_list or not self.form.anywhere else self.seek
-        return rest
+        return remaining_text
 
     @property
     def closings(self) -> tuple[str, ...]:
@@ -215,9 +215,9 @@ class ToolCallParser(StepParser):
         return (*self.form.closings, *fence, *end)
 
     def skip_space(self, text: str) -> str:
-        rest = text.lstrip(SPACE)
-        self.ends_line = self.ends_line or "\n" in text[: len(text) - len(rest)]
-        return rest
+        remaining_text = text.lstrip(SPACE)
+        self.ends_line = self.ends_line or "\n" in text[: len(text) - len(remaining_text)]
+        return remaining_text
 
     def tell(self, text: str, parts: list[AnswerPart]) -> str:
         parts.append(Content(text))

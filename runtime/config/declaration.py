@@ -20,5 +20,5 @@ def option(section: str, default: Any, meaning: str, read: Reader, metavar: str 
 
 def values_of(kind: type[Any], options: Any) -> dict[str, Any]:
     """Return the options of one kind out of all, as JSON values."""
-    values = {one.name: getattr(options, one.name) for one in fields(kind)}
+    values = {option_field.name: getattr(options, option_field.name) for option_field in fields(kind)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -254,12 +254,12 @@ class ProxyConfig(ProxyOptions):
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:
     callers = tuple((name, digest) for name, digest in values.get("callers", ()))
     allowances = tuple(
-        (name, tuple((key, value) for key, value in each)) for name, each in values.get("allowances", ())
+        (name, tuple((key, value) for key, value in settings)) for name, settings in values.get("allowances", ())
     )
     hosts = tuple(values.get("allowed_hosts", ()))
     origins = tuple(values.get("cors_origin", ()))
     headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
-    made = {
+    converted_values = {
         "callers": callers,
         "allowances": allowances,
         "allowed_hosts": hosts,
@@ -267,4 +267,4 @@ def proxy_config(values: dict[str, Any]) -> ProxyConfig:
         "trace_headers": headers,
         "listeners": tuple(values.get("listeners", ())),
     }
-    return ProxyConfig(**{**values, **made})
+    return ProxyConfig(**{**values, **converted_values})

@@ -79,10 +79,10 @@ def some_seconds(value: Any) -> float:
 def duration(value: Any) -> float:
     """Parse seconds above zero, from a number or from one with a unit: 2s is 2, 500ms is 0.5."""
     parts = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s)?", str(value), re.ASCII)
-    taken = None if isinstance(value, bool) or parts is None else float(parts[1]) * DURATIONS[parts[2]]
-    if taken is None or not 0 < taken <= 1e6:
+    duration_seconds = None if isinstance(value, bool) or parts is None else float(parts[1]) * DURATIONS[parts[2]]
+    if duration_seconds is None or not 0 < duration_seconds <= 1e6:
         raise ValueError("must be a time like 2s, 500ms or a number of seconds, more than 0 and at most 1000000 s")
-    return taken
+    return duration_seconds
 
 
 def size(value: Any) -> int:
@@ -111,24 +111,24 @@ def switch(value: Any) -> bool:
 
 def names(value: Any) -> tuple[str, ...]:
     """Parse comma-separated names or addresses of hosts, without ports."""
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+    host_list = value.split(",") if isinstance(value, str) else value
+    if not isinstance(host_list, list) or not all(isinstance(host, str) for host in host_list):
         raise ValueError("must be names of hosts with commas between them")
-    found = tuple(one.strip() for one in listed)
-    if not found or not all(HOST.fullmatch(one) or is_address(one.strip("[]")) for one in found):
+    hosts = tuple(host.strip() for host in host_list)
+    if not hosts or not all(HOST.fullmatch(host) or is_address(host.strip("[]")) for host in hosts):
         raise ValueError("must be names of hosts, without ports, with commas between them")
-    return found
+    return hosts
 
 
 def origins(value: Any) -> tuple[str, ...]:
     """Parse comma-separated origins of pages, or * for any."""
-    listed = value.split(",") if isinstance(value, str) else value
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+    origin_list = value.split(",") if isinstance(value, str) else value
+    if not isinstance(origin_list, list) or not all(isinstance(origin, str) for origin in origin_list):
         raise ValueError("must be origins with commas between them")
-    found = tuple(one.strip().lower() for one in listed)
-    if not found or not all(ORIGIN.fullmatch(one) for one in found):
+    page_origins = tuple(origin.strip().lower() for origin in origin_list)
+    if not page_origins or not all(ORIGIN.fullmatch(origin) for origin in page_origins):
         raise ValueError("must be origins like https://app.example:8443, without a path, with commas between them")
-    return found
+    return page_origins
 
 
 def is_address(value: str) -> bool:
@@ -145,9 +145,9 @@ def collector(value: Any) -> str:
     try:
         parts = urlsplit(text(value))
         odd = parts.port == 0 or "@" in parts.netloc or "?" in str(value) or "#" in str(value) or " " in str(value)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_http = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
-        odd, known = True, False
-    if odd or not known:
+        odd, is_http = True, False
+    if odd or not is_http:
         raise ValueError("must be a URL like http://127.0.0.1:4318, without a user, a password or a query")
     return parts._replace(path=TRACES_PATH if parts.path in ("", "/") else parts.path).geturl()

@@ -291,12 +291,12 @@ class WorkerConfig(WorkerOptions):
 def worker_config(values: dict[str, Any]) -> WorkerConfig:
     """Return the configuration from its JSON form. An unknown or missing key raises TypeError: only the launcher writes
     it."""
-    deadlines, kept = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
-    made = {
+    deadlines, kept_memory = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
+    converted_values = {
         "cores": tuple(cast("list[int]", values["cores"])),
         "deadlines": deadlines,
-        "kept_memory": None if kept is None else tuple(cast("list[int]", kept)),
+        "kept_memory": None if kept_memory is None else tuple(cast("list[int]", kept_memory)),
         "more_controls": tuple(values.get("more_controls", ())),
         "weights_memory": tuple(values.get("weights_memory", ())),
     }
-    return WorkerConfig(**{**values, **made})
+    return WorkerConfig(**{**values, **converted_values})

@@ -86,5 +86,5 @@ def missing_package(row: ConnectorRow) -> str | None:
         return lack
     if not row.packages or any(find_spec(name) is not None for name in row.packages):
         return None
-    named = row.packages[0].replace("_", "-")
-    return f"the connector {row.name} needs the package {named}, which is not installed: run `pip install {named}`"
+    package = row.packages[0].replace("_", "-")
+    return f"the connector {row.name} needs the package {package}, which is not installed: run `pip install {package}`"

@@ -48,12 +48,12 @@ def missing(name: str) -> str | None:
     it is."""
     row = ENTRY_POINTS[name]
     try:
-        found = find_spec(f"pontil.{row.target.partition(':')[0]}")
+        spec = find_spec(f"pontil.{row.target.partition(':')[0]}")
     except ModuleNotFoundError:
-        found = None
+        spec = None
     return (
         None
-        if found is not None
+        if spec is not None
         else f"{row.use} needs {row.room}, which this installation lacks: install all of pontil"
     )
 

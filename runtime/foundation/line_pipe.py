@@ -40,9 +40,9 @@ class LinePipe:
         """Return all remaining lines, for a pipe whose writer has exited."""
         lines: list[bytes] = []
         for _ in range(MAX_CHUNKS_AT_END):
-            if self.closed or not (more := self.read()) and not self.partial:
+            if self.closed or not (new_lines := self.read()) and not self.partial:
                 break
-            lines += more
+            lines += new_lines
         return lines
 
     def close(self) -> None:

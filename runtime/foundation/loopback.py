@@ -12,9 +12,9 @@ LOOPBACK = "127.0.0.1"
 def is_loopback(address: str) -> bool:
     """Return whether an address means, on every machine, that machine itself. A name never does, however it begins."""
     try:
-        parsed = ip_address(address)
+        ip = ip_address(address)
     except ValueError:
         return False
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-        return parsed.ipv4_mapped.is_loopback
-    return parsed.is_loopback
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped.is_loopback
+    return ip.is_loopback

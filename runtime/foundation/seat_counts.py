@@ -22,11 +22,11 @@ class SeatCounts:
 
     def add(self, share: FairShare, seats: int = 1) -> None:
         """Add so many seats to what a caller holds, or take them off."""
-        held = self.held.get(share.caller, 0) + seats
-        assert held >= 0, "more seats are given back than were taken"
+        held_seats = self.held.get(share.caller, 0) + seats
+        assert held_seats >= 0, "more seats are given back than were taken"
         self.taken += seats
-        if held:
-            self.held[share.caller], self.weights[share.caller] = held, share.weight
+        if held_seats:
+            self.held[share.caller], self.weights[share.caller] = held_seats, share.weight
         else:
             self.held.pop(share.caller, None)
             self.weights.pop(share.caller, None)
@@ -42,12 +42,12 @@ class SeatCounts:
     def after_giving(self, caller: str) -> float:
         """Return the seats that a caller holds after it has given one, for each unit of its weight; its last one is not
         asked for."""
-        held = self.held.get(caller, 0)
-        return (held - 1) / self.weights[caller] if held > 1 else -math.inf
+        held_seats = self.held.get(caller, 0)
+        return (held_seats - 1) / self.weights[caller] if held_seats > 1 else -math.inf
 
-    def level(self, share: FairShare, more: int = 0) -> float:
+    def level(self, share: FairShare, more_seats: int = 0) -> float:
         """Return the seats that a caller holds, and so many more, for each unit of its weight."""
-        return (self.held.get(share.caller, 0) + more) / share.weight
+        return (self.held.get(share.caller, 0) + more_seats) / share.weight
 
     def yields(self, caller: str, share: FairShare) -> bool:
         """Return whether one caller is to give a seat to another: only if it then still holds no less for its weight.
@@ -60,8 +60,8 @@ class SeatCounts:
 
     def part(self, share: FairShare, seats: int) -> int:
         """Return the part of so many seats that belongs to a caller beside those that hold some now: at least one."""
-        others = max(0.0, self.sums[0] - self.weights.get(share.caller, 0.0))
-        return max(1, int(seats * share.weight / (others + share.weight)))
+        other_weights = max(0.0, self.sums[0] - self.weights.get(share.caller, 0.0))
+        return max(1, int(seats * share.weight / (other_weights + share.weight)))
 
     def claimable(self, share: FairShare, seats: int) -> int:
         """Return how many seats a caller is short of its part, where others hold more than theirs."""

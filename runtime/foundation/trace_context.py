@@ -71,13 +71,13 @@ def read_context(parents: Sequence[str], states: Sequence[str] = ()) -> TraceCon
     """Return what a request's headers of these names say, or None if there is not exactly one valid traceparent."""
     if len(parents) != 1:
         return None
-    given = parents[0]
-    found = FIELDS.match(given)
-    if found is None:
+    parent = parents[0]
+    match = FIELDS.match(parent)
+    if match is None:
         return None
-    version, trace_id, span_id, flags = found.groups()
-    rest = given[FIELDS_LENGTH:]
-    if version == NO_VERSION or (rest and (version == KNOWN_VERSION or rest[0] != "-")):
+    version, trace_id, span_id, flags = match.groups()
+    suffix = parent[FIELDS_LENGTH:]
+    if version == NO_VERSION or (suffix and (version == KNOWN_VERSION or suffix[0] != "-")):
         return None
     if trace_id == NO_TRACE or span_id == NO_SPAN:
         return None
@@ -88,7 +88,7 @@ def read_state(states: Sequence[str]) -> str:
     """Return the tracestate as it is passed on, "" if it is malformed."""
     if sum(map(len, states)) > MOST_READ:
         return ""
-    members = [stripped for each in ",".join(states).split(",") if (stripped := each.strip(" \t"))]
+    members = [list_member for entry in ",".join(states).split(",") if (list_member := entry.strip(" \t"))]
     keys = {member.partition("=")[0] for member in members}
     if len(members) > MOST_MEMBERS or len(keys) < len(members) or not all(map(MEMBER.fullmatch, members)):
         return ""

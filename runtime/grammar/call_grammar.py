@@ -50,7 +50,7 @@ def grammar_of_calls_in_text(
 ) -> str:
     """Any text, and calls in it. They begin with the first of the openings; none of these ever stands for itself.
     Reasoning, in which any text may stand, comes first."""
-    trigger, *others = openings
+    trigger, *other_openings = openings
     many = frame.between is not None
     alone = replace(frame, between=frame.between if frame.begin else None)
     if frame.begin:
@@ -58,11 +58,11 @@ def grammar_of_calls_in_text(
     else:
         calls = [replace(call, begin=call.begin.removeprefix(trigger)) for call in calls]
         rule = alone.rule()
-    free = f"/(?s:.*)/{UNTHOUGHT[thought]}{''.join(map(without, others))}"
+    free = f"/(?s:.*)/{UNTHOUGHT[thought]}{''.join(map(without, other_openings))}"
     begin = "(begun calls)* text" if many else "(begun calls)? tail"
-    rest = "" if many else f"tail: TAIL\nTAIL: FREE{without(trigger)}\n"
+    tail_rules = "" if many else f"tail: TAIL\nTAIL: FREE{without(trigger)}\n"
     text = f"begun[lazy]: FREE {quoted(trigger)}\ntext: FREE\nFREE: {free}\n"
-    return behind_thought(f"{START}{begin}\n{text}{rest}{rule}{call_rules(calls)}", thought)
+    return behind_thought(f"{START}{begin}\n{text}{tail_rules}{rule}{call_rules(calls)}", thought)
 
 
 def grammar_of_calls_or_text(
@@ -92,5 +92,5 @@ def call_rules(calls: Sequence[CallText]) -> str:
     """The rule `call`: any one of these."""
     parts = [f"{literal(call.begin)}{call.arguments}{' ' + quoted(call.end) if call.end else ''}" for call in calls]
     rules = "".join(f"call_{number}: {part}\n" for number, part in enumerate(parts))
-    named = "".join(dict.fromkeys(call.rules for call in calls))
-    return f"call: {' | '.join(f'call_{number}' for number in range(len(parts)))}\n{rules}{named}"
+    argument_rules = "".join(dict.fromkeys(call.rules for call in calls))
+    return f"call: {' | '.join(f'call_{number}' for number in range(len(parts)))}\n{rules}{argument_rules}"

@@ -37,63 +37,63 @@ class ClosingVocabulary:
 
     def __init__(self, tokens: Sequence[bytes], special: Collection[int]) -> None:
         self.ids: dict[bytes, int] = {}
-        openers, quoted = [], []
-        for number, spelled in enumerate(tokens):
+        openers, quoted_openers = [], []
+        for number, token in enumerate(tokens):
             if number in special:
                 continue
-            if 0 < len(spelled) <= LONGEST_TOKEN:
-                self.ids.setdefault(spelled, number)
-            if any(letter in spelled for letter in OPENERS):
+            if 0 < len(token) <= LONGEST_TOKEN:
+                self.ids.setdefault(token, number)
+            if any(letter in token for letter in OPENERS):
                 openers.append(number)
-            if any(letter in spelled[spelled.find(b'"') :] for letter in OPENERS) and b'"' in spelled:
-                quoted.append(number)
-        self.letters = {spelled[0]: number for spelled, number in self.ids.items() if len(spelled) == 1}
+            if any(letter in token[token.find(b'"') :] for letter in OPENERS) and b'"' in token:
+                quoted_openers.append(number)
+        self.letters = {token[0]: number for token, number in self.ids.items() if len(token) == 1}
         # No space leads anywhere, so that spaces come last.
         self.others = sorted(self.letters, key=lambda letter: (letter <= SPACE, letter))
-        self.openers, self.quoted_openers = bits_of(openers), bits_of(quoted)
+        self.openers, self.quoted_openers = bits_of(openers), bits_of(quoted_openers)
 
-    def narrowed(self, matcher: LLMatcher, mask: bytes, left: int, ends: Collection[int]) -> bytes:
-        """Return the part of a mask with which the text can be ended within the tokens that are `left`; all of it where
-        no way to the end is known, or it is too long."""
-        if left > MOST_TOKENS + SLACK + WATCHED:
+    def narrowed(self, matcher: LLMatcher, mask: bytes, tokens_left: int, ends: Collection[int]) -> bytes:
+        """Return the part of a mask with which the text can be ended within `tokens_left` tokens; all of it where no
+        way to the end is known, or it is too long."""
+        if tokens_left > MOST_TOKENS + SLACK + WATCHED:
             return mask
         way = self.way(matcher)
-        if way is None or len(way) > left:
+        if way is None or len(way) > tokens_left:
             return mask
-        spare, allowed = left - len(way), int.from_bytes(mask, "little")
+        spare, allowed_bits = tokens_left - len(way), int.from_bytes(mask, "little")
         if spare <= SLACK:
-            kept = allowed & bits_of(way[:1] or ends)
+            kept_bits = allowed_bits & bits_of(way[:1] or ends)
         elif spare <= SLACK + WATCHED:
-            kept = self.that_can_end(matcher, allowed & ~self.quoted_openers, left - 1)
+            kept_bits = self.that_can_end(matcher, allowed_bits & ~self.quoted_openers, tokens_left - 1)
         else:
             return mask
-        return kept.to_bytes(len(mask), "little") if kept else mask
+        return kept_bits.to_bytes(len(mask), "little") if kept_bits else mask
 
-    def that_can_end(self, matcher: LLMatcher, allowed: int, left: int) -> int:
-        """Leave out tokens that begin parts for whose ends less than what is `left` does not suffice."""
-        tried = allowed & self.openers
-        if tried.bit_count() > MOST_TRIED:
-            return allowed
-        for token in numbers_of(tried):
+    def that_can_end(self, matcher: LLMatcher, allowed_bits: int, tokens_left: int) -> int:
+        """Leave out tokens that begin parts for whose ends less than `tokens_left` tokens do not suffice."""
+        tried_bits = allowed_bits & self.openers
+        if tried_bits.bit_count() > MOST_TRIED:
+            return allowed_bits
+        for token in numbers_of(tried_bits):
             behind = matcher.deep_copy()
             way = self.way(behind) if behind.try_consume_tokens([token]) == 1 else None
-            if way is None or len(way) > left:
-                allowed ^= 1 << token
-        return allowed
+            if way is None or len(way) > tokens_left:
+                allowed_bits ^= 1 << token
+        return allowed_bits
 
     def way(self, matcher: LLMatcher) -> list[int] | None:
         """Return the tokens that end the text, none where it may end; None if no way is found. They are the longest
         ones that spell it, so that behind the first of them the rest is found again."""
-        walker, spelled, repeated = matcher.deep_copy(), bytearray(), 0
+        walker, letters, repeats = matcher.deep_copy(), bytearray(), 0
         while not walker.is_accepting():
             letter = self.next_letter(walker)
-            repeated = repeated + 1 if spelled and letter == spelled[-1] else 0
-            if letter is None or repeated > MOST_REPEATED or len(spelled) == MOST_LETTERS:
+            repeats = repeats + 1 if letters and letter == letters[-1] else 0
+            if letter is None or repeats > MOST_REPEATED or len(letters) == MOST_LETTERS:
                 return None
             if walker.try_consume_tokens([self.letters[letter]]) == 0:
                 return None
-            spelled.append(letter)
-        return self.tokens_of(bytes(spelled))
+            letters.append(letter)
+        return self.tokens_of(bytes(letters))
 
     def next_letter(self, matcher: LLMatcher) -> int | None:
         closers = [letter for letter in CLOSERS if self.allows(matcher, letter)]

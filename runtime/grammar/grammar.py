@@ -122,8 +122,8 @@ class GrammarGuide:
     def masks(self, output: list[int], drafts: Sequence[int] = ()) -> list[bytes]:
         nothing = bytes(self.grammar.mask_bytes)
         matcher = self.follow(output)
-        found = [] if matcher is None else self.walk(matcher, drafts, len(output))
-        return found + [nothing] * (1 + len(drafts) - len(found))
+        token_masks = [] if matcher is None else self.walk(matcher, drafts, len(output))
+        return token_masks + [nothing] * (1 + len(drafts) - len(token_masks))
 
     def fitting(self, output: list[int], drafts: Sequence[int]) -> int:
         matcher = self.follow(output)
@@ -146,17 +146,17 @@ class GrammarGuide:
 
     def walk(self, matcher: LLMatcher, drafts: Sequence[int], count: int) -> list[bytes]:
         """The masks after the output, of `count` tokens, and after each draft, up to the first forbidden one."""
-        found = [self.within_budget(matcher, count)]
+        token_masks = [self.within_budget(matcher, count)]
         if matcher.is_error():
             self.give_up(matcher)
-            return found
+            return token_masks
         for token in drafts:
             if token in self.ends or matcher.is_stopped() or matcher.try_consume_tokens([token]) == 0:
                 break
-            found.append(self.within_budget(matcher, count + len(found)))
-        if len(found) > 1 and not matcher.rollback(len(found) - 1):
+            token_masks.append(self.within_budget(matcher, count + len(token_masks)))
+        if len(token_masks) > 1 and not matcher.rollback(len(token_masks) - 1):
             self.matcher = None
-        return found
+        return token_masks
 
     def within_budget(self, matcher: LLMatcher, count: int) -> bytes:
         """The mask of a matcher's next token, after `count` tokens."""

@@ -109,14 +109,14 @@ def read_gbnf(rules: str) -> str:
     if len(rules) > MAX_GBNF_CHARACTERS:
         raise RequestError(f"rules in GBNF may have at most {MAX_GBNF_CHARACTERS} characters: use Lark's notation")
     try:
-        converted: str = gbnf_to_lark(rules)
+        lark_rules: str = gbnf_to_lark(rules)
     except (GbnfToLarkError, IndexError, RecursionError) as error:
         raise RequestError(f"the rules look like GBNF but cannot be read: {error}") from None
     except Exception as error:
         if type(error) is not Exception:  # the library raises nothing narrower for missing or duplicate rules
             raise
         raise RequestError(f"the rules look like GBNF but cannot be read: {error}") from None
-    return converted
+    return lark_rules
 
 
 def json_part(schema: Mapping[str, Any]) -> str:

@@ -42,8 +42,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 def check_rules(rules: str) -> None:
     """Check a client's rules in Lark's notation. Raises RequestError like `check_schema`."""
-    if (found := QUOTED.sub("", rules).count("&")) > MOST_OPERATORS:
-        raise RequestError(f"the rules have {found} operators &: at most {MOST_OPERATORS} are possible")
+    if (operators := QUOTED.sub("", rules).count("&")) > MOST_OPERATORS:
+        raise RequestError(f"the rules have {operators} operators &: at most {MOST_OPERATORS} are possible")
     for place in EMBEDDED.finditer(rules):
         try:
             schema, _ = json.JSONDecoder().raw_decode(rules, place.end())
@@ -54,14 +54,14 @@ def check_rules(rules: str) -> None:
 
 def objects_in(value: Any) -> Iterator[Mapping[str, Any]]:
     """All objects in a value, in any order, without recursion."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, Mapping):
-            yield one
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Mapping):
+            yield node
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
 
 
 def patterns_of(node: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -19,15 +19,19 @@ MAX_SHOWN = 120
 
 def with_inner(schema: Mapping[str, Any], place: Place, change: Callable[[Any, Place], Any]) -> dict[str, Any]:
     """Return the schema with every schema directly in it changed."""
-    made = dict(schema)
+    changed_schema = dict(schema)
     for key, value in schema.items():
         if key in BY_NAME and isinstance(value, dict):
-            made[key] = {name: change(one, (*place, key, name)) for name, one in value.items()}
+            changed_schema[key] = {
+                name: change(inner_schema, (*place, key, name)) for name, inner_schema in value.items()
+            }
         elif key in MANY and isinstance(value, list):
-            made[key] = [change(one, (*place, key, str(number))) for number, one in enumerate(value)]
+            changed_schema[key] = [
+                change(inner_schema, (*place, key, str(number))) for number, inner_schema in enumerate(value)
+            ]
         elif key in ONE:
-            made[key] = change(value, (*place, key))
-    return made
+            changed_schema[key] = change(value, (*place, key))
+    return changed_schema
 
 
 def nodes(schema: Any, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any]]]:
@@ -35,9 +39,9 @@ def nodes(schema: Any, place: Place = ()) -> Iterator[tuple[Place, dict[str, Any
     if isinstance(schema, dict):
         yield place, schema
         inner: list[tuple[Any, Place]] = []
-        with_inner(schema, place, lambda one, where: inner.append((one, where)))
-        for one, where in inner:
-            yield from nodes(one, where)
+        with_inner(schema, place, lambda inner_schema, where: inner.append((inner_schema, where)))
+        for inner_schema, where in inner:
+            yield from nodes(inner_schema, where)
 
 
 def followed(root: Any, schema: Any) -> Any:

@@ -97,19 +97,19 @@ class SchemaRelaxation:
             return schema
         if is_one_of(schema.get("not", False), EVERYTHING):
             return False
-        kept = closed_by_unevaluated(without_effect(bounded_by_enum(schema)))
-        kept = self.without_unheld(self.named_properties(kept), place)
-        kept = self.with_held_names(self.with_held_texts(kept, place), place)
-        return with_inner(kept, place, self.relaxed)
+        relaxed_schema = closed_by_unevaluated(without_effect(bounded_by_enum(schema)))
+        relaxed_schema = self.without_unheld(self.named_properties(relaxed_schema), place)
+        relaxed_schema = self.with_held_names(self.with_held_texts(relaxed_schema, place), place)
+        return with_inner(relaxed_schema, place, self.relaxed)
 
     def named_properties(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Say by `properties` or `patternProperties` what `propertyNames` says of an object without either."""
         names = followed(self.root, schema.get("propertyNames"))
         if not isinstance(names, dict):
             return schema
-        rest, says = without(schema, ["propertyNames"]), names.keys() - NAMING
+        reduced_schema, says = without(schema, ["propertyNames"]), names.keys() - NAMING
         if not says and names.get("type", "string") == "string":
-            return rest
+            return reduced_schema
         if schema.keys() & {"properties", "patternProperties"}:
             return schema
         value = schema.get("additionalProperties", True)
@@ -117,9 +117,9 @@ class SchemaRelaxation:
             texts = [name for name in names.get("enum", [names.get("const")]) if isinstance(name, str)]
             if len(texts) * len(json.dumps(value)) > MOST_COPIED:
                 return schema
-            return rest | {"properties": dict.fromkeys(texts, value), "additionalProperties": False}
+            return reduced_schema | {"properties": dict.fromkeys(texts, value), "additionalProperties": False}
         if says == {"pattern"} and isinstance(names["pattern"], str):
-            return rest | {"patternProperties": {names["pattern"]: value}, "additionalProperties": False}
+            return reduced_schema | {"patternProperties": {names["pattern"]: value}, "additionalProperties": False}
         return schema
 
     def without_unheld(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
@@ -144,19 +144,22 @@ class SchemaRelaxation:
 
     def with_held_names(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
         """Return the schema without expressions for names that are not held: what they allow, any name may have."""
-        by_pattern, rest = schema.get("patternProperties"), schema.get("additionalProperties", True)
+        by_pattern, additional = schema.get("patternProperties"), schema.get("additionalProperties", True)
         if not isinstance(by_pattern, dict):
             return schema
-        kept = [name for name in by_pattern if self.holds({"type": "string", "pattern": name})]
-        if not self.holds({"type": "object", "patternProperties": dict.fromkeys(kept, True)}):
-            kept = []  # they overlap
-        lost = [name for name in by_pattern if name not in kept]
+        kept_patterns = [name for name in by_pattern if self.holds({"type": "string", "pattern": name})]
+        if not self.holds({"type": "object", "patternProperties": dict.fromkeys(kept_patterns, True)}):
+            kept_patterns = []  # they overlap
+        lost = [name for name in by_pattern if name not in kept_patterns]
         if not lost or not all(map(is_readable, lost)):
             return schema
         self.left_out += [(*place, "patternProperties", name) for name in lost]
-        several = [*(by_pattern[name] for name in lost), *([] if rest is False else [rest])]
-        other = several[0] if len(several) == 1 else {"anyOf": several}
-        return schema | {"patternProperties": {name: by_pattern[name] for name in kept}, "additionalProperties": other}
+        several = [*(by_pattern[name] for name in lost), *([] if additional is False else [additional])]
+        other_schema = several[0] if len(several) == 1 else {"anyOf": several}
+        return schema | {
+            "patternProperties": {name: by_pattern[name] for name in kept_patterns},
+            "additionalProperties": other_schema,
+        }
 
     def holds(self, schema: Mapping[str, Any]) -> bool:
         text = json.dumps(schema)
@@ -191,13 +194,13 @@ def without(schema: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
 def without_effect(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema without keywords that every value meets."""
     idle = [key for key, value in schema.items() if key in EMPTY and is_one_of(value, EMPTY[key])]
-    idle += [key for key, needed in COMPLETED.items() if needed not in schema]
+    idle += [key for key, needed_keyword in COMPLETED.items() if needed_keyword not in schema]
     return without(schema, idle if schema.keys() & {"then", "else"} else [*idle, "if"])
 
 
 def is_one_of(value: Any, values: Collection[Any]) -> bool:
     """Return whether a value is one of these; 1 is not true."""
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
+    return any(value == candidate and isinstance(value, bool) == isinstance(candidate, bool) for candidate in values)
 
 
 def closed_by_unevaluated(schema: dict[str, Any]) -> dict[str, Any]:
@@ -212,8 +215,8 @@ def bounded_by_enum(schema: dict[str, Any]) -> dict[str, Any]:
     items = schema.get("items")
     if schema.get("uniqueItems") is not True or not isinstance(items, dict) or not isinstance(items.get("enum"), list):
         return schema
-    most, given = len(items["enum"]), schema.get("maxItems")
-    return schema | {"maxItems": min(most, given) if type(given) is int else most}
+    most, max_items = len(items["enum"]), schema.get("maxItems")
+    return schema | {"maxItems": min(most, max_items) if type(max_items) is int else most}
 
 
 def choices_in(schema: Any) -> list[Place]:
@@ -224,11 +227,13 @@ def coerced(schema: Any, places: Collection[Place], place: Place = ()) -> Any:
     """Return the schema with `anyOf` for the `oneOf` at these places."""
     if not isinstance(schema, dict):
         return schema
-    made = with_inner(schema, place, lambda one, where: coerced(one, places, where))
+    coerced_schema = with_inner(schema, place, lambda inner, where: coerced(inner, places, where))
     if place not in places:
-        return made
-    rest, either = without(made, ["oneOf"]), {"anyOf": made["oneOf"]}
-    return rest | (either if "anyOf" not in rest else {"allOf": [*rest.get("allOf", []), either]})
+        return coerced_schema
+    reduced_schema, either = without(coerced_schema, ["oneOf"]), {"anyOf": coerced_schema["oneOf"]}
+    return reduced_schema | (
+        either if "anyOf" not in reduced_schema else {"allOf": [*reduced_schema.get("allOf", []), either]}
+    )
 
 
 def described(place: Place) -> str:

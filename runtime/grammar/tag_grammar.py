@@ -66,12 +66,12 @@ class TriggeredTags:
 TagFormat = FixedText | JsonValue | FreeText | InTurn | OneOfFormats | Tagged | TriggeredTags
 
 
-def grammar_of_format(wanted: TagFormat) -> str:
+def grammar_of_format(tag_format: TagFormat) -> str:
     """Raises RequestError for a format with free text whose end nothing tells."""
     writer = FormatWriter()
-    start = writer.expression(wanted, None)
+    start = writer.expression(tag_format, None)
     # Only a JSON value and nothing else may begin as one, by which such grammars are known.
-    whole = start if isinstance(wanted, JsonValue) else f"({start})"
+    whole = start if isinstance(tag_format, JsonValue) else f"({start})"
     return f"{START}{whole}\n{''.join(writer.rules)}{OUTSIDE}"
 
 
@@ -85,10 +85,10 @@ class FormatWriter:
     def __init__(self) -> None:
         self.rules: list[str] = []
 
-    def expression(self, wanted: TagFormat, behind: str | None) -> str:
+    def expression(self, tag_format: TagFormat, behind: str | None) -> str:
         """Return the expression of a format together with the text behind it; None: the end of the answer. An empty
         text stands where another element follows."""
-        match wanted:
+        match tag_format:
             case FixedText(text):
                 return joined_parts(quoted(text), behind)
             case JsonValue(schema):
@@ -101,9 +101,9 @@ class FormatWriter:
             case OneOfFormats(parts):
                 return f"({' | '.join(self.expression(part, behind) for part in parts)})"
             case Tagged():
-                return self.tag(wanted, behind)
+                return self.tag(tag_format, behind)
             case TriggeredTags():
-                return self.triggered(wanted, behind)
+                return self.triggered(tag_format, behind)
 
     def free_text(self, behind: str | None) -> str:
         if behind is None:
@@ -116,22 +116,22 @@ class FormatWriter:
         inner = self.expression(tag.content, tag.end or behind)
         return joined_parts(f"{quoted(tag.begin)} {inner}" if tag.begin else inner, behind if tag.end else None)
 
-    def triggered(self, wanted: TriggeredTags, behind: str | None) -> str:
+    def triggered(self, tag_format: TriggeredTags, behind: str | None) -> str:
         if behind is not None:
             raise RequestError("an element triggered_tags may stand only at the end of the format")
-        parts = [self.triggered_by(trigger, wanted.tags) for trigger in wanted.triggers]
-        rest = self.rule("rest", "OUTSIDE")
-        return f"({' | '.join([*parts, rest])})" if wanted.stops_after_first else f"({' | '.join(parts)})* {rest}"
+        parts = [self.triggered_by(trigger, tag_format.tags) for trigger in tag_format.triggers]
+        tail = self.rule("rest", "OUTSIDE")
+        return f"({' | '.join([*parts, tail])})" if tag_format.stops_after_first else f"({' | '.join(parts)})* {tail}"
 
     def triggered_by(self, trigger: str, tags: Sequence[Tagged]) -> str:
         """Return any text up to a trigger, and one of the tags that begin with it."""
-        own = [
+        tag_rules = [
             self.tag(Tagged(tag.begin.removeprefix(trigger), tag.content, tag.end), "")
             for tag in tags
             if tag.begin.startswith(trigger)
         ]
-        begun = self.rule("begun", f"OUTSIDE {quoted(trigger)}", "[lazy]")
-        return f"{begun} {self.rule('tag', ' | '.join(f'({one})' for one in own))}"
+        trigger_rule = self.rule("begun", f"OUTSIDE {quoted(trigger)}", "[lazy]")
+        return f"{trigger_rule} {self.rule('tag', ' | '.join(f'({tag_rule})' for tag_rule in tag_rules))}"
 
     def rule(self, kind: str, body: str, options: str = "") -> str:
         """Add a rule, and return its name."""

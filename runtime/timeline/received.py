@@ -33,18 +33,18 @@ RECEIVED: ContextVar[ReceivedRequest | None] = ContextVar("received", default=No
 @contextmanager
 def timed(name: str) -> Iterator[None]:
     """Note the time of what is done within as a part of the HTTP request, if one is handled."""
-    received = RECEIVED.get()
-    begin = 0.0 if received is None else received.clock()
+    received_request = RECEIVED.get()
+    begin = 0.0 if received_request is None else received_request.clock()
     try:
         yield
     finally:
-        if received is not None:
-            received.note(name, begin, received.clock())
+        if received_request is not None:
+            received_request.note(name, begin, received_request.clock())
 
 
 def noted(name: str, at: float | None = None) -> None:
     """Note that a part of the HTTP request, if one is handled, went on until now, or until `at`."""
-    received = RECEIVED.get()
-    if received is not None:
-        now = received.clock() if at is None else at
-        received.note(name, now, now)
+    received_request = RECEIVED.get()
+    if received_request is not None:
+        now = received_request.clock() if at is None else at
+        received_request.note(name, now, now)

@@ -139,7 +139,7 @@ class RequestRecorder:
 
     def take(self, message: AttemptTimes, now: float) -> bool:
         """Take a worker's report; return whether it is one that was to come. Raises MalformedFrame."""
-        attempt = next((one for one in self.attempts if one.number == message.attempt), None)
+        attempt = next((attempt for attempt in self.attempts if attempt.number == message.attempt), None)
         if attempt is None or message.sender not in attempt.workers or message.sender in attempt.reports:
             return False
         name = attempt.workers[message.sender]
@@ -178,8 +178,8 @@ class RequestRecorder:
                 yield TimeSpan(
                     QUEUE, PROXY, self.relative(attempt.waited), self.relative(attempt.begun), attempt.number
                 )
-            ended = None if attempt.ended is None else self.relative(attempt.ended)
-            yield TimeSpan(ATTEMPT, PROXY, self.relative(attempt.begun), ended, attempt.number)
+            attempt_end = None if attempt.ended is None else self.relative(attempt.ended)
+            yield TimeSpan(ATTEMPT, PROXY, self.relative(attempt.begun), attempt_end, attempt.number)
             for report in attempt.reports.values():
                 yield from report.spans(self.place(attempt, report, now))
         if self.ended is None and (not self.attempts or self.attempts[-1].ended is not None):

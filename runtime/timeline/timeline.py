@@ -34,15 +34,15 @@ class TimeSpan:
 
     def to_json(self) -> dict[str, Any]:
         end = None if self.end is None else round(self.end, DIGITS)
-        shown = {
+        span_fields = {
             "name": self.name,
             "process": self.process,
             "begin": round(self.begin, DIGITS),
             "end": end,
             "attempt": self.attempt,
         }
-        more = {"tokens": self.tokens, "bytes": self.bytes, "blocks": self.blocks}
-        return shown | {name: value for name, value in more.items() if value is not None}
+        counts = {"tokens": self.tokens, "bytes": self.bytes, "blocks": self.blocks}
+        return span_fields | {name: value for name, value in counts.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,13 @@ class TimeEvent:
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        shown = {"name": self.name, "process": self.process, "at": round(self.at, DIGITS), "attempt": self.attempt}
-        return shown | ({} if self.reason is None else {"reason": self.reason})
+        event_fields = {
+            "name": self.name,
+            "process": self.process,
+            "at": round(self.at, DIGITS),
+            "attempt": self.attempt,
+        }
+        return event_fields | ({} if self.reason is None else {"reason": self.reason})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class Gaps:
         return {
             "begin": round(self.begin, DIGITS),
             "seconds": [round(second, DIGITS) for second in self.seconds],
-            "largest": [round(each, DIGITS) for each in self.largest],
+            "largest": [round(gap, DIGITS) for gap in self.largest],
             "steps": list(self.steps),
         }
 
@@ -113,13 +118,15 @@ class TimelineRow:
 
     def to_json(self) -> dict[str, Any]:
         first = self.first_token_seconds
-        shown = {name: getattr(self, name) for name in self.__slots__}
-        shown |= {
+        row_fields = {name: getattr(self, name) for name in self.__slots__}
+        row_fields |= {
             "workers": list(self.workers),
             "seconds": round(self.seconds, DIGITS),
             "first_token_seconds": None if first is None else round(first, DIGITS),
         }
-        return {name: value for name, value in shown.items() if value is not None or name not in ("stage", "trace_id")}
+        return {
+            name: value for name, value in row_fields.items() if value is not None or name not in ("stage", "trace_id")
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,25 +141,27 @@ class Timelines:
         """Return the request of this id, or those of the HTTP request of this id, in the order of their beginning."""
         if not 0 < len(name) <= LONGEST_ID:
             return []
-        if (found := self.find(name)) is not None:
-            return [found]
-        both = chain(self.ended.items(), self.open.items())
-        found_too = [one for key, one in both if key.rpartition("-")[0] == name and not one.is_hidden]
-        return sorted(found_too, key=lambda one: one.since)
+        if (recorder := self.find(name)) is not None:
+            return [recorder]
+        all_recorders = chain(self.ended.items(), self.open.items())
+        matches = [match for key, match in all_recorders if key.rpartition("-")[0] == name and not match.is_hidden]
+        return sorted(matches, key=lambda match: match.since)
 
     def shown(self, name: str) -> dict[str, Any] | None:
         """Return the JSON of a request, or of the requests of an HTTP request; None if none is known."""
         now = self.clock()
-        found = [one.timeline(now).to_json() for one in self.named(name)]
-        if len(found) > 1:
-            return {"requests": found}
-        return found[0] if found else None
+        timelines = [recorder.timeline(now).to_json() for recorder in self.named(name)]
+        if len(timelines) > 1:
+            return {"requests": timelines}
+        return timelines[0] if timelines else None
 
     def rows(self, most: int = MOST_LISTED) -> list[TimelineRow]:
         """Return the lines of requests, the latest first: the open ones, and those that ended."""
-        now, both = self.clock(), chain(self.ended.values(), self.open.values())
-        shown = [recorder for recorder in both if not recorder.is_hidden]
-        return [recorder.line(now) for recorder in nlargest(most, shown, key=lambda one: one.since)]
+        now, all_recorders = self.clock(), chain(self.ended.values(), self.open.values())
+        visible_recorders = [recorder for recorder in all_recorders if not recorder.is_hidden]
+        return [
+            recorder.line(now) for recorder in nlargest(most, visible_recorders, key=lambda recorder: recorder.since)
+        ]
 
     def tick(self) -> None:
         """Tell listeners of requests that are complete."""

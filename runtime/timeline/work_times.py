@@ -20,16 +20,17 @@ class PartTimes:
         if len(self.rows) == MOST_KEPT:
             pairs = zip(self.rows[::2], self.rows[1::2], strict=True)
             self.rows = [
-                (one[0], max(one[1], two[1]), *map(sum, zip(one[2:], two[2:], strict=True))) for one, two in pairs
+                (earlier[0], max(earlier[1], later[1]), *map(sum, zip(earlier[2:], later[2:], strict=True)))
+                for earlier, later in pairs
             ]
         self.rows.append((begin, end, *counts))
 
     def since(self, start: float, until: float) -> list[float]:
         """Return all numbers, one part behind the other, with times from `start` on."""
-        shown: list[float] = []
+        numbers: list[float] = []
         for begin, end, *counts in self.rows:
-            shown += [between(begin - start, until), between(end - start, until), *counts]
-        return shown
+            numbers += [between(begin - start, until), between(end - start, until), *counts]
+        return numbers
 
 
 @dataclass(slots=True, eq=False)

@@ -68,12 +68,12 @@ class WorkerReport:
         if len(message.preempted) > MOST_PARTS or len(message.handoff) > 2:
             raise MalformedFrame("a worker's times are too many")
         single = [message.scheduled, message.first_token, message.last_token, *message.preempted, *message.handoff]
-        if any(one is not None and not 0.0 <= one <= age for one in single):
+        if any(moment is not None and not 0.0 <= moment <= age for moment in single):
             raise MalformedFrame("a worker's times are outside of its part")
         return cls(
             process, message.attempt, max(sent, now - age), age, message.scheduled, array("d", message.chunks),
             array("d", message.pulls), pair(message.handoff), array("d", sorted(message.preempted)),
-            pair([one for one in (message.first_token, message.last_token) if one is not None]),
+            pair([moment for moment in (message.first_token, message.last_token) if moment is not None]),
         )  # fmt: skip
 
     @property
@@ -85,8 +85,8 @@ class WorkerReport:
         def span(name: str, begin: float, end: float, **counts: int) -> TimeSpan:
             return TimeSpan(name, self.process, place.at(begin), place.at(end), self.attempt, **counts)
 
-        begun = [self.scheduled, *self.chunks[:1], *(self.tokens or ())[:1]]
-        yield span(QUEUE, 0.0, next((one for one in begun if one is not None), self.age))
+        start_times = [self.scheduled, *self.chunks[:1], *(self.tokens or ())[:1]]
+        yield span(QUEUE, 0.0, next((start_time for start_time in start_times if start_time is not None), self.age))
         for begin, end, tokens in tuples(self.chunks, CHUNK):
             yield span(COMPUTE, begin, end, tokens=int(tokens))
         for begin, end, blocks, size in tuples(self.pulls, PULLED):

@@ -75,5 +75,7 @@ def splitter(pre: str) -> pre_tokenizers.PreTokenizer:
         if pre in names:
             splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns]
             return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    known = GPT_2_NAMES + DIGIT_NAMES + tuple(name for names, _ in PATTERNS for name in names)
-    raise ModelError(f"the GGUF tokenizer splits text as {pre!r}, which is not known: known are {', '.join(known)}")
+    known_names = GPT_2_NAMES + DIGIT_NAMES + tuple(name for names, _ in PATTERNS for name in names)
+    raise ModelError(
+        f"the GGUF tokenizer splits text as {pre!r}, which is not known: known are {', '.join(known_names)}"
+    )

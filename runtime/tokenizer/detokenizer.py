@@ -33,10 +33,10 @@ class StopStrings:
             complete = [search.stop for search in self.searches if search.advance(character)]
             if complete:
                 return self.cut(self.held + text[: position + 1], max(complete, key=len))
-        shown = self.held + text
-        safe = len(shown) - max((search.length for search in self.searches), default=0)
-        self.held = shown[safe:]
-        return shown[:safe]
+        pending_text = self.held + text
+        safe = len(pending_text) - max((search.length for search in self.searches), default=0)
+        self.held = pending_text[safe:]
+        return pending_text[:safe]
 
     def cut(self, text: str, stop: str) -> str:
         self.matched, self.held = stop, ""
@@ -44,8 +44,8 @@ class StopStrings:
 
     def finish(self) -> str:
         """Return the text that was held back, when generation ended without a match."""
-        rest, self.held = self.held, ""
-        return rest
+        held_text, self.held = self.held, ""
+        return held_text
 
 
 class StopSearch:
@@ -91,12 +91,14 @@ class Detokenizer:
 
     def add(self, ids: Iterable[int]) -> str:
         """Return the text that these tokens complete. Constant work per token."""
-        known, skipped = self.bytes_by_id, self.skipped
-        size = len(known)
-        return self.decoder.decode(b"".join([known[item] for item in ids if 0 <= item < size and item not in skipped]))
+        token_bytes, skipped_ids = self.bytes_by_id, self.skipped
+        size = len(token_bytes)
+        return self.decoder.decode(
+            b"".join([token_bytes[item] for item in ids if 0 <= item < size and item not in skipped_ids])
+        )
 
     def finish(self) -> str:
         """Return the rest of an unfinished character: U+FFFD or nothing. Afterwards the next text may begin."""
-        rest = self.decoder.decode(b"", final=True)
+        last_text = self.decoder.decode(b"", final=True)
         self.decoder.reset()
-        return rest
+        return last_text

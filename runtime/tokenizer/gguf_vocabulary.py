@@ -132,8 +132,8 @@ def read_backend(path: Path, metadata: dict[str, Any], cache: MergeCache) -> Tok
             cache=cache,
         )
     if kind in (BYTE_LEVEL, SENTENCEPIECE):
-        needed = "merges" if kind == BYTE_LEVEL else "scores"
-        raise ModelError(f"{path} holds no tokens and {needed}: its tokenizer cannot be used")
+        needed_key = "merges" if kind == BYTE_LEVEL else "scores"
+        raise ModelError(f"{path} holds no tokens and {needed_key}: its tokenizer cannot be used")
     raise ModelError(
         f"the GGUF tokenizer {kind!r} is not known: this version reads 'gpt2' (byte-level BPE) and 'llama' "
         "(SentencePiece's BPE)"
@@ -150,13 +150,13 @@ def add_tokens(backend: Tokenizer, tokens: list[str], types: Sequence[int]) -> N
 
     A token that is spelled differently from its piece (Gemma's runs of spaces) is not searched for in text.
     """
-    wanted = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
-    added = [
-        AddedToken(token, special=wanted[kind], normalized=False)
+    special_by_type = {UNKNOWN: True, CONTROL: True, USER_DEFINED: False}
+    added_tokens = [
+        AddedToken(token, special=special_by_type[kind], normalized=False)
         for token, kind in zip(tokens, types, strict=False)
-        if kind in wanted and token and backend.token_to_id(token) is not None
+        if kind in special_by_type and token and backend.token_to_id(token) is not None
     ]
-    backend.add_tokens(added)
+    backend.add_tokens(added_tokens)
 
 
 def token_at(tokens: list[str], number: Any) -> str | None:

@@ -79,14 +79,14 @@ def read_text(path: Path) -> str | None:
 
 def mark_special(backend: Tokenizer, tokens: Iterable[str | None]) -> None:
     """Mark tokens with a role as special even if tokenizer.json omits it; none is added to the vocabulary."""
-    known = special_ids(backend)
-    missing = [token for token in dict.fromkeys(tokens) if token and not known.issuperset(ids_of(backend, [token]))]
+    known_ids = special_ids(backend)
+    missing = [token for token in dict.fromkeys(tokens) if token and not known_ids.issuperset(ids_of(backend, [token]))]
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
 
 
 def listed_tokens(config: dict[str, Any]) -> list[str | None]:
     lists = (config.get(key) for key in ("additional_special_tokens", "extra_special_tokens"))
-    return [token_text(item) for listed in lists if isinstance(listed, list) for item in listed]
+    return [token_text(item) for token_list in lists if isinstance(token_list, list) for item in token_list]
 
 
 def token_text(value: Any) -> str | None:
@@ -97,11 +97,11 @@ def token_text(value: Any) -> str | None:
 
 def chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
     """The chat templates by name, those of TEMPLATES that exist. Files are the newer form."""
-    declared = config.get("chat_template")
-    items = declared if isinstance(declared, list) else [{"name": "default", "template": declared}]
-    found = {item.get("name"): item.get("template") for item in items if isinstance(item, dict)}
-    found |= {"default": read_text(directory / "chat_template.jinja") or found.get("default")}
-    found |= {
-        "tool_use": read_text(directory / "additional_chat_templates" / "tool_use.jinja") or found.get("tool_use")
+    template = config.get("chat_template")
+    items = template if isinstance(template, list) else [{"name": "default", "template": template}]
+    templates = {item.get("name"): item.get("template") for item in items if isinstance(item, dict)}
+    templates |= {"default": read_text(directory / "chat_template.jinja") or templates.get("default")}
+    templates |= {
+        "tool_use": read_text(directory / "additional_chat_templates" / "tool_use.jinja") or templates.get("tool_use")
     }
-    return {name: text for name, text in found.items() if name in TEMPLATES and isinstance(text, str)}
+    return {name: text for name, text in templates.items() if name in TEMPLATES and isinstance(text, str)}

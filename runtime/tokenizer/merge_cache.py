@@ -33,12 +33,12 @@ class MergeCache:
         if self.folder is None:
             return derive()
         path = self.folder / f"{source_digest(pieces, scores)}.merges"
-        found = load(path)
-        if found is None:
-            found = derive()
+        merge_pairs = load(path)
+        if merge_pairs is None:
+            merge_pairs = derive()
             with suppress(OSError):
-                store(path, found)
-        return found
+                store(path, merge_pairs)
+        return merge_pairs
 
 
 def source_digest(pieces: Sequence[str], scores: Sequence[float]) -> str:
@@ -56,11 +56,11 @@ def load(path: Path) -> list[Pair] | None:
     except OSError:
         return None
     start = len(MAGIC) + DIGEST_BYTES
-    stored = memoryview(data)[start:]
-    if data[:start] != head(stored):
+    payload = memoryview(data)[start:]
+    if data[:start] != head(payload):
         return None
     ids = array("I")
-    ids.frombytes(stored)
+    ids.frombytes(payload)
     return list(zip(ids[::2], ids[1::2], strict=True))
 
 

@@ -34,9 +34,9 @@ def sentencepiece_tokenizer(
     pieces = spelled(tokens)
     gemma = architecture in GEMMA
     # Gemma's pieces are in the order of their merges; its scores do not rank the runs of spaces and line ends.
-    ranked = [-float(number) for number in range(len(pieces))] if gemma else scores
-    pairs = cache.pairs(pieces, ranked, lambda: list(derive(pieces, ranked)))
-    merges = [(pieces[left], pieces[right]) for left, right in pairs]
+    rank_scores = [-float(number) for number in range(len(pieces))] if gemma else scores
+    pairs = cache.pairs(pieces, rank_scores, lambda: list(derive(pieces, rank_scores)))
+    merges = [(pieces[left_id], pieces[right_id]) for left_id, right_id in pairs]
     ids = {piece: number for number, piece in enumerate(pieces)}
     backend = Tokenizer(models.BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=True, unk_token=unknown))
     if gemma:
@@ -67,9 +67,9 @@ def derive(pieces: Sequence[str], scores: Sequence[float]) -> Iterator[Pair]:
 
 def cuts(piece: str, ids: dict[str, int]) -> list[Pair]:
     """The two ids of each way to cut a piece in two pieces, the longest left part first."""
-    found = []
+    pairs = []
     for end in range(len(piece) - 1, 0, -1):
-        left = ids.get(piece[:end])
-        if left is not None and (right := ids.get(piece[end:])) is not None:
-            found.append((left, right))
-    return found
+        left_id = ids.get(piece[:end])
+        if left_id is not None and (right_id := ids.get(piece[end:])) is not None:
+            pairs.append((left_id, right_id))
+    return pairs

@@ -74,8 +74,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Decode ids to text. Bytes that are no UTF-8 become U+FFFD."""
-        skipped = self.special_ids if skip_special_tokens else frozenset()
-        return b"".join(self.token_bytes(item) for item in ids if item not in skipped).decode("utf-8", "replace")
+        skipped_ids = self.special_ids if skip_special_tokens else frozenset()
+        return b"".join(self.token_bytes(item) for item in ids if item not in skipped_ids).decode("utf-8", "replace")
 
     @cached_property
     def longest_token(self) -> int:

@@ -53,27 +53,27 @@ def bytes_of_all(backend: tokenizers.Tokenizer) -> tuple[bytes, ...]:
         table[number] = to_bytes(token)
     if to_bytes is not byte_fallback_bytes:
         # Tokens that a file adds to a byte-level vocabulary are not written in that alphabet.
-        for number, added in backend.get_added_tokens_decoder().items():
-            table[number] = added.content.encode()
+        for number, added_token in backend.get_added_tokens_decoder().items():
+            table[number] = added_token.content.encode()
     return tuple(table)
 
 
 def special_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
     harmony = backend.token_to_id(MESSAGE_MARKERS[0]) is not None
     markers = MARKERS.union(MESSAGE_MARKERS) if harmony else MARKERS
-    added = backend.get_added_tokens_decoder().items()
-    return frozenset(number for number, token in added if token.special and token.content not in markers)
+    added_tokens = backend.get_added_tokens_decoder().items()
+    return frozenset(number for number, token in added_tokens if token.special and token.content not in markers)
 
 
 def ids_of(backend: tokenizers.Tokenizer, tokens: Iterable[str | None]) -> tuple[int, ...]:
-    found = (backend.token_to_id(token) for token in tokens if token is not None)
-    return tuple(dict.fromkeys(number for number in found if number is not None))
+    token_ids = (backend.token_to_id(token) for token in tokens if token is not None)
+    return tuple(dict.fromkeys(number for number in token_ids if number is not None))
 
 
 def token_family(backend: tokenizers.Tokenizer) -> TokenBytes:
     """The way this tokenizer writes bytes into tokens, told by the decoder its file declares."""
-    declared = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    steps = declared.get("decoders", [declared])
+    decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    steps = decoder.get("decoders", [decoder])
     kinds = [step.get("type") for step in steps]
     if "ByteLevel" in kinds:
         return byte_level_decoder()
@@ -81,16 +81,16 @@ def token_family(backend: tokenizers.Tokenizer) -> TokenBytes:
         return byte_fallback_bytes
     if "WordPiece" in kinds:
         return wordpiece_bytes
-    known = "ByteLevel, ByteFallback and WordPiece"
-    raise ModelError(f"the tokenizer decodes by {kinds[0]}, which is not known: known are {known}")
+    known_decoders = "ByteLevel, ByteFallback and WordPiece"
+    raise ModelError(f"the tokenizer decodes by {kinds[0]}, which is not known: known are {known_decoders}")
 
 
 def byte_alphabet() -> dict[str, int]:
     """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on, in
     order."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    other_bytes = [byte for byte in range(0x100) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(other_bytes)}
 
 
 def byte_level_decoder() -> TokenBytes:

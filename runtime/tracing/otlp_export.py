@@ -66,8 +66,8 @@ class ResourceTable:
     the library reads, win over our names of the service."""
 
     def __init__(self, version: str) -> None:
-        own = Resource({"service.name": "pontil", "service.version": version})
-        self.common = own.merge(OTELResourceDetector().detect())
+        service_resource = Resource({"service.name": "pontil", "service.version": version})
+        self.common = service_resource.merge(OTELResourceDetector().detect())
         self.by_process: dict[str, Resource] = {}
 
     def of(self, process: str) -> Resource:
@@ -133,17 +133,17 @@ class OtlpExport:
 
     def batch(self) -> list[ReadableSpan]:
         """Make the spans of some traces. A trace that cannot be made takes no other with it."""
-        made: list[ReadableSpan] = []
-        while self.waiting and len(made) < BATCH_SPANS and not self.given_up.is_set():
+        spans: list[ReadableSpan] = []
+        while self.waiting and len(spans) < BATCH_SPANS and not self.given_up.is_set():
             trace = self.waiting.popleft()
-            if self.failures.contain(THREAD, self.make, trace, made) is not None:
+            if self.failures.contain(THREAD, self.make, trace, spans) is not None:
                 self.counts.drop(trace.span_count, "fault")
             # Another thread gets the interpreter, above all the event loop.
             self.thread.closing.wait(REST_SECONDS)
-        return made
+        return spans
 
-    def make(self, trace: ServedTrace, made: list[ReadableSpan]) -> None:
-        made += list(SpanTree(trace, self.collector.process, self.resources.of, self.scope).spans())
+    def make(self, trace: ServedTrace, spans: list[ReadableSpan]) -> None:
+        spans += list(SpanTree(trace, self.collector.process, self.resources.of, self.scope).spans())
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
         self.making = len(spans)

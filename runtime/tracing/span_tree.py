@@ -62,24 +62,24 @@ class SpanTree:
 
     def spans(self) -> Iterator[ReadableSpan]:
         yield self.server_span()
-        told: set[str] = set()
+        told_names: set[str] = set()
         for request in self.trace.requests:
-            yield from self.parts(request.timeline, told)
-            told |= {span.name for span in request.timeline.spans if is_shared(span)}
+            yield from self.parts(request.timeline, told_names)
+            told_names |= {span.name for span in request.timeline.spans if is_shared(span)}
 
     def server_span(self) -> ReadableSpan:
         trace = self.trace
         parent = None if trace.parent is None else self.place(trace.parent, is_remote=True)
         begin = trace.received.since_epoch
         # A reply that is no stream is written after its handler has ended.
-        written = (
+        write_ends = (
             span.end or 0.0 for request in trace.requests for span in request.timeline.spans if span.name == WRITE
         )
-        took = max([0.0 if trace.ended is None else trace.ended - trace.received.at, *written])
-        failed = any(request.timeline.row.state == FAILED for request in trace.requests)
+        took = max([0.0 if trace.ended is None else trace.ended - trace.received.at, *write_ends])
+        has_failed = any(request.timeline.row.state == FAILED for request in trace.requests)
         status = trace.status or 0
         attributes = {**http_attributes(trace), **request_attributes(trace)}
-        is_fault = status >= SERVER_FAULT or failed
+        is_fault = status >= SERVER_FAULT or has_failed
         if is_fault:
             attributes["error.type"] = str(status) if status >= SERVER_FAULT else FAILED
         events = [event for request in trace.requests for event in request.timeline.events if event.attempt is None]
@@ -90,13 +90,13 @@ class SpanTree:
             instrumentation_scope=self.scope,
         )  # fmt: skip
 
-    def parts(self, timeline: Timeline, told: Set[str]) -> Iterator[ReadableSpan]:
-        """Yield a span for each part, but for those of the HTTP request that were `told` already; what belongs to an
-        attempt is a child of that attempt's span."""
+    def parts(self, timeline: Timeline, told_names: Set[str]) -> Iterator[ReadableSpan]:
+        """Yield a span for each part, but for those of the HTTP request that were told already, by their names; what
+        belongs to an attempt is a child of that attempt's span."""
         attempts: dict[int | None, SpanContext] = {}
-        new = (span for span in timeline.spans if not (is_shared(span) and span.name in told))
-        ordered = sorted(new, key=lambda span: span.name != ATTEMPT)
-        for span in ordered:
+        new = (span for span in timeline.spans if not (is_shared(span) and span.name in told_names))
+        ordered_spans = sorted(new, key=lambda span: span.name != ATTEMPT)
+        for span in ordered_spans:
             place = self.place(self.trace.context.child(), is_remote=False)
             is_attempt = span.name == ATTEMPT
             if is_attempt:
@@ -110,7 +110,7 @@ class SpanTree:
     def part(
         self, span: TimeSpan, place: SpanContext, parent: SpanContext, timeline: Timeline, events: Iterable[TimeEvent]
     ) -> ReadableSpan:
-        base, found = timeline.row.received_at, list(events)
+        base, span_events = timeline.row.received_at, list(events)
         end = timeline.row.seconds if span.end is None else span.end
         return ReadableSpan(
             span.name,
@@ -118,8 +118,8 @@ class SpanTree:
             parent,
             self.resources(self.proxy if span.process == PROXY else span.process),
             part_attributes(span, timeline),
-            [made_event(event, base) for event in found],
-            status=made_status(any(event.name == FAILOVER for event in found)),
+            [made_event(event, base) for event in span_events],
+            status=made_status(any(event.name == FAILOVER for event in span_events)),
             start_time=nanoseconds(base + span.begin),
             end_time=nanoseconds(base + max(span.begin, end)),
             instrumentation_scope=self.scope,
@@ -148,13 +148,13 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     if not clients:
         return {}
     # A recording is heard by a request of its own, without a prompt.
-    clients.sort(key=lambda one: -one.timeline.row.prompt_tokens)
+    clients.sort(key=lambda client: -client.timeline.row.prompt_tokens)
     rows, params = [client.timeline.row for client in clients], clients[0].params
     prompt, completion = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
     operation = next((name for path, name in OPERATIONS if trace.received.route.startswith(path)), None)
-    named: dict[str, Any] = {} if operation is None else {"gen_ai.operation.name": operation}
+    operation_attributes: dict[str, Any] = {} if operation is None else {"gen_ai.operation.name": operation}
     if operation != EMBEDDINGS:
-        named |= {
+        operation_attributes |= {
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.temperature": params.temperature,
             "gen_ai.request.top_p": params.top_p,
@@ -163,7 +163,7 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     first = [row.first_token_seconds for row in rows if row.first_token_seconds is not None]
     latency = {"gen_ai.latency.time_to_first_token": max(first)} if first else {}
     return {
-        **named,
+        **operation_attributes,
         "gen_ai.provider.name": "pontil",
         "gen_ai.request.model": rows[0].model,
         "gen_ai.response.model": rows[0].model,
@@ -190,12 +190,12 @@ def time_in_queue(timeline: Timeline) -> float:
     """Return the seconds in the queues of the proxy and of the workers that computed the prompt."""
     computing = {(span.process, span.attempt) for span in timeline.spans if span.name == COMPUTE}
     waits = (span for span in timeline.spans if span.name == QUEUE)
-    counted = [span for span in waits if span.process == PROXY or (span.process, span.attempt) in computing]
-    return sum(span.end - span.begin for span in counted if span.end is not None)
+    counted_waits = [span for span in waits if span.process == PROXY or (span.process, span.attempt) in computing]
+    return sum(span.end - span.begin for span in counted_waits if span.end is not None)
 
 
 def part_attributes(span: TimeSpan, timeline: Timeline) -> dict[str, Any]:
-    known = {
+    attributes = {
         "gen_ai.request.id": timeline.row.id,
         "pontil.attempt": span.attempt,
         "pontil.tokens": span.tokens,
@@ -203,7 +203,7 @@ def part_attributes(span: TimeSpan, timeline: Timeline) -> dict[str, Any]:
         "pontil.bytes": span.bytes,
         "pontil.stage": timeline.row.stage,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def made_event(event: TimeEvent, base: float) -> Event:

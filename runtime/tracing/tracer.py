@@ -85,7 +85,7 @@ class Tracer:
 
     def begin(
         self,
-        received: ReceivedRequest,
+        received_request: ReceivedRequest,
         request_id: str,
         method: str,
         parents: Sequence[str] = (),
@@ -95,13 +95,15 @@ class Tracer:
         it is sampled."""
         parent = read_context(parents, states)
         context = new_trace(self.sample_rate) if parent is None else parent.child()
-        trace = received.trace = ServedTrace(context, parent, method, request_id, received)
+        trace = received_request.trace = ServedTrace(context, parent, method, request_id, received_request)
         return trace
 
-    def join(self, request_id: str, params: SamplingParams, received: ReceivedRequest | None) -> TraceContext | None:
+    def join(
+        self, request_id: str, params: SamplingParams, received_request: ReceivedRequest | None
+    ) -> TraceContext | None:
         """Await the timeline of a request that an HTTP request has become; return its place in the trace of that, if it
         has one."""
-        trace = None if received is None else received.trace
+        trace = None if received_request is None else received_request.trace
         if not isinstance(trace, ServedTrace):
             return None
         if trace.context.is_sampled and len(self.awaited) < MOST_AWAITED:

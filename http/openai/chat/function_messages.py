@@ -29,9 +29,9 @@ def with_functions(fields: Fields, values: Mapping[str, Any]) -> Mapping[str, An
     if not functions:
         fields.without_effect(FUNCTION_CALL)
         return values
-    for other in ("tools", "tool_choice"):
-        if values[other]:
-            raise fields.wrong(FUNCTIONS, f"and {other} stand for the same: leave out one of the two")
+    for tool_field in ("tools", "tool_choice"):
+        if values[tool_field]:
+            raise fields.wrong(FUNCTIONS, f"and {tool_field} stand for the same: leave out one of the two")
     fields.without_effect("parallel_tool_calls")
     return {**values, "tools": functions, "tool_choice": choice, "parallel_tool_calls": False}
 
@@ -48,8 +48,8 @@ def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
     for function in fields.objects(name, MAX_TOOLS):
         read_definition(function, names)
         function.ignore_rest()
-        shown = {field: function.data[field] for field in SHOWN if function.data.get(field) is not None}
-        tools.append({"type": "function", "function": shown})
+        definition = {field: function.data[field] for field in SHOWN if function.data.get(field) is not None}
+        tools.append({"type": "function", "function": definition})
     return tuple(tools)
 
 
@@ -57,32 +57,32 @@ def read_choice(fields: Fields, name: str) -> ToolChoice:
     return choice_of(fields, name, read_named, MODES, "an object with a name")
 
 
-def read_named(chosen: Fields) -> ToolChoice:
-    choice = ToolChoice("required", chosen.required_text("name"))
-    chosen.ignore_rest()
+def read_named(choice_fields: Fields) -> ToolChoice:
+    choice = ToolChoice("required", choice_fields.required_text("name"))
+    choice_fields.ignore_rest()
     return choice
 
 
 def as_tools(messages: Sequence[Message]) -> Iterator[Message]:
     """Yield the messages with calls and results of functions as those of tools. They get ids, which some templates ask
     for: of nine letters and digits, as the strictest of them want."""
-    called: dict[str, str] = {}
+    call_ids: dict[str, str] = {}
     for number, message in enumerate(messages):
         identity = f"call{number:05}"
         if FUNCTION_CALL in message:
             function = message[FUNCTION_CALL]
-            called[function["name"]] = identity
+            call_ids[function["name"]] = identity
             calls = [{"id": identity, "type": "function", "function": function}]
             yield {name: value for name, value in message.items() if name != FUNCTION_CALL} | {"tool_calls": calls}
         elif message["role"] == ROLE:
-            yield message | {"role": "tool", "tool_call_id": called.get(message["name"], identity)}
+            yield message | {"role": "tool", "tool_call_id": call_ids.get(message["name"], identity)}
         else:
             yield message
 
 
 def choice_schema() -> Schema:
-    named = opened(["name"], name={"type": "string"})
-    return {"title": '`"auto"`, `"none"` or `{"name": …}`', "anyOf": [{"enum": list(MODES)}, named]}
+    named_function = opened(["name"], name={"type": "string"})
+    return {"title": '`"auto"`, `"none"` or `{"name": …}`', "anyOf": [{"enum": list(MODES)}, named_function]}
 
 
 DESCRIBED = tools_schema("functions", opened(["name"], **FUNCTION))

@@ -51,13 +51,13 @@ class ParsedChatShape(ChatShape):
         if not parts and not self.delivery.token_ids and not delta.logprobs:
             return b""
         first = self.part(index, parts[0] if parts else None, logprobs)
-        rest = [self.framed(self.part(index, part), (), usage) for part in parts[1:]]
-        return self.framed(first, delta.ids, usage) + b"".join(rest)
+        later_chunks = [self.framed(self.part(index, part), (), usage) for part in parts[1:]]
+        return self.framed(first, delta.ids, usage) + b"".join(later_chunks)
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes = b"") -> bytes:
         reader = self.reader(index)
-        held = [self.framed(self.part(index, part), (), usage) for part in self.included(reader.finish())]
-        return b"".join(held) + super().last_chunk(index, self.reason(index, reason), usage, note)
+        held_chunks = [self.framed(self.part(index, part), (), usage) for part in self.included(reader.finish())]
+        return b"".join(held_chunks) + super().last_chunk(index, self.reason(index, reason), usage, note)
 
     def content(self, index: int, text: str) -> str | None:
         """Return the text beside reasoning; None for calls of tools."""
@@ -76,9 +76,9 @@ class ParsedChatShape(ChatShape):
         message = self.message_of(self.included([*reader.feed(choice.text), *reader.finish()]))
         if self.shown.continued:
             message["content"] = self.shown.continued + (message["content"] or "")
-        shown = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
+        choice_logprobs = self.logprobs(index, choice.logprobs) if self.shown.logprobs else None
         reason = self.reason(index, choice.reason or "stop")
-        return {"index": index, "message": message, "logprobs": shown, "finish_reason": reason}
+        return {"index": index, "message": message, "logprobs": choice_logprobs, "finish_reason": reason}
 
     def reason(self, index: int, reason: str) -> str:
         """Return the finish reason of a choice whose worker gave this one."""
@@ -110,10 +110,10 @@ def delta_of(part: Reasoning | Call | Arguments) -> dict[str, Any]:
     if isinstance(part, Reasoning):
         return reasoning_fields(part.text)
     if isinstance(part, Call):
-        begun = {"name": part.name, "arguments": ""}
+        function = {"name": part.name, "arguments": ""}
         return {
             "tool_calls": [
-                {"index": part.index, "id": part.identity or call_id(), "type": "function", "function": begun}
+                {"index": part.index, "id": part.identity or call_id(), "type": "function", "function": function}
             ]
         }
     return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
@@ -152,8 +152,8 @@ class FunctionCallShape(ParsedChatShape):
     """The JSON of such a reply. It has one call at most."""
 
     def reason(self, index: int, reason: str) -> str:
-        told = super().reason(index, reason)
-        return "function_call" if told == "tool_calls" else told
+        finish_reason = super().reason(index, reason)
+        return "function_call" if finish_reason == "tool_calls" else finish_reason
 
     def delta_of(self, part: Reasoning | Call | Arguments) -> dict[str, Any]:
         if isinstance(part, Reasoning):

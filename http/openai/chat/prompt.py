@@ -74,7 +74,9 @@ class ChatPrompt:
     def recordings(self) -> tuple[Recording, ...]:
         """The recordings in messages, which have to become text before the prompt is rendered."""
         contents = (message.get("content") for message in self.messages)
-        return tuple(recording for said in contents if isinstance(said, SpokenContent) for recording in said.recordings)
+        return tuple(
+            recording for content in contents if isinstance(content, SpokenContent) for recording in content.recordings
+        )
 
     def heard(self, texts: Mapping[Recording, str]) -> "ChatPrompt":
         """Return the prompt with each recording replaced by the text that was recognised in it."""
@@ -92,40 +94,52 @@ class ChatPrompt:
 
 
 def heard_message(message: Message, texts: Mapping[Recording, str]) -> Message:
-    said = message.get("content")
-    if not isinstance(said, SpokenContent):
+    content = message.get("content")
+    if not isinstance(content, SpokenContent):
         return message
-    return message | {"content": "".join(texts[part] if isinstance(part, Recording) else part for part in said.parts)}
+    return message | {
+        "content": "".join(texts[part] if isinstance(part, Recording) else part for part in content.parts)
+    }
 
 
 def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> ChatPrompt:
     """Build the prompt from the values of CHAT_PROMPT. Raises RequestError, naming the parameter."""
     places = places or {}
-    messages, continued = values["messages"], values["continue_final_message"]
-    prompted = values["add_generation_prompt"]
-    if prompted is None:
-        prompted = not continued
-    if continued and prompted:
+    messages, continue_final_message = values["messages"], values["continue_final_message"]
+    add_generation_prompt = values["add_generation_prompt"]
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    if continue_final_message and add_generation_prompt:
         raise fields.wrong("continue_final_message", "contradicts add_generation_prompt: set one of them")
-    own = {message["role"] for message in messages} - set(ROLES)
-    if len(own) > MAX_OWN_ROLES:
+    custom_roles = {message["role"] for message in messages} - set(ROLES)
+    if len(custom_roles) > MAX_OWN_ROLES:
         raise fields.wrong(
-            "messages", f"hold {len(own)} roles besides {', '.join(ROLES)}: at most {MAX_OWN_ROLES} may be"
+            "messages", f"hold {len(custom_roles)} roles besides {', '.join(ROLES)}: at most {MAX_OWN_ROLES} may be"
         )
-    if continued and "content" not in messages[-1]:
+    if continue_final_message and "content" not in messages[-1]:
         raise fields.wrong("continue_final_message", "needs a last message with content")
     tools = tool_fields(fields, values)
     variables: Mapping[str, Any] = values["chat_template_kwargs"]
-    given = {
+    template_options = {
         template_option.name: values[template_option.name]
         for template_option in TEMPLATE_OPTIONS
         if values[template_option.name]
     }
-    for name in given.keys() & variables.keys():
+    for name in template_options.keys() & variables.keys():
         fields.ignored.note(places.get(name, name))
-    options = {name: value for name, value in given.items() if name not in variables}
-    documents, ignored = values["documents"], fields.ignored
-    return ChatPrompt(messages, tools, documents, variables, prompted, continued, options, ignored, places)
+    options = {name: value for name, value in template_options.items() if name not in variables}
+    documents, ignored_fields = values["documents"], fields.ignored
+    return ChatPrompt(
+        messages,
+        tools,
+        documents,
+        variables,
+        add_generation_prompt,
+        continue_final_message,
+        options,
+        ignored_fields,
+        places,
+    )
 
 
 def read_messages(fields: Fields, name: str) -> tuple[Message, ...]:
@@ -140,15 +154,15 @@ def messages_of(fields: Fields, name: str, value: Any) -> tuple[Message, ...]:
         raise fields.wrong(name, "is empty: give at least one")
     if len(value) > MAX_MESSAGES:
         raise fields.wrong(name, f"may hold at most {MAX_MESSAGES} items")
-    read = [read_message(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value)]
-    return tuple(as_tools(read))
+    messages = [read_message(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value)]
+    return tuple(as_tools(messages))
 
 
 def read_message(fields: Fields) -> Message:
     role = fields.text("role")
     if role is None or not re.fullmatch(ROLE_NAME, role):
-        others = "or another one of at most 64 letters, digits and _.- that the model's chat template knows"
-        raise fields.unfit("role", role, f"{', '.join(ROLES)}, {others}")
+        other_roles = "or another one of at most 64 letters, digits and _.- that the model's chat template knows"
+        raise fields.unfit("role", role, f"{', '.join(ROLES)}, {other_roles}")
     message: Message = {"role": role}
     calls = [read_tool_call(call) for call in fields.objects("tool_calls", MAX_TOOLS)]
     function = read_function_call(fields, calls)
@@ -177,13 +191,13 @@ def read_message(fields: Fields) -> Message:
 
 def read_function_call(fields: Fields, calls: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return a call in its older form, which is the only one of its message."""
-    called = fields.object(FUNCTION_CALL)
-    if called is None:
+    function_fields = fields.object(FUNCTION_CALL)
+    if function_fields is None:
         return None
     if calls:
         raise fields.wrong(FUNCTION_CALL, "is the older form of tool_calls: leave out one of the two")
-    function = {"name": called.required_text("name"), "arguments": arguments(called)}
-    called.ignore_rest()
+    function = {"name": function_fields.required_text("name"), "arguments": arguments(function_fields)}
+    function_fields.ignore_rest()
     return function
 
 
@@ -227,9 +241,9 @@ def read_part(fields: Fields, role: str) -> str | Recording:
 
 
 def read_tool_call(fields: Fields) -> dict[str, Any]:
-    identity, called = fields.text("id"), read_function(fields)
-    function = {"name": called.required_text("name"), "arguments": arguments(called)}
-    called.ignore_rest()
+    identity, function_fields = fields.text("id"), read_function(fields)
+    function = {"name": function_fields.required_text("name"), "arguments": arguments(function_fields)}
+    function_fields.ignore_rest()
     fields.neutral({"index": tuple(range(MAX_TOOLS))})
     fields.ignore_rest()
     call = {"type": "function", "function": function}
@@ -266,11 +280,11 @@ def read_documents(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def read_variables(fields: Fields, name: str) -> Mapping[str, Any]:
-    given = fields.required_object(name)
-    for variable in given.data:
+    variables = fields.required_object(name)
+    for variable in variables.data:
         if variable in RESERVED:
-            raise given.wrong(variable, "is not for the request to set here: leave it out")
-    return given.data
+            raise variables.wrong(variable, "is not for the request to set here: leave it out")
+    return variables.data
 
 
 TEMPLATE_OPTIONS = (

@@ -62,10 +62,10 @@ def chat_of(fields: Fields, values: Mapping[str, Any]) -> ChatRequest:
 
 def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:
     """Return the logprob options: `logprobs` turns them on, `top_logprobs` is the number of alternatives per token."""
-    wanted, top = values["logprobs"], values["top_logprobs"]
-    if top and not wanted:
+    wants_logprobs, top = values["logprobs"], values["top_logprobs"]
+    if top and not wants_logprobs:
         raise fields.wrong("top_logprobs", "needs logprobs to be true")
-    return LogprobFields((top or 0) if wanted else None, values["prompt_logprobs"])
+    return LogprobFields((top or 0) if wants_logprobs else None, values["prompt_logprobs"])
 
 
 CHAT = (

@@ -24,69 +24,77 @@ NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProper
 
 
 def structure_of(
-    wanted: ToolFields, own: OutputStructure | None, dialect: Dialect, thinking: bool
+    tool_fields: ToolFields, own_structure: OutputStructure | None, dialect: Dialect, thinking: bool
 ) -> OutputStructure | None:
-    """Return the grammar of an output that may call tools and may have its `own` structure; None if unconstrained.
+    """Return the grammar of an output that may call tools and may have its own structure; None if unconstrained.
     `thinking` as in ReadPrompt. Raises RequestError for constraints that cannot be combined."""
     thought, form = dialect.thought(thinking), dialect.calls
-    if own is not None and own.written and dialect.has_messages:
-        own = replace(own, grammar=in_final_message(own.grammar))
-    if not wanted.tools:
-        return own if own is None or not own.written else replace(own, grammar=behind_thought(own.grammar, thought))
-    if own is not None:
-        return beside(wanted, own, form, thought)
+    if own_structure is not None and own_structure.written and dialect.has_messages:
+        own_structure = replace(own_structure, grammar=in_final_message(own_structure.grammar))
+    if not tool_fields.tools:
+        return (
+            own_structure
+            if own_structure is None or not own_structure.written
+            else replace(own_structure, grammar=behind_thought(own_structure.grammar, thought))
+        )
+    if own_structure is not None:
+        return beside(tool_fields, own_structure, form, thought)
     if form is None:
-        refuse_promises(wanted)
+        refuse_promises(tool_fields)
         return None
-    if wanted.choice.mode == "required":
-        return grammar_for("tools", lambda: required(wanted, form, thought))
-    if wanted.parallel and not any(tool.strict for tool in wanted.tools):
+    if tool_fields.choice.mode == "required":
+        return grammar_for("tools", lambda: required(tool_fields, form, thought))
+    if tool_fields.parallel and not any(tool.strict for tool in tool_fields.tools):
         return None
-    return grammar_for("tools", lambda: possible(wanted, form, thought))
+    return grammar_for("tools", lambda: possible(tool_fields, form, thought))
 
 
-def beside(wanted: ToolFields, own: OutputStructure, form: CallFormat | None, thought: Thought) -> OutputStructure:
+def beside(
+    tool_fields: ToolFields, own_structure: OutputStructure, form: CallFormat | None, thought: Thought
+) -> OutputStructure:
     """Return a grammar of either calls or the requested structure."""
-    if form is None or wanted.choice.mode == "required" or not own.written:
-        says = f'{own.param} leaves no room for calls of tools: set tool_choice to "none", or leave one out'
-        raise RequestError(says, param=own.param)
-    made = grammar_for(
+    if form is None or tool_fields.choice.mode == "required" or not own_structure.written:
+        says = f'{own_structure.param} leaves no room for calls of tools: set tool_choice to "none", or leave one out'
+        raise RequestError(says, param=own_structure.param)
+    structure = grammar_for(
         "tools",
-        lambda: grammar_of_calls_or_form(call_texts(wanted, form), frame(form, wanted.parallel), own.grammar, thought),
+        lambda: grammar_of_calls_or_form(
+            call_texts(tool_fields, form), frame(form, tool_fields.parallel), own_structure.grammar, thought
+        ),
     )
-    return replace(own, grammar=made.grammar, param=made.param)
+    return replace(own_structure, grammar=structure.grammar, param=structure.param)
 
 
-def refuse_promises(wanted: ToolFields) -> None:
+def refuse_promises(tool_fields: ToolFields) -> None:
     """Refuse guarantees about calls where calls cannot be parsed and so are ordinary text."""
     reason = "needs calls to be read, and this server was started with --tool-call-parser none: leave it out, or have \
 it started with auto"
-    if wanted.choice.mode == "required":
+    if tool_fields.choice.mode == "required":
         raise RequestError(f"tool_choice {reason}", param="tool_choice")
-    if not (wanted.parallel or wanted.legacy):
+    if not (tool_fields.parallel or tool_fields.legacy):
         raise RequestError(f"parallel_tool_calls {reason}", param="parallel_tool_calls")
-    strict = next((number for number, tool in enumerate(wanted.tools) if tool.strict), None)
+    strict = next((number for number, tool in enumerate(tool_fields.tools) if tool.strict), None)
     if strict is not None:
-        param = wanted.path(strict, "strict")
+        param = tool_fields.path(strict, "strict")
         raise RequestError(f"{param} {reason}", param=param)
 
 
-def required(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:
+def required(tool_fields: ToolFields, form: CallFormat, thought: Thought) -> str:
     """Return a grammar of calls only; every schema is enforced, strict or not. A model that was taught a format is held
     to one call: it would go on without end."""
-    name = wanted.choice.name
-    tools = [tool for tool in wanted.tools if name in (None, tool.name)]
+    name = tool_fields.choice.name
+    tools = [tool for tool in tool_fields.tools if name in (None, tool.name)]
     calls = [call_text(tool, form, True, number) for number, tool in enumerate(tools)]
-    return grammar_of_calls(calls, frame(form, wanted.parallel and name is None and not form.taught), thought)
+    return grammar_of_calls(calls, frame(form, tool_fields.parallel and name is None and not form.taught), thought)
 
 
-def possible(wanted: ToolFields, form: CallFormat, thought: Thought) -> str:
+def possible(tool_fields: ToolFields, form: CallFormat, thought: Thought) -> str:
     """Return a grammar of text and optional calls; the schemas of strict tools are enforced."""
     if form.messages:
         final = in_final_message(f"{START}TEXT\n")
-        return grammar_of_calls_or_form(call_texts(wanted, form), frame(form, False), final, thought)
+        return grammar_of_calls_or_form(call_texts(tool_fields, form), frame(form, False), final, thought)
     write = grammar_of_calls_in_text if form.anywhere else grammar_of_calls_or_text
-    return write(call_texts(wanted, form), frame(form, wanted.parallel), form.openings, thought)
+    return write(call_texts(tool_fields, form), frame(form, tool_fields.parallel), form.openings, thought)
 
 
 def frame(form: CallFormat, several: bool) -> CallFrame:
@@ -94,12 +102,12 @@ def frame(form: CallFormat, several: bool) -> CallFrame:
     return CallFrame(form.begin, form.between if several and not form.messages else None, form.end)
 
 
-def call_texts(wanted: ToolFields, form: CallFormat) -> list[CallText]:
-    return [call_text(tool, form, tool.strict, number) for number, tool in enumerate(wanted.tools)]
+def call_texts(tool_fields: ToolFields, form: CallFormat) -> list[CallText]:
+    return [call_text(tool, form, tool.strict, number) for number, tool in enumerate(tool_fields.tools)]
 
 
-def call_text(tool: Tool, form: CallFormat, enforced: bool, number: int) -> CallText:
+def call_text(tool: Tool, form: CallFormat, is_enforced: bool, number: int) -> CallText:
     """Return the call of one tool. A tool without parameters takes none; a schema without a type means an object."""
     schema = NOTHING if tool.parameters is None else {"type": "object"} | dict(tool.parameters)
-    arguments, rules = form.syntax.grammar(schema if enforced else None, tool.strict, number)
+    arguments, rules = form.syntax.grammar(schema if is_enforced else None, tool.strict, number)
     return CallText(form.head(tool.name), arguments, form.tail, rules)

@@ -44,13 +44,13 @@ class ToolTeacher:
 
     def with_lesson(self, messages: list[Message], lesson: str) -> list[Message]:
         """Put the lesson behind the system's text, or before the first message where there is none."""
-        first, rest = messages[0], messages[1:]
+        first, later_messages = messages[0], messages[1:]
         if first["role"] in SYSTEM:
-            return [first | {"content": f"{first['content']}\n\n{lesson}"}, *rest]
+            return [first | {"content": f"{first['content']}\n\n{lesson}"}, *later_messages]
         if self.takes_system:
             return [{"role": "system", "content": lesson}, *messages]
         if first["role"] == "user":
-            return [first | {"content": f"{lesson}\n\n{first['content']}"}, *rest]
+            return [first | {"content": f"{lesson}\n\n{first['content']}"}, *later_messages]
         return [{"role": "user", "content": lesson}, *messages]
 
 
@@ -62,10 +62,10 @@ def teacher_for(template: ChatTemplate, form: CallFormat | None) -> ToolTeacher:
 
 
 def instructions(tools: Sequence[dict[str, Any]], form: CallFormat) -> str:
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    tool_lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     call = form.begin + form.written(EXAMPLE, {KEY: "value"}) + form.end
     return (
-        f"You can call functions. Each line between the next two tags describes one:\n<tools>\n{listed}\n</tools>\n"
+        f"You can call functions. Each line between the next two tags describes one:\n<tools>\n{tool_lines}\n</tools>\n"
         f"To call a function, write this and nothing else, with the function's name and arguments instead of the "
         f"example's:\n{call}\n"
         f"Results of functions come between {RESULT} and {RESULT_END}. If no function helps, answer as usual."

@@ -132,8 +132,8 @@ COMPLETION = (
     *PROMPT,
     Parameter("suffix", NeutralType(("",)), "text after the answer"),
     *(
-        Parameter(name, NeutralType(allowed, FOR_CHATS), "of chats")
-        for name, allowed in OF_CHATS.items()
+        Parameter(name, NeutralType(allowed_values, FOR_CHATS), "of chats")
+        for name, allowed_values in OF_CHATS.items()
         if name != "max_completion_tokens"
     ),
     Parameter("max_completion_tokens", ShapedType(read_limit_of_chats, LIMIT_SCHEMA), "of chats"),

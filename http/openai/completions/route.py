@@ -45,31 +45,31 @@ LOG = logging.getLogger("pontil.proxy")
 
 
 def remote_kv(
-    proxy: Proxy, wanted: CompletionRequest | ChatRequest, name: str | None, prompts: int = 1
+    proxy: Proxy, generation_request: CompletionRequest | ChatRequest, name: str | None, prompts: int = 1
 ) -> RemoteKV | None:
     """Return what a router of others wants done with the prompt's KV, kept or taken from elsewhere; None if the request
     is to be served like any other. `name` is the request's id. Raises RequestError for what the router cannot have
     meant."""
-    asked = wanted.kv_transfer
-    if asked is None:
+    kv_transfer = generation_request.kv_transfer
+    if kv_transfer is None:
         return None
     if not proxy.config.kv_transfers:
         says = "is for a worker with an endpoint of its own (--role prefill or decode with --http): leave it out"
         raise RequestError(f"{NAME} {says}", param=NAME, code="unsupported_parameter")
     if prompts != 1:
         raise RequestError(f"{NAME} moves the KV of one prompt, and there are {prompts}: send one", param=NAME)
-    if asked.keeps:
-        if wanted.delivery.stream:
+    if kv_transfer.keeps:
+        if generation_request.delivery.stream:
             raise RequestError(f"{NAME} with do_remote_decode is for an answer that is not streamed", param=NAME)
-        if wanted.sampling.max_tokens != 1:
-            limit = wanted.sampling.max_tokens_name
+        if generation_request.sampling.max_tokens != 1:
+            limit = generation_request.sampling.max_tokens_name
             raise RequestError(f"{NAME} with do_remote_decode is for one token: set {limit} to 1", param=NAME)
         return KeepPrompt(proxy.kv_transfers)
-    if wanted.sampling.params.prompt_logprobs is not None:
+    if generation_request.sampling.params.prompt_logprobs is not None:
         # They are known only where the whole prompt is computed.
         return None
     try:
-        return proxy.kv_transfers.claim(asked.told)
+        return proxy.kv_transfers.claim(kv_transfer.told)
     except ValueError as error:
         LOG.warning("a kept prompt is not asked for, but computed here: %s", error, extra={"request": name})
         return None
@@ -108,79 +108,79 @@ class Preparation:
     def __init__(self, proxy: Proxy, model: ServedModel, prompts: PromptReader, grammars: GrammarCheck) -> None:
         self.proxy, self.model, self.prompts, self.grammars = proxy, model, prompts, grammars
 
-    def complete(self, ticket: Ticket, wanted: CompletionRequest | ChatRequest) -> Ticket:
+    def complete(self, ticket: Ticket, generation_request: CompletionRequest | ChatRequest) -> Ticket:
         """Return the ticket of a request that was read. Raises RequestError for another model, or a priority that its
         caller may not ask for."""
-        self.model.check(wanted.model)
-        return wanted.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
+        self.model.check(generation_request.model)
+        return generation_request.handling.complete(ticket, share_prefixes=self.proxy.config.share_prefixes)
 
     def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
         return self.proxy.registry.generating.snapshot(ticket.release)
 
-    async def completion(self, ticket: Ticket, wanted: CompletionRequest) -> ReadyRequest:
+    async def completion(self, ticket: Ticket, completion_request: CompletionRequest) -> ReadyRequest:
         """Compile the grammar of a completion, tokenize its prompts and fit them to the context."""
-        ticket = self.complete(ticket, wanted)
+        ticket = self.complete(ticket, completion_request)
         snapshot = self.snapshot(ticket)
-        remote = remote_kv(self.proxy, wanted, ticket.name, len(wanted.prompts))
+        remote = remote_kv(self.proxy, completion_request, ticket.name, len(completion_request.prompts))
         # Checked before any grammar is compiled or prompt tokenized.
-        check_together(snapshot.workers, len(wanted.prompts) * wanted.sampling.params.n)
-        self.proxy.admissions.check_limits(ticket, len(wanted.prompts))
-        wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
-        limit = TextLimit(snapshot.known_context, wanted.handling.is_whole)
+        check_together(snapshot.workers, len(completion_request.prompts) * completion_request.sampling.params.n)
+        self.proxy.admissions.check_limits(ticket, len(completion_request.prompts))
+        completion_request = replace(completion_request, sampling=await self.usable(completion_request.sampling))
+        limit = TextLimit(snapshot.known_context, completion_request.handling.is_whole)
         works = []
-        for prompt in wanted.prompts:
-            ids = await self.prompt_ids(prompt, wanted, limit)
-            works.append(moved(self.fit(ids, wanted, snapshot, "prompt", DEFAULT_TOKENS), remote))
-        return ReadyRequest(ticket, works, wanted.sampling, snapshot)
+        for prompt in completion_request.prompts:
+            ids = await self.prompt_ids(prompt, completion_request, limit)
+            works.append(moved(self.fit(ids, completion_request, snapshot, "prompt", DEFAULT_TOKENS), remote))
+        return ReadyRequest(ticket, works, completion_request.sampling, snapshot)
 
-    async def prompt_ids(self, prompt: Prompt, wanted: CompletionRequest, limit: TextLimit) -> list[int]:
+    async def prompt_ids(self, prompt: Prompt, completion_request: CompletionRequest, limit: TextLimit) -> list[int]:
         if not isinstance(prompt, str):
             return list(prompt)
-        return await self.prompts.text_ids(prompt, limit, wanted.handling.add_special_tokens)
+        return await self.prompts.text_ids(prompt, limit, completion_request.handling.add_special_tokens)
 
     async def chat(
-        self, ticket: Ticket, wanted: ChatRequest, prompt_name: str = "messages", remote: RemoteKV | None = None
+        self, ticket: Ticket, chat_request: ChatRequest, prompt_name: str = "messages", remote: RemoteKV | None = None
     ) -> ReadyChat:
         """Compile the grammars of a chat whose ticket is complete, tokenize it and fit it to the context. Errors call
         its prompt by this name."""
         snapshot = self.snapshot(ticket)
-        wanted = replace(wanted, sampling=await self.usable(wanted.sampling))
-        return await self.fitted(ticket, wanted, snapshot, prompt_name, remote)
+        chat_request = replace(chat_request, sampling=await self.usable(chat_request.sampling))
+        return await self.fitted(ticket, chat_request, snapshot, prompt_name, remote)
 
     async def fitted(
         self,
         ticket: Ticket,
-        wanted: ChatRequest,
+        chat_request: ChatRequest,
         snapshot: RegistrySnapshot,
         prompt_name: str,
         remote: RemoteKV | None = None,
     ) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
-        handling = wanted.handling
+        handling = chat_request.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
-        prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens, prompt_name)
-        wanted = await self.with_structure(wanted, prompt.thinking)
-        work = moved(self.fit(prompt.ids, wanted, snapshot, prompt_name), remote)
-        return ReadyChat(ticket, [work], wanted.sampling, snapshot, wanted, prompt.thinking)
+        prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens, prompt_name)
+        chat_request = await self.with_structure(chat_request, prompt.thinking)
+        work = moved(self.fit(prompt.ids, chat_request, snapshot, prompt_name), remote)
+        return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
-    async def rendered(self, wanted: ChatRequest) -> list[int]:
+    async def rendered(self, chat_request: ChatRequest) -> list[int]:
         """Return the prompt with which a chat would be answered."""
-        self.model.check(wanted.model)
-        snapshot, handling = self.proxy.registry.generating.snapshot(), wanted.handling
+        self.model.check(chat_request.model)
+        snapshot, handling = self.proxy.registry.generating.snapshot(), chat_request.handling
         limit = TextLimit(snapshot.known_context, handling.is_whole)
-        prompt = await self.prompts.chat(wanted.prompt, limit, handling.add_special_tokens)
-        return self.fit(prompt.ids, wanted, snapshot, "messages").prompt
+        prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens)
+        return self.fit(prompt.ids, chat_request, snapshot, "messages").prompt
 
     def fit(
         self,
         prompt: list[int],
-        wanted: CompletionRequest | ChatRequest,
+        generation_request: CompletionRequest | ChatRequest,
         snapshot: RegistrySnapshot,
         prompt_name: str,
         default: int | None = None,
     ) -> Generation:
         """Return the work on one prompt, fitted to the context."""
-        sampling, handling, context = wanted.sampling, wanted.handling, snapshot.context_length
+        sampling, handling, context = generation_request.sampling, generation_request.handling, snapshot.context_length
         wanted_tokens = default if sampling.max_tokens is None else sampling.max_tokens
         prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
@@ -200,23 +200,29 @@ class Preparation:
             return sampling
         return replace(sampling, structure=await self.grammars.check(sampling.structure))
 
-    async def with_structure(self, wanted: ChatRequest, thinking: bool) -> ChatRequest:
+    async def with_structure(self, chat_request: ChatRequest, thinking: bool) -> ChatRequest:
         """Return the request with the grammar of its tools, and room for reasoning, checked in the form that workers
         get."""
-        tools, own = wanted.prompt.tools, wanted.sampling.structure
-        structure = await self.structure(tools, own, thinking)
+        tools, own_structure = chat_request.prompt.tools, chat_request.sampling.structure
+        structure = await self.structure(tools, own_structure, thinking)
         try:
             await self.grammars.check(structure)
         except RequestError as error:
             if error.param != "tools":
                 raise
-            structure = await self.structure(await self.grammars.relaxed(tools), own, thinking)
+            structure = await self.structure(await self.grammars.relaxed(tools), own_structure, thinking)
             await self.grammars.check(structure)
-        return wanted if structure is own else replace(wanted, sampling=replace(wanted.sampling, structure=structure))
+        return (
+            chat_request
+            if structure is own_structure
+            else replace(chat_request, sampling=replace(chat_request.sampling, structure=structure))
+        )
 
-    async def structure(self, tools: ToolFields, own: OutputStructure | None, thinking: bool) -> OutputStructure | None:
+    async def structure(
+        self, tools: ToolFields, own_structure: OutputStructure | None, thinking: bool
+    ) -> OutputStructure | None:
         # The tools' schemas may be as large as a body may be.
-        make = partial(structure_of, tools, own, self.prompts.dialect, thinking)
+        make = partial(structure_of, tools, own_structure, self.prompts.dialect, thinking)
         return await self.prompts.executor.run(make, 0) if tools.tools else make()
 
 
@@ -230,36 +236,38 @@ class GenerationRoutes:
         self.sounds = open_sounds(self.proxy, self.model, bodies)
         self.resumable = ResumableRoutes(self.proxy)
 
-    async def read(self, request: Request, read: Callable[..., T]) -> T:
+    async def read(self, request: Request, parser: Callable[..., T]) -> T:
         """Read this request's body by its parser."""
-        ignored = self.bodies.ignored(request)
-        return await self.bodies.read(request, partial(read, vocab_size=self.model.vocab_size, ignored=ignored))
+        ignored_fields = self.bodies.ignored(request)
+        return await self.bodies.read(
+            request, partial(parser, vocab_size=self.model.vocab_size, ignored=ignored_fields)
+        )
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         return await self.answer_completion(request, await self.read(request, read_completion))
 
     async def answer_completion(
-        self, request: Request, wanted: CompletionRequest, form: type[CompletionShape] = CompletionShape
+        self, request: Request, completion_request: CompletionRequest, form: type[CompletionShape] = CompletionShape
     ) -> HTTPResponse | None:
         """Answer a completion that has been read, in this form."""
-        ready = await self.preparation.completion(request.ctx.ticket, wanted)
-        shown = self.shown(ready.sampling, wanted.echo, added=self.added(wanted))
-        shape = form(self.heading(request, "cmpl", ready.snapshot), wanted.delivery, shown)
+        ready = await self.preparation.completion(request.ctx.ticket, completion_request)
+        shown_text = self.shown(ready.sampling, completion_request.echo, added=self.added(completion_request))
+        shape = form(self.heading(request, "cmpl", ready.snapshot), completion_request.delivery, shown_text)
         return await self.send(request, ready, shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
         return await self.answer_chat(request, await self.read(request, read_chat))
 
-    async def answer_chat(self, request: Request, wanted: ChatRequest) -> HTTPResponse | None:
+    async def answer_chat(self, request: Request, chat_request: ChatRequest) -> HTTPResponse | None:
         """Answer a chat that has been read."""
-        ticket = self.preparation.complete(request.ctx.ticket, wanted)
-        self.sounds.check(wanted, request)
+        ticket = self.preparation.complete(request.ctx.ticket, chat_request)
+        self.sounds.check(chat_request, request)
         self.proxy.admissions.check_limits(ticket)
-        remote = remote_kv(self.proxy, wanted, ticket.name)
-        ready = await self.preparation.chat(ticket, await self.sounds.heard(wanted, ticket), remote=remote)
+        remote = remote_kv(self.proxy, chat_request, ticket.name)
+        ready = await self.preparation.chat(ticket, await self.sounds.heard(chat_request, ticket), remote=remote)
         shape = self.chat_shape(ready, self.heading(request, "chatcmpl", ready.snapshot))
-        if wanted.audio is not None:
-            return await self.speak(request, ready, shape, wanted.audio)
+        if chat_request.audio is not None:
+            return await self.speak(request, ready, shape, chat_request.audio)
         return await self.send(request, ready, shape)
 
     async def send(
@@ -275,18 +283,18 @@ class GenerationRoutes:
         return await reply(request, stream, shape, keep)
 
     async def speak(
-        self, request: Request, ready: ReadyChat, shape: ChatShape, wanted: AudioOutput
+        self, request: Request, ready: ReadyChat, shape: ChatShape, audio_output: AudioOutput
     ) -> HTTPResponse | None:
         """Send an answer in sound, which all stages of the model make."""
         understood(request)
         check_not_continued(request)
         shape.schema_watch = self.schema_watch(ready.sampling)
-        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, wanted)
+        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, audio_output)
 
     def heading(self, request: Request, kind: str, snapshot: RegistrySnapshot) -> ReplyHeading:
         """Return the heading of a reply: the earlier one of a stream that is continued, else a new one."""
-        if (begun := heading_of(request)) is not None:
-            return begun
+        if (earlier_heading := heading_of(request)) is not None:
+            return earlier_heading
         fingerprint = snapshot.system_fingerprint(self.proxy.config.version)
         return ReplyHeading(f"{kind}-{secrets.token_hex(12)}", int(time.time()), self.model.name, fingerprint)
 
@@ -297,24 +305,28 @@ class GenerationRoutes:
             return None
         return SchemaWatch(self.answers, structure.schema)
 
-    def added(self, wanted: CompletionRequest) -> tuple[int, ...]:
+    def added(self, completion_request: CompletionRequest) -> tuple[int, ...]:
         """Return the ids that the tokenizer put before the texts of an echoed request."""
-        is_text = wanted.echo and wanted.handling.add_special_tokens and isinstance(wanted.prompts[0], str)
+        is_text = (
+            completion_request.echo
+            and completion_request.handling.add_special_tokens
+            and isinstance(completion_request.prompts[0], str)
+        )
         return tuple(self.proxy.tokenizer.encode("", True)) if is_text else ()
 
     def chat_shape(self, ready: ReadyChat, heading: ReplyHeading) -> ChatShape:
-        wanted = ready.wanted
-        continued = wanted.prompt.continued if wanted.echo else ""
-        if wanted.echo and not continued:
-            wanted.prompt.ignored.note("echo")
-        made = (heading, wanted.delivery, self.shown(ready.sampling, continued=continued))
-        if not (wanted.include_reasoning or self.prompts.dialect.thinks):
-            wanted.prompt.ignored.note("include_reasoning")
-        if not self.prompts.dialect.reads(wanted.prompt.tools.functions):
-            return self.sounds.form(ChatShape, wanted.audio)(*made)
-        parsed = FunctionCallShape if wanted.prompt.tools.legacy else ParsedChatShape
-        form = self.sounds.form(parsed, wanted.audio)
-        return form(*made, partial(self.answer_reader, ready), wanted.include_reasoning)
+        chat_request = ready.wanted
+        continued_text = chat_request.prompt.continued if chat_request.echo else ""
+        if chat_request.echo and not continued_text:
+            chat_request.prompt.ignored.note("echo")
+        shape_args = (heading, chat_request.delivery, self.shown(ready.sampling, continued=continued_text))
+        if not (chat_request.include_reasoning or self.prompts.dialect.thinks):
+            chat_request.prompt.ignored.note("include_reasoning")
+        if not self.prompts.dialect.reads(chat_request.prompt.tools.functions):
+            return self.sounds.form(ChatShape, chat_request.audio)(*shape_args)
+        shape_type = FunctionCallShape if chat_request.prompt.tools.legacy else ParsedChatShape
+        form = self.sounds.form(shape_type, chat_request.audio)
+        return form(*shape_args, partial(self.answer_reader, ready), chat_request.include_reasoning)
 
     def answer_reader(self, ready: ReadyChat) -> AnswerReader:
         """Return the reader of one answer. A grammar written by the client leaves no room for reasoning."""

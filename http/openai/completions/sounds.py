@@ -26,17 +26,17 @@ class Sounds(Protocol):
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The audio API."""
 
-    def check(self, wanted: ChatRequest, request: Request) -> None:
+    def check(self, chat_request: ChatRequest, request: Request) -> None:
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
 
-    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
+    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
         """Return the chat with the text of its recordings in their places."""
 
-    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+    def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         """Return the form of a reply, in sound where that was asked for and can be."""
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
     ) -> HTTPResponse | None:
         """Submit a chat through all stages, and send the reply in a form of this room."""
 
@@ -52,23 +52,23 @@ class NoSounds:
         paths = [("POST", f"/v1/audio/{name}", RouteAccess.KEY) for name in names]
         return LeftOutRoom(self.sentence, *paths).endpoints()
 
-    def check(self, wanted: ChatRequest, request: Request) -> None:
+    def check(self, chat_request: ChatRequest, request: Request) -> None:
         place = (
             "modalities"
-            if wanted.audio is not None
-            else next((recording.place for recording in wanted.prompt.recordings), None)
+            if chat_request.audio is not None
+            else next((recording.place for recording in chat_request.prompt.recordings), None)
         )
         if place is not None:
             raise RequestError(self.sentence, param=place, code="unsupported_parameter")
 
-    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
-        return wanted
+    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
+        return chat_request
 
-    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+    def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         return form
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
     ) -> HTTPResponse | None:
         raise AssertionError("a chat in sound was refused before")
 

@@ -129,50 +129,56 @@ class EmbeddingRoutes:
         self.executor = OrderedExecutor()
 
     async def embeddings(self, request: Request) -> HTTPResponse:
-        served = self.served
-        if served is None:
+        served_model = self.served
+        if served_model is None:
             says = "embeddings are not served here: start the server with --embed, which starts workers for them"
             raise RequestError(says, status=404, code="not_supported")
-        ignored = self.bodies.ignored(request)
-        read = partial(read_embedding, vocab_size=served.vocab_size, ignored=ignored)
-        wanted = await self.bodies.read(request, read)
-        self.check_model(wanted.model, served)
-        ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
-        snapshot = served.snapshot
-        check_together(snapshot.workers, len(wanted.inputs), "input")
-        check_dimensions(wanted.dimensions, snapshot)
-        self.proxy.admissions.check_limits(ticket, len(wanted.inputs))
-        ids = await self.input_ids(wanted, served, snapshot)
+        ignored_fields = self.bodies.ignored(request)
+        parser = partial(read_embedding, vocab_size=served_model.vocab_size, ignored=ignored_fields)
+        embedding_request = await self.bodies.read(request, parser)
+        self.check_model(embedding_request.model, served_model)
+        ticket = embedding_request.handling.complete(
+            request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes
+        )
+        snapshot = served_model.snapshot
+        check_together(snapshot.workers, len(embedding_request.inputs), "input")
+        check_dimensions(embedding_request.dimensions, snapshot)
+        self.proxy.admissions.check_limits(ticket, len(embedding_request.inputs))
+        ids = await self.input_ids(embedding_request, served_model, snapshot)
         understood(request)
-        works = [TextEmbedding(one, served.name, wanted.dimensions) for one in ids]
+        works = [TextEmbedding(token_ids, served_model.name, embedding_request.dimensions) for token_ids in ids]
         stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
-        return await self.answered(stream, works, wanted, served)
+        return await self.answered(stream, works, embedding_request, served_model)
 
-    def check_model(self, name: str | None, served: ServedEmbedding) -> None:
-        if name == self.generating.name != served.name:
-            says = f"the model {name!r:.200} generates text and does not embed it: ask {served.name!r}"
+    def check_model(self, name: str | None, served_model: ServedEmbedding) -> None:
+        if name == self.generating.name != served_model.name:
+            says = f"the model {name!r:.200} generates text and does not embed it: ask {served_model.name!r}"
             raise RequestError(says, status=404, param="model", code="model_not_found")
-        if name is not None and name != served.name:
-            raise no_model(name, [self.generating.name, served.name])
+        if name is not None and name != served_model.name:
+            raise no_model(name, [self.generating.name, served_model.name])
 
     async def input_ids(
-        self, wanted: EmbeddingRequest, served: ServedEmbedding, snapshot: RegistrySnapshot
+        self, embedding_request: EmbeddingRequest, served_model: ServedEmbedding, snapshot: RegistrySnapshot
     ) -> list[list[int]]:
         """Tokenize the inputs and fit them to the context, in a thread unless they are short."""
-        context, handling = snapshot.context_length, wanted.handling
+        context, handling = snapshot.context_length, embedding_request.handling
         limit = TextLimit(context, handling.is_whole)
-        texts = {index: text for index, text in enumerate(wanted.inputs) if isinstance(text, str)}
+        texts = {index: text for index, text in enumerate(embedding_request.inputs) if isinstance(text, str)}
         for index, text in texts.items():
-            served.encoder.check(text, input_name(wanted.inputs, index), limit)
-        work = partial(encode_all, wanted, served, context)
+            served_model.encoder.check(text, input_name(embedding_request.inputs, index), limit)
+        work = partial(encode_all, embedding_request, served_model, context)
         size = sum(map(len, texts.values()))
         ids = await self.executor.run(work, size) if size > SHORT_TEXT else work()
-        for index, one in enumerate(ids):
-            check_length(one, context, input_name(wanted.inputs, index))
+        for index, token_ids in enumerate(ids):
+            check_length(token_ids, context, input_name(embedding_request.inputs, index))
         return ids
 
     async def answered(
-        self, stream: Stream, works: Sequence[TextEmbedding], wanted: EmbeddingRequest, served: ServedEmbedding
+        self,
+        stream: Stream,
+        works: Sequence[TextEmbedding],
+        embedding_request: EmbeddingRequest,
+        served_model: ServedEmbedding,
     ) -> HTTPResponse:
         """Return the answer once all vectors are there. What has no reader any more is cancelled."""
         try:
@@ -182,7 +188,7 @@ class EmbeddingRoutes:
             stream.cancel()
         vectors = [work.vector or b"" for work in works]
         tokens = stream.final_usage.prompt_tokens
-        write = partial(embedding_body, vectors, served.name, tokens, in_base64=wanted.in_base64)
+        write = partial(embedding_body, vectors, served_model.name, tokens, in_base64=embedding_request.in_base64)
         count = sum(map(len, vectors)) // FLOAT_BYTES
         body = await self.executor.run(write, count) if count > FEW_NUMBERS else write()
         return raw(body, content_type="application/json", headers=route_of(stream))
@@ -192,29 +198,29 @@ def input_name(inputs: Sequence[Prompt], index: int) -> str:
     return "input" if len(inputs) == 1 else f"input[{index}]"
 
 
-def encode_all(wanted: EmbeddingRequest, served: ServedEmbedding, context: int) -> list[list[int]]:
+def encode_all(embedding_request: EmbeddingRequest, served_model: ServedEmbedding, context: int) -> list[list[int]]:
     """Tokenize the inputs, and cut those that are to be cut."""
-    handling = wanted.handling
-    found = []
-    for one in wanted.inputs:
-        if not isinstance(one, str):
-            found.append(handling.cut(list(one), context))
+    handling = embedding_request.handling
+    encoded_inputs = []
+    for prompt in embedding_request.inputs:
+        if not isinstance(prompt, str):
+            encoded_inputs.append(handling.cut(list(prompt), context))
             continue
-        ids = served.tokenizer.encode_unlocked(one, handling.add_special_tokens)
-        kept = len(ids) if handling.truncate is None else len(handling.cut(ids, context))
-        if kept < len(ids):
-            ids = shortened(ids, served.tokenizer.encode_unlocked(one, False), kept)
-        found.append(ids)
-    return found
+        ids = served_model.tokenizer.encode_unlocked(prompt, handling.add_special_tokens)
+        kept_tokens = len(ids) if handling.truncate is None else len(handling.cut(ids, context))
+        if kept_tokens < len(ids):
+            ids = shortened(ids, served_model.tokenizer.encode_unlocked(prompt, False), kept_tokens)
+        encoded_inputs.append(ids)
+    return encoded_inputs
 
 
-def shortened(ids: list[int], body: list[int], kept: int) -> list[int]:
+def shortened(ids: list[int], body: list[int], kept_tokens: int) -> list[int]:
     """Return so many ids of a text. Its own tokens, the `body`, are cut at their end; those that the tokenizer puts
     around them stay, as the model knows them."""
     around = len(ids) - len(body)
     before = next((place for place in range(around + 1) if ids[place : place + len(body)] == body), around)
-    room = kept - around
-    return ids[:before] + body[:room] + ids[before + len(body) :] if room > 0 else ids[:kept]
+    room = kept_tokens - around
+    return ids[:before] + body[:room] + ids[before + len(body) :] if room > 0 else ids[:kept_tokens]
 
 
 def check_length(ids: Sequence[int], context: int, name: str) -> None:

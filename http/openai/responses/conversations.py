@@ -69,16 +69,16 @@ class Conversations:
         store = self.store
         if store is None:
             return False
-        kept = asyncio.ensure_future(self.executor.run(partial(store.add, caller, response), size))
-        kept.add_done_callback(partial(complain, response.id))
-        done, _ = await asyncio.wait([kept], timeout=KEEP_PATIENCE)
-        return bool(done) and kept.exception() is None and kept.result()
+        future = asyncio.ensure_future(self.executor.run(partial(store.add, caller, response), size))
+        future.add_done_callback(partial(complain, response.id))
+        done_futures, _ = await asyncio.wait([future], timeout=KEEP_PATIENCE)
+        return bool(done_futures) and future.exception() is None and future.result()
 
     async def history(self, caller: str, previous: str | None, items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
         """Return the items before a request, and its own with references resolved. Raises RequestError (404) for a
         response or an item that is not there."""
-        wanted = [item["id"] for item in items if item["type"] == REFERENCE]
-        if previous is None and not wanted:
+        reference_ids = [item["id"] for item in items if item["type"] == REFERENCE]
+        if previous is None and not reference_ids:
             return [], list(items)
         before: list[Item] | None = []
         if previous is not None:
@@ -87,8 +87,8 @@ class Conversations:
             says = f"Previous response with id {previous!r:.100} not found: {self.reason}"
             raise RequestError(says, status=404, param="previous_response_id", code="previous_response_not_found")
         nothing: dict[str, Item] = {}
-        found = await self.read(partial(outputs, caller, wanted), nothing) if wanted else nothing
-        return before, [resolved(item, found, self.reason) for item in items]
+        output_items = await self.read(partial(outputs, caller, reference_ids), nothing) if reference_ids else nothing
+        return before, [resolved(item, output_items, self.reason) for item in items]
 
     @property
     def reason(self) -> str:
@@ -103,18 +103,18 @@ class Conversations:
 
     async def response(self, caller: str, name: str) -> bytes:
         """Return a response's JSON. Raises RequestError (404)."""
-        known = RESPONSE_ID.fullmatch(name) is not None
-        body = await self.read(lambda store: store.response(caller, name), None) if known else None
+        is_valid_id = RESPONSE_ID.fullmatch(name) is not None
+        body = await self.read(lambda store: store.response(caller, name), None) if is_valid_id else None
         if body is None:
             raise self.not_found(name)
         return body
 
-    async def input_items(self, caller: str, name: str, chosen: Callable[[list[Item]], dict[str, Any]]) -> bytes:
-        """Return the JSON of what `chosen` takes of a response's input. Raises RequestError (404)."""
+    async def input_items(self, caller: str, name: str, select_page: Callable[[list[Item]], dict[str, Any]]) -> bytes:
+        """Return the JSON of what `select_page` takes of a response's input. Raises RequestError (404)."""
 
         def work(store: ResponseStore) -> bytes | None:
             items = store.conversation(caller, name, with_output=False)
-            return None if items is None else json.dumps(chosen(items), ensure_ascii=False).encode()
+            return None if items is None else json.dumps(select_page(items), ensure_ascii=False).encode()
 
         body = await self.read(work, None) if RESPONSE_ID.fullmatch(name) else None
         if body is None:
@@ -123,8 +123,8 @@ class Conversations:
 
     async def remove(self, caller: str, name: str) -> None:
         """Remove a response. Raises RequestError (404)."""
-        known = RESPONSE_ID.fullmatch(name) is not None
-        if not (known and await self.read(lambda store: store.remove(caller, name), False)):
+        is_valid_id = RESPONSE_ID.fullmatch(name) is not None
+        if not (is_valid_id and await self.read(lambda store: store.remove(caller, name), False)):
             raise self.not_found(name)
 
     def not_found(self, name: str) -> RequestError:
@@ -137,19 +137,19 @@ def outputs(caller: str, names: Iterable[str], store: ResponseStore) -> dict[str
     return {item["id"]: item for item in store.outputs(caller, owners)}
 
 
-def resolved(item: Item, found: dict[str, Item], reason: str) -> Item:
+def resolved(item: Item, output_items: dict[str, Item], reason: str) -> Item:
     """Return the item, or the one that it refers to. Raises RequestError (404)."""
     if item["type"] != REFERENCE:
         return item
-    if item["id"] not in found:
+    if item["id"] not in output_items:
         raise RequestError(f"Item with id {item['id']!r:.100} not found: {reason}", status=404, param="input")
-    return found[item["id"]]
+    return output_items[item["id"]]
 
 
-def complain(name: str, kept: "asyncio.Future[bool]") -> None:
+def complain(name: str, future: "asyncio.Future[bool]") -> None:
     """Log that a response was not kept."""
-    if kept.cancelled():
+    if future.cancelled():
         return
-    error = kept.exception()
-    if error is not None or not kept.result():
+    error = future.exception()
+    if error is not None or not future.result():
         LOG.warning("response %s is not kept: %s", name, error or "it is larger than all that may be kept")

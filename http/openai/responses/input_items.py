@@ -112,8 +112,8 @@ def read_part(fields: Fields, kinds: Mapping[str, str]) -> str:
 
 
 def read_call(fields: Fields) -> Item:
-    called = {name: fields.required_text(name) for name in ("call_id", "name", "arguments")}
-    return called | {"status": "completed"}
+    call = {name: fields.required_text(name) for name in ("call_id", "name", "arguments")}
+    return call | {"status": "completed"}
 
 
 def read_call_output(fields: Fields) -> Item:

@@ -25,12 +25,18 @@ class EventSequence:
         self.number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), compact(data))
 
-    def delta(self, frame: tuple[bytes, bytes], text: str, rest: bytes = b"") -> bytes:
+    def delta(self, frame: tuple[bytes, bytes], text: str, suffix: bytes = b"") -> bytes:
         """Return an event of which only the number and the text are new, by what stands around them."""
         before, between = frame
-        written = b"%b%d%b%b%b}\n\n" % (before, self.number, between, encode_basestring_ascii(text).encode(), rest)
+        delta_event = b"%b%d%b%b%b}\n\n" % (
+            before,
+            self.number,
+            between,
+            encode_basestring_ascii(text).encode(),
+            suffix,
+        )
         self.number += 1
-        return written
+        return delta_event
 
 
 def compact(value: Any) -> bytes:
@@ -71,18 +77,18 @@ class OutputItem(ABC):
     def done(self, status: str) -> bytes:
         """Return the events that end the item's text."""
 
-    def status(self, wanted: str) -> str:
+    def status(self, answer_status: str) -> str:
         """Return the item's status where the answer ends with this one."""
-        return wanted
+        return answer_status
 
     def open(self) -> bytes:
         return self.events.event("response.output_item.added", output_index=self.index, item=self.item(IN_PROGRESS))
 
-    def close(self, wanted: str) -> tuple[dict[str, Any], bytes]:
+    def close(self, answer_status: str) -> tuple[dict[str, Any], bytes]:
         """Return the finished item and its last events."""
-        status = self.status(wanted)
-        done, item = self.done(status), self.item(status)
-        return item, done + self.events.event("response.output_item.done", output_index=self.index, item=item)
+        status = self.status(answer_status)
+        done_events, item = self.done(status), self.item(status)
+        return item, done_events + self.events.event("response.output_item.done", output_index=self.index, item=item)
 
     def about(self) -> dict[str, Any]:
         return {"item_id": self.name, "output_index": self.index}
@@ -102,8 +108,8 @@ class TextItem(OutputItem):
         return super().open() + self.events.event("response.content_part.added", **self.about(), part=self.part())
 
     def done(self, status: str) -> bytes:
-        told = self.events.event(f"response.{self.kind}.done", **self.about(), text=self.text)
-        return told + self.events.event("response.content_part.done", **self.about(), part=self.part())
+        done_event = self.events.event(f"response.{self.kind}.done", **self.about(), text=self.text)
+        return done_event + self.events.event("response.content_part.done", **self.about(), part=self.part())
 
 
 class MessageItem(TextItem):
@@ -129,8 +135,10 @@ class MessageItem(TextItem):
         return self.events.delta(self.frame, text, b',"logprobs":%b' % (compact(new) if new else b"[]"))
 
     def done(self, status: str) -> bytes:
-        told = self.events.event("response.output_text.done", **self.about(), text=self.text, logprobs=self.logprobs)
-        return told + self.events.event("response.content_part.done", **self.about(), part=self.part())
+        done_event = self.events.event(
+            "response.output_text.done", **self.about(), text=self.text, logprobs=self.logprobs
+        )
+        return done_event + self.events.event("response.content_part.done", **self.about(), part=self.part())
 
 
 class ReasoningItem(TextItem):
@@ -156,10 +164,10 @@ class CallItem(OutputItem):
         self.function, self.call_id = call.name, call.identity or call_id()
 
     def item(self, status: str) -> dict[str, Any]:
-        called = {"arguments": self.text, "call_id": self.call_id, "name": self.function}
-        return {"id": self.name, "type": "function_call", "status": status} | called
+        call_fields = {"arguments": self.text, "call_id": self.call_id, "name": self.function}
+        return {"id": self.name, "type": "function_call", "status": status} | call_fields
 
-    def status(self, wanted: str) -> str:
+    def status(self, answer_status: str) -> str:
         """Return "completed" for arguments that are whole, however the answer ends."""
         try:
             return COMPLETED if isinstance(json.loads(self.text), dict) else INCOMPLETE
@@ -189,18 +197,18 @@ class ResponseOutput:
     def add(self, part: AnswerPart, logprobs: list[dict[str, Any]]) -> bytes:
         if isinstance(part, Call):
             return self.begin(CallItem(self.events, self.index, self.name("fc"), part))
-        opened = b""
+        opening_events = b""
         if isinstance(part, Arguments):
             assert isinstance(self.current, CallItem), "arguments come right behind their call"
         elif isinstance(part, Reasoning) and not isinstance(self.current, ReasoningItem):
-            opened = self.begin(ReasoningItem(self.events, self.index, self.name("rs")))
+            opening_events = self.begin(ReasoningItem(self.events, self.index, self.name("rs")))
         elif isinstance(part, Content) and not isinstance(self.current, MessageItem):
-            opened = self.begin(MessageItem(self.events, self.index, self.name("msg")))
+            opening_events = self.begin(MessageItem(self.events, self.index, self.name("msg")))
         assert self.current is not None
         if isinstance(self.current, MessageItem):
             self.current.logprobs += logprobs
             logprobs.clear()
-        return opened + self.current.delta(part.text)
+        return opening_events + self.current.delta(part.text)
 
     @property
     def index(self) -> int:
@@ -211,27 +219,27 @@ class ResponseOutput:
         return item_name(kind, self.token, self.index)
 
     def begin(self, item: OutputItem) -> bytes:
-        closed = self.close(COMPLETED)
+        closing_events = self.close(COMPLETED)
         self.current = item
-        return closed + item.open()
+        return closing_events + item.open()
 
     def close(self, status: str) -> bytes:
         """Close the open item, if there is one."""
         if self.current is None:
             return b""
-        item, told = self.current.close(status)
+        item, closing_events = self.current.close(status)
         self.items.append(item)
         self.current = None
-        return told
+        return closing_events
 
     def finish(self, status: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
         """End the output. An answer without anything is an empty message. `logprobs` are of tokens without text."""
-        begun = b""
+        opening_events = b""
         if self.current is None and not self.items:
-            begun = self.begin(MessageItem(self.events, 0, self.name("msg")))
+            opening_events = self.begin(MessageItem(self.events, 0, self.name("msg")))
         if isinstance(self.current, MessageItem):
             self.current.logprobs += logprobs
-        return begun + self.close(status)
+        return opening_events + self.close(status)
 
 
 def item_name(kind: str, token: str, index: int) -> str:

@@ -174,23 +174,23 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
         raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
     text, reasoning = values["text"] or {}, values["reasoning"] or {}
     # Those that a response has not are absent.
-    known = {one.name: one.default for one in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
-    known |= {name: value for name, value in values.items() if name not in ELSEWHERE}
-    known |= {"messages": (), "response_format": text.get("format")}
-    known |= {"reasoning_effort": reasoning.get("effort"), "verbosity": text.get("verbosity")}
-    prompt = chat_prompt(fields, known, PLACES)
+    chat_values = {chat_parameter.name: chat_parameter.default for chat_parameter in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
+    chat_values |= {name: value for name, value in values.items() if name not in ELSEWHERE}
+    chat_values |= {"messages": (), "response_format": text.get("format")}
+    chat_values |= {"reasoning_effort": reasoning.get("effort"), "verbosity": text.get("verbosity")}
+    prompt = chat_prompt(fields, chat_values, PLACES)
     chat = ChatRequest(
         model=values["model"],
         prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
-        sampling=sampling_fields(fields, known, ("max_output_tokens",), logprobs_of(fields, values)),
+        sampling=sampling_fields(fields, chat_values, ("max_output_tokens",), logprobs_of(fields, values)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
-        handling=prompt_fields(fields, known),
+        handling=prompt_fields(fields, chat_values),
         include_reasoning=True,
     )
-    echoed = echoed_fields(data, values)
-    check_echoed(echoed)
-    own = (values["instructions"], values["input"], values["previous_response_id"], values["store"])
-    return ResponsesRequest(chat, *own, echoed)
+    echo_fields = echoed_fields(data, values)
+    check_echoed(echo_fields)
+    response_values = (values["instructions"], values["input"], values["previous_response_id"], values["store"])
+    return ResponsesRequest(chat, *response_values, echo_fields)
 
 
 def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:
@@ -198,11 +198,11 @@ def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:
     return LogprobFields(top or 0 if top or LOGPROBS in values["include"] else None, None)
 
 
-def check_echoed(echoed: Mapping[str, Any]) -> None:
+def check_echoed(echo_fields: Mapping[str, Any]) -> None:
     """Refuse fields that would be too long to repeat. They are measured one by one, so that other threads run in
     between."""
     size = 0
-    for part in (*echoed["tools"], echoed["tool_choice"], echoed["text"], echoed["instructions"]):
+    for part in (*echo_fields["tools"], echo_fields["tool_choice"], echo_fields["text"], echo_fields["instructions"]):
         size += len(json.dumps(part))
         if size > MOST_ECHOED:
             says = f"tools, tool_choice, text and instructions have more than {MOST_ECHOED} bytes together"
@@ -212,28 +212,28 @@ def check_echoed(echoed: Mapping[str, Any]) -> None:
 
 def echoed_fields(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that a response repeats."""
-    shown = {name: data.get(name) if data.get(name) is not None else other for name, other in ECHOED.items()}
+    echo_fields = {name: data.get(name) if data.get(name) is not None else default for name, default in ECHOED.items()}
     text, reasoning = data.get("text") or {}, data.get("reasoning") or {}
-    described = {"description": None, "parameters": None, "strict": False}
-    return shown | {
+    tool_defaults = {"description": None, "parameters": None, "strict": False}
+    return echo_fields | {
         "metadata": values["metadata"],
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
-        "tools": [{"type": "function"} | described | tool["function"] for tool in values["tools"]],
+        "tools": [{"type": "function"} | tool_defaults | tool["function"] for tool in values["tools"]],
         "top_logprobs": values["top_logprobs"] or 0,
     }
 
 
 def read_metadata(fields: Fields, name: str) -> dict[str, str]:
-    given = fields.required_object(name)
-    if len(given.data) > MAX_METADATA:
+    metadata = fields.required_object(name)
+    if len(metadata.data) > MAX_METADATA:
         raise fields.wrong(name, f"may hold at most {MAX_METADATA} items")
-    for key in given.data:
+    for key in metadata.data:
         if len(key) > MAX_KEY_CHARACTERS:
             raise fields.wrong(name, f"has a key of more than {MAX_KEY_CHARACTERS} characters")
-        if len(given.required_text(key)) > MAX_VALUE_CHARACTERS:
-            raise given.wrong(key, f"may have at most {MAX_VALUE_CHARACTERS} characters")
-    return dict(given.data)
+        if len(metadata.required_text(key)) > MAX_VALUE_CHARACTERS:
+            raise metadata.wrong(key, f"may have at most {MAX_VALUE_CHARACTERS} characters")
+    return dict(metadata.data)
 
 
 METADATA_SCHEMA: Schema = {
@@ -250,10 +250,10 @@ def read_include(fields: Fields, name: str) -> tuple[str, ...]:
     value = fields.take(name)
     if not isinstance(value, list):
         raise fields.typed(name, value, "a list of strings")
-    for one in value:
-        if not isinstance(one, str):
-            raise fields.wrong(name, f"must hold strings only, not {kind_of(one)}")
-    if any(one != LOGPROBS for one in value):
+    for entry in value:
+        if not isinstance(entry, str):
+            raise fields.wrong(name, f"must hold strings only, not {kind_of(entry)}")
+    if any(entry != LOGPROBS for entry in value):
         if fields.ignored.strict:
             raise fields.wrong(name, f"may hold {LOGPROBS} only: others have no effect", "unsupported_parameter")
         fields.without_effect(name)
@@ -282,9 +282,9 @@ TRUNCATION_SCHEMA: Schema = {"enum": ["auto", "disabled"]}
 # Parameters with the effect that they have in a chat.
 OWN_FORM = {"messages", "tools", "tool_choice"}
 OF_CHATS = tuple(
-    one
-    for one in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
-    if one.name not in OWN_FORM and one.name not in ELSEWHERE
+    chat_parameter
+    for chat_parameter in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
+    if chat_parameter.name not in OWN_FORM and chat_parameter.name not in ELSEWHERE
 )
 OBFUSCATION = tuple(stream_option for stream_option in STREAM_OPTIONS if stream_option.name == "include_obfuscation")
 SHORT = TextType(0, MAX_SHORT_CHARACTERS)
@@ -325,10 +325,12 @@ DECLARED = (
     Parameter("moderation", NeutralType(), "judge input and answer"),
     Parameter("kv_transfer_params", NeutralType(({},)), "move a prompt's KV between workers"),
     *(
-        Parameter(name, NeutralType(allowed, f"is no parameter of a response: {instead}"), "of chats and completions")
-        for name, (instead, allowed) in ELSEWHERE.items()
+        Parameter(
+            name, NeutralType(allowed_values, f"is no parameter of a response: {instead}"), "of chats and completions"
+        )
+        for name, (instead, allowed_values) in ELSEWHERE.items()
     ),
 )
-DECLARED_NAMES = {one.name for one in DECLARED}
-RESPONSES = (*DECLARED, *(one for one in UNSUPPORTED if one.name not in DECLARED_NAMES))
+DECLARED_NAMES = {declaration.name for declaration in DECLARED}
+RESPONSES = (*DECLARED, *(declaration for declaration in UNSUPPORTED if declaration.name not in DECLARED_NAMES))
 TABLE = ParameterTable(RESPONSES)

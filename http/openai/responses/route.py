@@ -30,9 +30,9 @@ class ResponsesRoutes:
         self.generation, self.kept = generation, kept
 
     async def create_response(self, request: Request) -> HTTPResponse | None:
-        wanted, own, ready = await self.prepare(request, is_limited=True)
-        shape = self.shape(request, wanted, ready)
-        keep = partial(self.keep, ready.ticket.caller, wanted, own, shape)
+        responses_request, own_items, ready = await self.prepare(request, is_limited=True)
+        shape = self.shape(request, responses_request, ready)
+        keep = partial(self.keep, ready.ticket.caller, responses_request, own_items, shape)
         return await self.generation.send(request, ready, shape, keep)
 
     async def count_input_tokens(self, request: Request) -> HTTPResponse:
@@ -45,34 +45,41 @@ class ResponsesRoutes:
         """Return the request, its own items with references resolved, and the chat that it stands for. One that is
         `is_limited` counts against the limits of its key."""
         generation = self.generation
-        wanted = await generation.read(request, read_responses)
+        responses_request = await generation.read(request, read_responses)
         # Before any kept response is read.
-        ticket = generation.preparation.complete(request.ctx.ticket, wanted.chat)
+        ticket = generation.preparation.complete(request.ctx.ticket, responses_request.chat)
         if is_limited:
             generation.proxy.admissions.check_limits(ticket)
-        before, own = await self.kept.history(ticket.caller, wanted.previous, wanted.items)
-        make = partial(wanted.with_history, (*before, *own))
-        chat = await generation.prompts.executor.run(make, 0) if before or wanted.is_long else make()
-        return wanted, own, await generation.preparation.chat(ticket, chat, "input")
+        before, own_items = await self.kept.history(ticket.caller, responses_request.previous, responses_request.items)
+        make = partial(responses_request.with_history, (*before, *own_items))
+        chat = await generation.prompts.executor.run(make, 0) if before or responses_request.is_long else make()
+        return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input")
 
-    def shape(self, request: Request, wanted: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
+    def shape(self, request: Request, responses_request: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation
-        shown = generation.shown(ready.sampling)
+        shown_text = generation.shown(ready.sampling)
         heading = replace(generation.heading(request, "resp", ready.snapshot), id=PREFIX + secrets.token_hex(16))
-        stored = wanted.store and self.kept.store is not None
-        echoed, streamed = wanted.echoed | {"store": stored}, ready.wanted.delivery.stream
-        return ResponsesShape(heading, echoed, streamed, shown, partial(generation.answer_reader, ready))
+        is_stored = responses_request.store and self.kept.store is not None
+        echo_fields, is_streamed = responses_request.echoed | {"store": is_stored}, ready.wanted.delivery.stream
+        return ResponsesShape(heading, echo_fields, is_streamed, shown_text, partial(generation.answer_reader, ready))
 
     async def keep(
-        self, caller: str, wanted: ResponsesRequest, own: Sequence[Item], shape: ResponsesShape, end: AnswerEnd
+        self,
+        caller: str,
+        responses_request: ResponsesRequest,
+        own_items: Sequence[Item],
+        shape: ResponsesShape,
+        end: AnswerEnd,
     ) -> None:
         """Keep a response where that is wanted. One that could not be kept says so."""
         answer = shape.complete(end.usage, end.verdicts)
         if not answer["store"]:
             return
-        items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own)]
-        kept = KeptResponse(answer["id"], wanted.previous, answer | {"output": []}, items, answer["output"])
-        answer["store"] = await self.kept.keep(caller, kept, wanted.characters)
+        items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own_items)]
+        kept_response = KeptResponse(
+            answer["id"], responses_request.previous, answer | {"output": []}, items, answer["output"]
+        )
+        answer["store"] = await self.kept.keep(caller, kept_response, responses_request.characters)
 
     async def get_response(self, request: Request, response_id: str) -> HTTPResponse:
         if request.args.get("stream", "false").lower() not in ("false", "0"):
@@ -90,8 +97,8 @@ class ResponsesRoutes:
         raise RequestError(says, param="response_id")
 
     async def list_input_items(self, request: Request, response_id: str) -> HTTPResponse:
-        chosen = partial(page, *page_wanted(request))
-        body = await self.kept.input_items(request.ctx.ticket.caller, response_id, chosen)
+        select_page = partial(page, *page_wanted(request))
+        body = await self.kept.input_items(request.ctx.ticket.caller, response_id, select_page)
         return raw(body, content_type="application/json")
 
 
@@ -107,11 +114,14 @@ def page_wanted(request: Request) -> tuple[int, bool, str | None]:
 
 def page(limit: int, newest_first: bool, after: str | None, items: list[Item]) -> dict[str, Any]:
     """Return one page of a list. Raises RequestError for a page behind an item that is not in it."""
-    ordered = items[::-1] if newest_first else items
-    names = [item["id"] for item in ordered]
+    ordered_items = items[::-1] if newest_first else items
+    names = [item["id"] for item in ordered_items]
     if after is not None and after not in names:
         raise RequestError(f"Item with id {after!r:.100} not found in this list", status=404, param="after")
     start = 0 if after is None else names.index(after) + 1
-    shown = ordered[start : start + limit]
-    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return {"object": "list", "data": shown} | ends | {"has_more": start + limit < len(ordered)}
+    page_items = ordered_items[start : start + limit]
+    ends = {
+        "first_id": page_items[0]["id"] if page_items else None,
+        "last_id": page_items[-1]["id"] if page_items else None,
+    }
+    return {"object": "list", "data": page_items} | ends | {"has_more": start + limit < len(ordered_items)}

@@ -52,28 +52,30 @@ class ResponsesShape:
         self.answer: dict[str, Any] = {}
         """The response, once it is complete."""
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
-        opening = self.opening() if said and not self.output.events.number else b""
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
+        opening = self.opening() if choice_events and not self.output.events.number else b""
         self.request = stream.request
         if self.schema_watch is not None:
-            for index, one in said:
-                self.schema_watch.observe(index, one)
-        return opening + b"".join([self.take(one) for _, one in said])
+            for index, event in choice_events:
+                self.schema_watch.observe(index, event)
+        return opening + b"".join([self.take(event) for _, event in choice_events])
 
     def opening(self) -> bytes:
         event, response = self.output.events.event, self.response(IN_PROGRESS)
         return event("response.created", response=response) + event("response.in_progress", response=response)
 
-    def take(self, said: Delta | Ended) -> bytes:
+    def take(self, event: Delta | Ended) -> bytes:
         """Add one event of the answer, and return the events that tell of it."""
-        if isinstance(said, Ended):
-            self.reason = said.reason
-            rest = [(self.reader.finish(), [])] if self.tokens is None else self.tokens.finish()
-            told = b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in rest])
-            return told + self.output.finish(self.status, self.logprobs(self.tokens.last if self.tokens else []))
+        if isinstance(event, Ended):
+            self.reason = event.reason
+            last_parts = [(self.reader.finish(), [])] if self.tokens is None else self.tokens.finish()
+            output_events = b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in last_parts])
+            return output_events + self.output.finish(
+                self.status, self.logprobs(self.tokens.last if self.tokens else [])
+            )
         if self.tokens is not None:
-            return b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in self.tokens.feed(said)])
-        return self.output.take(self.reader.feed(said.text)) if said.text else b""
+            return b"".join([self.output.take(parts, self.logprobs(of)) for parts, of in self.tokens.feed(event)])
+        return self.output.take(self.reader.feed(event.text)) if event.text else b""
 
     def logprobs(self, tokens: Logprobs) -> list[dict[str, Any]]:
         return [chat_token(entries, self.shown.tokenizer) for entries in tokens]
@@ -92,11 +94,11 @@ class ResponsesShape:
 
     def failure(self, error: PontilError) -> bytes:
         """Return the last events of a stream that broke: one that clients raise, and the response with the error."""
-        event, told = self.output.events.event, error_of(error)["error"]
-        flat = {name: told[name] for name in ("code", "message", "param")}
+        event, error_fields = self.output.events.event, error_of(error)["error"]
+        flat = {name: error_fields[name] for name in ("code", "message", "param")}
         code = ERRORS.get(status_of(error), "server_error")
-        response = self.response("failed") | {"error": {"code": code, "message": told["message"]}}
-        return event("error", **flat, error=told) + event("response.failed", response=response)
+        response = self.response("failed") | {"error": {"code": code, "message": error_fields["message"]}}
+        return event("error", **flat, error=error_fields) + event("response.failed", response=response)
 
     def whole(self, choices: Sequence[ReplyChoice], usage: Usage, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
         (choice,) = choices
@@ -109,18 +111,18 @@ class ResponsesShape:
         """Return the response of an answer that has ended, with the verdict on it, if it was checked. It is made
         once."""
         if not self.answer:
-            noted = {} if 0 not in verdicts else schema_field(verdicts[0])
-            self.answer = self.response(self.status, usage) | noted
+            verdict_fields = {} if 0 not in verdicts else schema_field(verdicts[0])
+            self.answer = self.response(self.status, usage) | verdict_fields
         return self.answer
 
     def response(self, status: str, usage: Usage | None = None) -> dict[str, Any]:
-        ended = status in (COMPLETED, INCOMPLETE)
+        has_ended = status in (COMPLETED, INCOMPLETE)
         short = {"reason": "max_output_tokens"} if status == INCOMPLETE else None
         return {
             "id": self.heading.id,
             "object": "response",
             "created_at": self.heading.created,
-            "completed_at": int(time.time()) if ended else None,
+            "completed_at": int(time.time()) if has_ended else None,
             "status": status,
             "background": False,
             "error": None,

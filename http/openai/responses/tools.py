@@ -33,8 +33,8 @@ def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
         check_kind(tool)
         read_definition(tool, names)
         tool.ignore_rest()
-        shown = {field: tool.data[field] for field in SHOWN if tool.data.get(field) is not None}
-        functions.append({"type": "function", "function": shown})
+        definition = {field: tool.data[field] for field in SHOWN if tool.data.get(field) is not None}
+        functions.append({"type": "function", "function": definition})
     return tuple(functions)
 
 
@@ -49,11 +49,11 @@ def read_function_choice(fields: Fields, name: str) -> ToolChoice:
     return choice_of(fields, name, read_named)
 
 
-def read_named(chosen: Fields) -> ToolChoice:
-    if chosen.data.get("type") == ALLOWED:
-        chosen.take("type")
-        return read_allowed_tools(chosen, function_name)
-    return ToolChoice("required", function_name(chosen))
+def read_named(choice_fields: Fields) -> ToolChoice:
+    if choice_fields.data.get("type") == ALLOWED:
+        choice_fields.take("type")
+        return read_allowed_tools(choice_fields, function_name)
+    return ToolChoice("required", function_name(choice_fields))
 
 
 def function_name(tool: Fields) -> str:
@@ -65,22 +65,22 @@ def function_name(tool: Fields) -> str:
 
 def read_text_format(fields: Fields, name: str) -> OutputStructure | None:
     """Read a format, in which a schema is described one level higher than in a chat's."""
-    wanted = fields.required_object(name)
-    return read_described(wanted) if wanted.text("type") == "json_schema" else read_format(fields, name)
+    format_fields = fields.required_object(name)
+    return read_described(format_fields) if format_fields.text("type") == "json_schema" else read_format(fields, name)
 
 
 def function_choice_schema() -> Schema:
-    named = opened(["type", "name"], type={"const": "function"}, name={"type": "string"})
-    some = {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS}
+    named_function = opened(["type", "name"], type={"const": "function"}, name={"type": "string"})
+    some = {"type": "array", "items": named_function, "minItems": 1, "maxItems": MAX_TOOLS}
     among = opened(["type", "mode", "tools"], type={"const": ALLOWED}, mode={"enum": list(ALLOWED_MODES)}, tools=some)
     named_shown, among_shown = '`{"type": "function", "name": …}`', '`{"type": "allowed_tools", "tools": …, "mode": …}`'
-    shown = f'`"auto"`, `"none"`, `"required"`, {named_shown} or {among_shown}'
-    return {"title": shown, "anyOf": [{"enum": list(MODES)}, named, among]}
+    title = f'`"auto"`, `"none"`, `"required"`, {named_shown} or {among_shown}'
+    return {"title": title, "anyOf": [{"enum": list(MODES)}, named_function, among]}
 
 
 def text_format_schema() -> Schema:
     name: Schema = {"type": "string", "minLength": 1}
-    described = closed(
+    json_schema = closed(
         ["type", "name", "schema"],
         type={"const": "json_schema"},
         name=name,
@@ -90,7 +90,7 @@ def text_format_schema() -> Schema:
     )
     return {
         "title": "what the answer has to be, as `docs/guide/responses.md` shows",
-        "oneOf": [closed(["type"], type={"enum": ["text", "json_object"]}), described],
+        "oneOf": [closed(["type"], type={"enum": ["text", "json_object"]}), json_schema],
     }
 
 

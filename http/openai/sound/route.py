@@ -66,10 +66,10 @@ class SoundRoutes:
         )  # fmt: skip
 
     async def speech(self, request: Request) -> HTTPResponse | None:
-        ignored = self.bodies.ignored(request)
-        wanted = await self.bodies.read(request, partial(read_speech, ignored=ignored))
-        self.model.check(wanted.model)
-        ticket = wanted.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
+        ignored_fields = self.bodies.ignored(request)
+        speech_request = await self.bodies.read(request, partial(read_speech, ignored=ignored_fields))
+        self.model.check(speech_request.model)
+        ticket = speech_request.handling.complete(request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes)
         graph = self.speaking("input")
         if graph.audio_needs_states:
             raise RequestError(
@@ -78,29 +78,31 @@ class SoundRoutes:
                 param="model",
                 code="unsupported_parameter",
             )
-        options = self.options(graph, wanted.voice, VOICE, request)
+        options = self.options(graph, speech_request.voice, VOICE, request)
         self.proxy.admissions.check_limits(ticket)
-        stream = self.runs.speak(ticket, wanted.text.encode("utf-8", "replace"), options)
-        return await reply_sound(request, stream, wanted.form, graph.sample_rate, wanted.stream)
+        stream = self.runs.speak(ticket, speech_request.text.encode("utf-8", "replace"), options)
+        return await reply_sound(request, stream, speech_request.form, graph.sample_rate, speech_request.stream)
 
     async def transcriptions(self, request: Request) -> HTTPResponse:
-        ignored = self.bodies.ignored(request)
-        wanted = await self.bodies.read_form(request, partial(read_transcription, ignored=ignored))
-        self.model.check(wanted.model)
+        ignored_fields = self.bodies.ignored(request)
+        transcription_request = await self.bodies.read_form(
+            request, partial(read_transcription, ignored=ignored_fields)
+        )
+        self.model.check(transcription_request.model)
         self.hearing("file")
         self.proxy.admissions.check_limits(request.ctx.ticket)
-        with self.holding(len(wanted.recording.data)):
-            said = await self.recognised(wanted.recording, request.ctx.ticket, beside=False)
-        if wanted.as_text:
-            return text_response(said)
-        return raw(json.dumps({"text": said}, ensure_ascii=False).encode(), content_type="application/json")
+        with self.holding(len(transcription_request.recording.data)):
+            transcript = await self.recognised(transcription_request.recording, request.ctx.ticket, beside=False)
+        if transcription_request.as_text:
+            return text_response(transcript)
+        return raw(json.dumps({"text": transcript}, ensure_ascii=False).encode(), content_type="application/json")
 
-    def check(self, wanted: ChatRequest, request: Request) -> None:
+    def check(self, chat_request: ChatRequest, request: Request) -> None:
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
-        if wanted.audio is not None:
-            self.options(self.speaking("modalities"), wanted.audio.voice, "audio.voice", request)
-        if wanted.prompt.recordings:
-            self.hearing(wanted.prompt.recordings[0].place)
+        if chat_request.audio is not None:
+            self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
+        if chat_request.prompt.recordings:
+            self.hearing(chat_request.prompt.recordings[0].place)
 
     def speaking(self, param: str) -> GraphModel:
         """Return the graph of a model that makes sound. Raises RequestError for any other."""
@@ -124,23 +126,23 @@ class SoundRoutes:
         if voice is None:
             return {}
         if not graph.voices:
-            ignored = request.ctx.ignored
-            if ignored.strict:
+            ignored_fields = request.ctx.ignored
+            if ignored_fields.strict:
                 says = f"{place} is {voice!r:.80}, and {self.model.name!r} has but one voice: leave it out"
                 raise RequestError(says, param=place, code="unsupported_parameter")
-            ignored.note(place)
+            ignored_fields.note(place)
             return {}
-        known = {one.lower(): one for one in graph.voices}
-        if voice.lower() not in known:
+        voices = {voice_name.lower(): voice_name for voice_name in graph.voices}
+        if voice.lower() not in voices:
             says = f"{place} is {voice!r:.80}, and {self.model.name!r} has {', '.join(graph.voices)}"
             raise RequestError(f"{says}: choose one of them", param=place)
-        return {VOICE: known[voice.lower()]}
+        return {VOICE: voices[voice.lower()]}
 
-    async def heard(self, wanted: ChatRequest, ticket: Ticket) -> ChatRequest:
+    async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
         """Return the chat with the text of its recordings in their places."""
-        recordings = wanted.prompt.recordings
+        recordings = chat_request.prompt.recordings
         if not recordings:
-            return wanted
+            return chat_request
         if len(recordings) > MAX_RECORDINGS:
             says = (
                 f"messages hold {len(recordings)} recordings: at most {MAX_RECORDINGS} may be; send older ones as text"
@@ -148,7 +150,7 @@ class SoundRoutes:
             raise RequestError(says, param="messages")
         with self.holding(sum(len(recording.data) for recording in recordings)):
             texts = {recording: await self.recognised(recording, ticket) for recording in recordings}
-        return replace(wanted, prompt=wanted.prompt.heard(texts))
+        return replace(chat_request, prompt=chat_request.prompt.heard(texts))
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
@@ -164,22 +166,22 @@ class SoundRoutes:
     async def recognised(self, recording: Recording, ticket: Ticket, beside: bool = True) -> str:
         """Return the text of a recording, which is `beside` the request that it is a part of or a request by itself.
         Errors of the stage that cannot read it name its place."""
-        asked = self.runs.ask(ticket, self.hearing(recording.place), recording.data, beside=beside)
+        recognition = self.runs.ask(ticket, self.hearing(recording.place), recording.data, beside=beside)
         try:
-            return await asked
+            return await recognition
         except RequestError as error:
             says = f"{recording.place} cannot be read: {error}"
             raise RequestError(says, status=error.status, param=recording.place, code=error.code) from None
 
-    def form(self, form: type[ChatShape], wanted: AudioOutput | None) -> Callable[..., ChatShape]:
+    def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         """Return the form of a reply, in sound where that was asked for and can be."""
-        return spoken_form(form, wanted, self.graph)
+        return spoken_form(form, audio_output, self.graph)
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, wanted: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
     ) -> HTTPResponse | None:
         """Submit a chat through all stages, and send the reply."""
         assert isinstance(shape, SpokenForm)
-        options = self.options(self.speaking("modalities"), wanted.voice, "audio.voice", request)
+        options = self.options(self.speaking("modalities"), audio_output.voice, "audio.voice", request)
         stream = self.runs.submit(ticket, work.prompt, work.params, options)
         return await reply(request, stream, shape, write=partial(shape.written, stream))

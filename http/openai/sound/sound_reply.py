@@ -44,32 +44,32 @@ class SoundPieces:
 
     def finish(self) -> bytes:
         """Return the rest of the base64."""
-        rest, self.held = self.held, b""
-        return binascii.b2a_base64(rest, newline=False) if rest else b""
+        last_bytes, self.held = self.held, b""
+        return binascii.b2a_base64(last_bytes, newline=False) if last_bytes else b""
 
 
-def samples(said: Sequence[AudioEvent]) -> list[AudioDelta]:
-    return [one for one in said if isinstance(one, AudioDelta)]
+def samples(events: Sequence[AudioEvent]) -> list[AudioDelta]:
+    return [event for event in events if isinstance(event, AudioDelta)]
 
 
 async def whole_sound(stream: RunStream, form: Form, rate: int) -> list[bytes]:
     """Return the base64 of a run that has ended. The event loop has its turns between the pieces."""
     pieces = SoundPieces(form)
-    coded = [pieces.take(pieces.head(rate, stream.run.audio.size))]
-    while found := samples(stream.drain_audio()):
-        coded += [pieces.take(one.data) for one in found]
+    base64_pieces = [pieces.take(pieces.head(rate, stream.run.audio.size))]
+    while deltas := samples(stream.drain_audio()):
+        base64_pieces += [pieces.take(delta.data) for delta in deltas]
         await asyncio.sleep(0)
-    return [*coded, pieces.finish()]
+    return [*base64_pieces, pieces.finish()]
 
 
 async def whole_file(stream: RunStream, form: Form, rate: int) -> bytes:
     """Return the file of a run that has ended."""
-    made = bytearray(SoundPieces(form).head(rate, stream.run.audio.size))
-    while found := samples(stream.drain_audio()):
-        for one in found:
-            made += one.data
+    audio_file = bytearray(SoundPieces(form).head(rate, stream.run.audio.size))
+    while deltas := samples(stream.drain_audio()):
+        for delta in deltas:
+            audio_file += delta.data
         await asyncio.sleep(0)
-    return bytes(made)
+    return bytes(audio_file)
 
 
 TYPES = {"wav": "audio/wav", "pcm16": "audio/pcm"}
@@ -77,14 +77,14 @@ RATE = "x-pontil-sample-rate"
 
 
 async def reply_sound(
-    request: Request, stream: RunStream, form: Form, sample_rate: int, streamed: bool
+    request: Request, stream: RunStream, form: Form, sample_rate: int, is_streamed: bool
 ) -> HTTPResponse | None:
     """Answer with the sound of a run; return None if it was streamed. Raises PontilError only while nothing has been
     sent; a stream that breaks later is cut off, so that no client takes it for a whole one."""
     understood(request)
     headers = {RATE: str(sample_rate)}
     try:
-        if streamed:
+        if is_streamed:
             writer = EventWriter(request, lambda: headers | route_of(stream), stream.turn, TYPES[form])
             await stream_sound(writer, stream, form, sample_rate)
             return None

@@ -45,9 +45,9 @@ class SpokenForm(ChatShape):
 
     def opening(self, index: int, request: Request, usage: Usage | None = None) -> bytes:
         audio = json.dumps({"id": self.audio_id, "transcript": self.shown.continued}).encode()
-        said = super().opening(index, request, usage)
-        written = b'"content":' + json.dumps(self.shown.continued).encode()
-        return said.replace(written, b'"content":null,"audio":' + audio, 1)
+        opening_chunk = super().opening(index, request, usage)
+        content_field = b'"content":' + json.dumps(self.shown.continued).encode()
+        return opening_chunk.replace(content_field, b'"content":null,"audio":' + audio, 1)
 
     def delta(self, index: int, text: bytes, reason: bytes, logprobs: bytes = b"null") -> bytes:
         return b'{"index":%d,"delta":{"audio":{"transcript":%b}},"logprobs":%b,"finish_reason":%b' % (
@@ -57,41 +57,41 @@ class SpokenForm(ChatShape):
             reason,
         )
 
-    def events(self, stream: Stream, said: Sequence[ChoiceEvent]) -> bytes:
-        written = super().events(stream, said)
+    def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
+        text_chunks = super().events(stream, choice_events)
         assert isinstance(stream, RunStream)
-        found = samples(stream.drain_audio())
-        if not found:
-            return written
+        deltas = samples(stream.drain_audio())
+        if not deltas:
+            return text_chunks
         usage = stream.usage if self.delivery.continuous_usage else None
         lead = b"" if 0 in self.opened else self.open(stream, 0, usage)
-        coded = self.pieces.take(self.pieces.head(self.sample_rate)) + b"".join(
-            self.pieces.take(one.data) for one in found
+        base64_audio = self.pieces.take(self.pieces.head(self.sample_rate)) + b"".join(
+            self.pieces.take(audio_delta.data) for audio_delta in deltas
         )
-        return written + lead + (self.sound_chunk(coded, usage) if coded else b"")
+        return text_chunks + lead + (self.sound_chunk(base64_audio, usage) if base64_audio else b"")
 
-    def event(self, stream: Stream, index: int, said: Delta | Ended) -> bytes:
+    def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         """Hold the end of the text until that of the sound."""
-        if isinstance(said, Ended) and self.schema_watch is None:
-            self.ended = said
+        if isinstance(choice_event, Ended) and self.schema_watch is None:
+            self.ended = choice_event
             usage = stream.usage if self.delivery.continuous_usage else None
             return b"" if index in self.opened else self.open(stream, index, usage)
-        return super().event(stream, index, said)
+        return super().event(stream, index, choice_event)
 
     def end(self, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         usage = stream.usage if self.delivery.continuous_usage else None
-        rest = self.pieces.take(self.pieces.head(self.sample_rate)) + self.pieces.finish()
-        sound = self.sound_chunk(rest, usage) if rest else b""
+        last_audio = self.pieces.take(self.pieces.head(self.sample_rate)) + self.pieces.finish()
+        sound = self.sound_chunk(last_audio, usage) if last_audio else b""
         last = b'{"index":0,"delta":{"audio":{"expires_at":%d}}' % self.expires_at
         closing = b"" if self.ended is None else self.last_chunk(0, self.ended.reason, usage, stop_note(self.ended))
         return sound + self.framed(last + QUIET, (), usage) + closing + super().end(stream, verdicts)
 
-    def sound_chunk(self, coded: bytes, usage: Usage | None) -> bytes:
-        return self.framed(b'{"index":0,"delta":{"audio":{"data":"%b"}}' % coded + QUIET, (), usage)
+    def sound_chunk(self, base64_audio: bytes, usage: Usage | None) -> bytes:
+        return self.framed(b'{"index":0,"delta":{"audio":{"data":"%b"}}' % base64_audio + QUIET, (), usage)
 
     def choice(self, index: int, choice: ReplyChoice) -> dict[str, Any]:
-        made = super().choice(index, choice)
-        message = made["message"]
+        choice_object = super().choice(index, choice)
+        message = choice_object["message"]
         message["audio"] = {
             "id": self.audio_id,
             "data": self.mark,
@@ -99,7 +99,7 @@ class SpokenForm(ChatShape):
             "transcript": message["content"] or "",
         }
         message["content"] = None
-        return made
+        return choice_object
 
     async def written(self, stream: RunStream, answer: Mapping[str, Any]) -> bytes:
         """Return the body of a whole answer. Its sound is never handled as text."""
@@ -107,9 +107,9 @@ class SpokenForm(ChatShape):
         return b"".join([before, *await whole_sound(stream, self.wanted.form, self.sample_rate), after])
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        told = super().usage(usage)
-        details = told["completion_tokens_details"]
-        return told | {
+        usage_fields = super().usage(usage)
+        details = usage_fields["completion_tokens_details"]
+        return usage_fields | {
             "completion_tokens_details": details | {"text_tokens": usage.completion_tokens - usage.audio_tokens}
         }
 
@@ -134,9 +134,9 @@ SPOKEN: Mapping[type[ChatShape], Callable[..., SpokenForm]] = {
 
 
 def spoken_form(
-    form: type[ChatShape], wanted: AudioOutput | None, graph: GraphModel | None
+    form: type[ChatShape], audio_output: AudioOutput | None, graph: GraphModel | None
 ) -> Callable[..., ChatShape]:
     """Return the form of a reply, in sound where that was asked for and can be."""
-    if wanted is None or graph is None:
+    if audio_output is None or graph is None:
         return form
-    return partial(SPOKEN[form], wanted=wanted, sample_rate=graph.sample_rate)
+    return partial(SPOKEN[form], wanted=audio_output, sample_rate=graph.sample_rate)

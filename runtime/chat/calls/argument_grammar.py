@@ -30,14 +30,14 @@ def parameters_of(schema: Schema, exact: bool) -> Iterator[tuple[str, Any, bool]
             f"{odd[0]} cannot be kept beside strict in this model's format of calls, where each argument stands by "
             "itself: leave one of them out"
         )
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
+    properties, required_names = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required_names, list):
         raise RequestError("properties must be an object, and required a list of their names")
-    missing = next((name for name in required if name not in properties), None)
+    missing = next((name for name in required_names if name not in properties), None)
     if missing is not None:
         raise RequestError(f"{missing!r} is required, but is none of the properties")
-    for name, one in properties.items():
-        yield name, one, name in required
+    for name, property_schema in properties.items():
+        yield name, property_schema, name in required_names
 
 
 def whole(schema: Any, root: Schema) -> Schema:
@@ -52,13 +52,13 @@ def xml_grammar(tags: XmlTags, schema: Schema, free: bool, exact: bool) -> tuple
     rules = f"value_text[lazy]: /(?s:.*)/ {quoted(tags.behind)}\n"
     if free:
         return f"({quoted(tags.key_begin)} /[^<>\\n]{{1,64}}/ {quoted(tags.before)} value_text)*", rules
-    made = []
-    for name, one, required in parameters_of(schema, exact):
+    argument_parts = []
+    for name, property_schema, is_required in parameters_of(schema, exact):
         if any(part in name for part in ("\n", "<", ">")):
             raise RequestError(f"the parameter {name!r} cannot be written in this model's format of calls")
-        value = xml_value(tags, name, one, schema, exact)
-        made.append(f"({quoted(tags.key_begin + name + tags.before)} {value}){'' if required else '?'}")
-    return " ".join(made), rules
+        value = xml_value(tags, name, property_schema, schema, exact)
+        argument_parts.append(f"({quoted(tags.key_begin + name + tags.before)} {value}){'' if is_required else '?'}")
+    return " ".join(argument_parts), rules
 
 
 def xml_value(tags: XmlTags, name: str, schema: Any, root: Schema, exact: bool) -> str:
@@ -87,15 +87,18 @@ def python_grammar(schema: Schema, free: bool, exact: bool, number: int) -> tupl
         rules = f'any_argument: /[A-Za-z_][0-9A-Za-z_]{{0,63}}/ "=" {json_part({})}\n'
         return '(any_argument (", " any_argument)*)?', rules
     first: list[str] = []
-    rest: list[str] = []
+    optional_names: list[str] = []
     rules = ""
-    for index, (name, one, required) in enumerate(parameters_of(schema, exact)):
+    for index, (name, property_schema, is_required) in enumerate(parameters_of(schema, exact)):
         if not name.isidentifier():
             raise RequestError(f"the parameter {name!r} cannot be written in this model's format of calls")
-        own = f"argument_{number}_{index}"
-        rules += f"{own}: {quoted(name + '=')} {json_part(whole(one, schema))}\n"
-        (first if required else rest).append(own)
+        rule_name = f"argument_{number}_{index}"
+        rules += f"{rule_name}: {quoted(name + '=')} {json_part(whole(property_schema, schema))}\n"
+        (first if is_required else optional_names).append(rule_name)
     if first:
-        return ' ", " '.join(first) + "".join(f' (", " {own})?' for own in rest), rules
-    tails = [own + "".join(f' (", " {other})?' for other in rest[index + 1 :]) for index, own in enumerate(rest)]
+        return ' ", " '.join(first) + "".join(f' (", " {rule_name})?' for rule_name in optional_names), rules
+    tails = [
+        rule_name + "".join(f' (", " {later_name})?' for later_name in optional_names[index + 1 :])
+        for index, rule_name in enumerate(optional_names)
+    ]
     return f"({' | '.join(tails)})?" if tails else "", rules

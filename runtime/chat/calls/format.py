@@ -198,8 +198,8 @@ HARMONY = CallFormat(
     messages=True,
 )
 FORMATS: Mapping[str, CallFormat] = {
-    one.name: one
-    for one in (
+    call_format.name: call_format
+    for call_format in (
         HERMES, LLAMA3_JSON, LLAMA4_PYTHONIC, MISTRAL, MISTRAL_V11, QWEN3_CODER, GLM45, DEEPSEEK_V3, DEEPSEEK_V31,
         KIMI_K2, HARMONY,
     )

@@ -90,12 +90,12 @@ class HeadedCall(CallBody):
         return self.state
 
     def begin(self, stop: str) -> None:
-        found = self.head.fullmatch("".join((*self.text, stop)))
-        if found is None or found["name"] not in self.functions:
+        match = self.head.fullmatch("".join((*self.text, stop)))
+        if match is None or match["name"] not in self.functions:
             self.state = CallState.WRONG
             return
-        self.name, self.identity = found["name"], found.groupdict().get("id")
-        self.arguments = self.make_arguments(self.functions[found["name"]])
+        self.name, self.identity = match["name"], match.groupdict().get("id")
+        self.arguments = self.make_arguments(self.functions[match["name"]])
         if self.keep:
             self.pass_on(stop, self.arguments)
 

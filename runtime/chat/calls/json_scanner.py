@@ -112,10 +112,10 @@ class JsonScanner:
         if self.place is JsonState.ESCAPE:
             self.word = "0000"
             return self.go(JsonState.UNICODE if character == "u" else JsonState.STRING, character in ESCAPES)
-        expected, self.word = self.word[0], self.word[1:]
+        expected_character, self.word = self.word[0], self.word[1:]
         if self.place is JsonState.UNICODE:
             return self.go(JsonState.UNICODE if self.word else JsonState.STRING, character in HEXADECIMAL)
-        if character != expected:
+        if character != expected_character:
             return JsonStep.WRONG
         return JsonStep.INSIDE if self.word else self.end_value()
 

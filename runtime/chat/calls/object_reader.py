@@ -92,7 +92,7 @@ class CallObject(CallBody):
 
     def between(self, character: str) -> bool:
         """Expect the one character that may stand here."""
-        expected, then = {
+        expected_character, then = {
             CallPosition.BEFORE: ("{", CallPosition.FIRST_KEY),
             CallPosition.FIRST_KEY: ('"', CallPosition.KEY),
             CallPosition.COLON: (":", CallPosition.VALUE),
@@ -102,7 +102,7 @@ class CallObject(CallBody):
         if then is CallPosition.KEY:
             self.word = character
             self.scanner.take(character)
-        return character == expected
+        return character == expected_character
 
     def in_key(self, character: str) -> bool:
         step = self.scanner.take(character)

@@ -29,7 +29,7 @@ def kinds_of(schema: Any, root: Schema | None, depth: int = 0) -> frozenset[str]
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})
-    if isinstance(kind, list) and kind and all(isinstance(one, str) for one in kind):
+    if isinstance(kind, list) and kind and all(isinstance(name, str) for name in kind):
         return frozenset(kind)
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = schema["enum"] if "enum" in schema else [schema["const"]]
@@ -38,8 +38,8 @@ def kinds_of(schema: Any, root: Schema | None, depth: int = 0) -> frozenset[str]
         return kinds_of(referred(schema["$ref"], root), root, depth + 1)
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and 0 < len(schema[word]) <= MAX_ALTERNATIVES:
-            found = [kinds_of(one, root, depth + MAX_DEPTH // 4) for one in schema[word]]
-            return frozenset().union(*found) if all(found) else UNKNOWN
+            kind_sets = [kinds_of(subschema, root, depth + MAX_DEPTH // 4) for subschema in schema[word]]
+            return frozenset().union(*kind_sets) if all(kind_sets) else UNKNOWN
     inner = schema.get("allOf")
     if isinstance(inner, list) and len(inner) == 1:
         return kinds_of(inner[0], root, depth + 1)
@@ -50,10 +50,10 @@ def referred(reference: str, root: Schema | None) -> Any:
     """The schema at a reference like `#/$defs/City`; None if there is none."""
     if not reference.startswith("#/"):
         return None
-    found: Any = root
+    target: Any = root
     for part in reference[2:].split("/")[:MAX_DEPTH]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target
 
 
 def kind_of_value(value: Any) -> str:

@@ -173,10 +173,10 @@ def meaning_of(word: str) -> str | None:
 
 def json_of(text: str) -> str | None:
     """The JSON of a whole literal; None if the text is none."""
-    made: list[str] = []
-    scanner = PythonScanner(made)
+    json_pieces: list[str] = []
+    scanner = PythonScanner(json_pieces)
     # A number or a word ends at the character behind it.
     steps = (scanner.take(character) for character in f"{text.strip(SPACE)}\n")
-    count, step = next(((n, one) for n, one in enumerate(steps) if one is not JsonStep.INSIDE), (0, JsonStep.WRONG))
+    count, step = next(((n, step) for n, step in enumerate(steps) if step is not JsonStep.INSIDE), (0, JsonStep.WRONG))
     size = {JsonStep.LAST: count + 1, JsonStep.BEHIND: count}.get(step)
-    return "".join(made) if size == len(text.strip(SPACE)) else None
+    return "".join(json_pieces) if size == len(text.strip(SPACE)) else None

@@ -42,7 +42,8 @@ class XmlTags:
 
     def written(self, arguments: Mapping[str, Any]) -> str:
         texts = {
-            key: one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for key, one in arguments.items()
+            key: argument if isinstance(argument, str) else json.dumps(argument, ensure_ascii=False)
+            for key, argument in arguments.items()
         }
         return "".join(f"{self.key_begin}{key}{self.before}{text}{self.behind}" for key, text in texts.items())
 
@@ -131,9 +132,9 @@ class XmlArguments(ArgumentReader):
             self.made.append('"')
         else:
             text, self.value = "".join(self.value), []
-            made = json_of(text)
-            fits = made is not None and has_kind(made, self.kinds)
-            self.made.append(str(made) if fits else json.dumps(text, ensure_ascii=False))
+            json_text = json_of(text)
+            fits = json_text is not None and has_kind(json_text, self.kinds)
+            self.made.append(str(json_text) if fits else json.dumps(text, ensure_ascii=False))
         return self.turn(self.tag)
 
     def plain_end(self, text: str, position: int) -> int:

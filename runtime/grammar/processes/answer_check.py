@@ -61,15 +61,15 @@ class AnswerCheck:
 
     def validator(self, dialect: Any, schema: Mapping[str, Any] | bool) -> Any:
         texts = HeldTexts(self.words)
-        own = {
+        own_checks = {
             "pattern": texts.pattern,
             "patternProperties": texts.pattern_properties,
             "format": texts.format,
             "multipleOf": multiple_of,
             "additionalProperties": texts.additional_properties,
         }
-        kept = {key: check for key, check in own.items() if key in dialect.VALIDATORS}
-        return extend(dialect, kept)(schema, registry=REGISTRY)
+        supported_checks = {key: check for key, check in own_checks.items() if key in dialect.VALIDATORS}
+        return extend(dialect, supported_checks)(schema, registry=REGISTRY)
 
 
 class HeldTexts:
@@ -113,8 +113,10 @@ class HeldTexts:
             if matcher.is_usable and not matcher.matches(spelled(value)):
                 yield ValidationError("the text has another format")
 
-    def pattern_properties(self, validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
-        for pattern, inner in wanted.items() if isinstance(value, dict) else ():
+    def pattern_properties(
+        self, validator: Any, schema_by_pattern: Any, value: Any, schema: Any
+    ) -> Iterator[ValidationError]:
+        for pattern, inner in schema_by_pattern.items() if isinstance(value, dict) else ():
             for name, item in value.items():
                 if self.found(pattern, name):
                     yield from validator.descend(item, inner, path=name, schema_path=pattern)

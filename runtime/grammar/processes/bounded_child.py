@@ -61,11 +61,11 @@ def end_with(parent: int) -> None:
 
 
 def serve(limits: ChildLimits, answer: Callable[[str], str]) -> None:
-    with socket.socket(fileno=0) as link, link.makefile("rb") as asked:
+    with socket.socket(fileno=0) as link, link.makefile("rb") as reader:
         link.sendall(framed(""))
         silence()
         limit_space(limits)
-        while (text := read_frame(asked)) is not None:
+        while (text := read_frame(reader)) is not None:
             limit_time(limits)
             link.sendall(framed(answer(text)))
 
@@ -83,24 +83,24 @@ def limit_space(limits: ChildLimits) -> None:
     once."""
     with open("/proc/self/statm") as file:
         size = int(file.read().split()[0]) * resource.getpagesize()
-    for kind, wanted in (
+    for kind, limit in (
         (resource.RLIMIT_STACK, limits.stack),
         (resource.RLIMIT_AS, size + limits.memory),
         (resource.RLIMIT_CORE, 0),
     ):
-        lower(kind, wanted)
+        lower(kind, limit)
 
 
 def limit_time(limits: ChildLimits) -> None:
     """Limit the CPU time of the next question: SIGXCPU, which ends the process, comes when it is used up."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    lower(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + limits.cpu_seconds)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    lower(resource.RLIMIT_CPU, math.ceil(usage.ru_utime + usage.ru_stime) + limits.cpu_seconds)
 
 
-def lower(kind: int, wanted: int) -> None:
+def lower(kind: int, limit: int) -> None:
     """Set a soft limit, at most the hard one."""
     _, hard = resource.getrlimit(kind)
-    resource.setrlimit(kind, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def read_frame(stream: BinaryIO) -> str | None:

@@ -61,14 +61,14 @@ class BoundedProcess:
         """Return the answer, None if the question ended the process. Raises asyncio.TimeoutError, and Unavailable
         without a process to ask. Whenever the wait for an answer ends early, the process is ended too, so that a late
         one cannot answer the next question."""
-        answered = False
+        is_answered = False
         try:
             await self.start()
             answer = await self.answer(question)
-            answered = True
+            is_answered = True
             return answer
         finally:
-            if not answered:
+            if not is_answered:
                 self.end()
 
     async def answer(self, question: str) -> str | None:

@@ -82,15 +82,15 @@ def walk(matcher: LLMatcher) -> None:
 
 def relaxed(schema: dict[str, Any], words: LLTokenizer) -> dict[str, str]:
     """Return the fields of a RelaxedSchema, or a `reason`."""
-    made = SchemaRelaxation(schema, is_held)
-    if not isinstance(made.schema, dict):
+    relaxation = SchemaRelaxation(schema, is_held)
+    if not isinstance(relaxation.schema, dict):
         return {"reason": "no value can follow the schema"}
-    places = unheld_choices(made.schema)
-    found = coerced(made.schema, places)
-    if reason := judged(grammar_of_schema(found), words):
+    places = unheld_choices(relaxation.schema)
+    coerced_schema = coerced(relaxation.schema, places)
+    if reason := judged(grammar_of_schema(coerced_schema), words):
         return {"reason": reason}
-    left_out = [*made.left_out, *((*place, "oneOf") for place in places)]
-    return asdict(RelaxedSchema(json.dumps(found), first(left_out), first(made.unknown_formats)))
+    left_out = [*relaxation.left_out, *((*place, "oneOf") for place in places)]
+    return asdict(RelaxedSchema(json.dumps(coerced_schema), first(left_out), first(relaxation.unknown_formats)))
 
 
 def first(places: list[Place]) -> str:
@@ -112,4 +112,8 @@ def unheld_choices(schema: dict[str, Any]) -> list[Place]:
         return []
     if len(places) > MOST_TRIALS:
         return places
-    return [place for place in places if not is_held(coerced(schema, [other for other in places if other != place]))]
+    return [
+        place
+        for place in places
+        if not is_held(coerced(schema, [other_place for other_place in places if other_place != place]))
+    ]

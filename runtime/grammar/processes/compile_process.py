@@ -34,8 +34,8 @@ class GrammarProcess(BoundedProcess):
         answer = await self.find(SCHEMA + schema)
         if answer is None:
             return TOO_COMPLEX
-        found = json.loads(answer)
-        return str(found["reason"]) if "reason" in found else RelaxedSchema(**found)
+        answer_fields = json.loads(answer)
+        return str(answer_fields["reason"]) if "reason" in answer_fields else RelaxedSchema(**answer_fields)
 
     async def find(self, question: str) -> str | None:
         try:
