@@ -100,7 +100,8 @@ class GenerateShape(CompletionShape):
         return b"".join(self.last(stream, ended) for ended in watch.ended.values())
 
     def last(self, stream: Stream, ended: Ended) -> bytes:
-        ids = stream.request.answers[0].ids
+        answer = stream.request.answers[0]
+        ids = answer.shown(answer.ids, ended.reason, answer.stop_match)
         return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, ended)})
 
     def about(self, usage: Usage, ended: Ended | None) -> dict[str, Any]:

@@ -185,7 +185,8 @@ class Preparation:
         prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
-        return Generation(prompt, sampling.fitted(budget))
+        params = replace(sampling.fitted(budget), hide_end_token=self.proxy.config.hide_end_token)
+        return Generation(prompt, params)
 
     async def look_up(self, ready: ReadyRequest) -> None:
         """Look for the prompts in what workers have cached, as far as is known."""
