@@ -42,9 +42,14 @@ MIXED, RANKS = ("--role", "mixed"), ("--role", "mixed", "--mixed", "cpu:0+cpu:1"
 INT8 = ("--quantization", "int8")
 # Workers and weights of each way.
 WAYS = {
-    "pair": PAIR, "mixed": MIXED, "ranks": RANKS, "drafts": PAIR, "kills": PAIR, "int8": (*PAIR, *INT8),
+    "pair": PAIR,
+    "mixed": MIXED,
+    "ranks": RANKS,
+    "drafts": PAIR,
+    "kills": PAIR,
+    "int8": (*PAIR, *INT8),
     "int8-mixed": (*MIXED, *INT8),
-}  # fmt: skip
+}
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "measurements-history.md"
 VICTIMS = ("decode:0", "prefill:0")
 REFUSED = (429, 503)
@@ -206,17 +211,23 @@ def main() -> int:
 
 
 def record(lines: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Append a row for each way to the table, behind its last row."""
-    text = TABLE.read_text().splitlines()
-    place = next(number for number, line in enumerate(text) if line.startswith("| processor | way |"))
-    while place < len(text) and text[place].startswith("|"):
-        place += 1
-    command = f"`scripts/bench_answers.py --model {arguments.model} --streams {arguments.streams}`"
+    """Append a row for each way to the table of answers."""
+    draft = f" --draft {arguments.draft}" if arguments.draft else ""
+    command = f"`scripts/bench_answers.py --model {arguments.model}{draft} --streams {arguments.streams}`"
     rows = [
         f"| {processor_name()} | {line['way']} | {line['choices']}, {line['sums']} | {line['different']} of "
         f"{line['questions']} | {len(line['failures'])} | {line['killed']} | {command} |"
         for line in lines
     ]
+    put_behind("| processor | way | right |", rows)
+
+
+def put_behind(heading: str, rows: Sequence[str]) -> None:
+    """Append rows to the table with this heading."""
+    text = TABLE.read_text().splitlines()
+    place = next(number for number, line in enumerate(text) if line.startswith(heading))
+    while place < len(text) and text[place].startswith("|"):
+        place += 1
     TABLE.write_text("\n".join([*text[:place], *rows, *text[place:]]) + "\n")
 
 

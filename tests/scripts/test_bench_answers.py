@@ -128,11 +128,11 @@ def test_figures_are_recorded_behind_those_that_are_there(
     server: KnowingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     table = tmp_path / "history.md"
-    table.write_text("## Answers\n\n| processor | way |\n|---|---|\n| old | pair |\n\n## Others\n")
+    table.write_text("## Answers\n\n| processor | way | right |\n|---|---|---|\n| old | pair | 1 |\n\n## Others\n")
     monkeypatch.setattr(bench_answers, "TABLE", table)
     assert bench(server, monkeypatch, "--questions", "41", "--record") == 0
     lines = table.read_text().splitlines()
-    assert lines[4] == "| old | pair |" and lines[6:] == ["", "## Others"]
+    assert lines[4] == "| old | pair | 1 |" and lines[6:] == ["", "## Others"]
     assert " | server | 40/40, 1/1 | 0 of 41 | 0 | 0 | `scripts/bench_answers.py" in lines[5]
 
 

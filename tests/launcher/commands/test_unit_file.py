@@ -238,8 +238,11 @@ def test_a_checkout_has_the_command_that_the_units_start(tmp_path: Path) -> None
     command.symlink_to(ROOT / "scripts" / "pontil")
     done = subprocess.run(
         [str(command), "config", "--json", "--port", "9000"],
-        cwd=tmp_path, env={"PATH": os.environ["PATH"], "PYTHON": sys.executable}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert {"name": "port", "value": 9000}.items() <= next(
         row for row in json.loads(done.stdout) if row["name"] == "port"
