@@ -38,7 +38,8 @@ class SamplingParams:
     `seed` is always set: the proxy draws one when the client gave none, so that a replay draws the same tokens.
     `logprobs` None asks for none, k for those of the token itself and of the k most likely ones, or of
     `logprob_token_ids` instead if there are any; `prompt_logprobs` asks for k ones of every prompt token but the first.
-    `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text.
+    `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text. With `hide_end_token`,
+    which the server sets, the token that ends an answer is not shown, unless what ended it is to be.
 
     Three facts follow from the others, and are made once, since they are asked of each row of each step: whether it is
     `greedy`, whether it `penalizes` tokens that are there already, and whether it `edits_logits` in any way.
@@ -73,6 +74,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = declared(False, "show what ended the answer")
     skip_special_tokens: bool = declared(True, "do not show special tokens")
     ignore_eos: bool = declared(False, "go on after the model's own end")
+    hide_end_token: bool = False
     grammar: str | None = None
     greedy: bool = field(init=False, repr=False, compare=False)
     penalizes: bool = field(init=False, repr=False, compare=False)

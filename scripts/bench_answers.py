@@ -4,15 +4,17 @@
     python scripts/bench_answers.py --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b [--streams 64]
 
 The questions are those of scripts/question_set.py: 40 with four choices, and 88 sums. All are asked as chats, greedily,
-so many at a time. Ways: `pair`, a prefill and a decode worker; `mixed`, one worker; `drafts`, a pair with the draft
-model, or without --draft with guesses from repeated text; `kills`, a pair whose decode and prefill worker are killed
-(SIGKILL) when a third and two thirds of the answers are there: as many deaths as a request may meet. Each way is
-launched by itself on --port; further flags go to every launch. With --url nothing is launched: a running server is the
-only way.
+so many at a time. Ways: `pair`, a prefill and a decode worker; `mixed`, one worker; `ranks`, one worker of two
+processes; `drafts`, a pair with the draft model, or without --draft with guesses from repeated text; `kills`, a pair
+whose decode and prefill worker are killed (SIGKILL) when a third and two thirds of the answers are there: as many
+deaths as a request may meet; `int8` and `int8-mixed`, a pair and one worker with weights of 8 bits, whose answers are
+others and the same for both. Each way is launched by itself on --port; further flags go to every launch. With --url
+nothing is launched: a running server is the only way.
 
-Prints a JSON object for each way: the right answers of each kind, the answers that are not those of the first way, word
-for word and token for token, failures, processes that were killed, and seconds. Exit code 1 if anything differs or
-failed. Refusals for load (429 and 503) are asked again.
+Prints a JSON object for each way: the right answers of each kind, the answers that are not those of the first way with
+such weights, word for word and token for token, failures, processes that were killed, and seconds. Exit code 1 if
+anything differs or failed. Refusals for load (429 and 503) are asked again. --record appends the figures, with the
+processor and the command, to the table of answers in docs/measurements-history.md.
 """
 
 import argparse
@@ -27,14 +29,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench_compare import ComparedLaunch
 from bench_failover import APP, PATIENCE, FailoverServer
+from processor_name import processor_name
 from question_set import KnownQuestion, question_set
 
 PAIR = ("--prefill", "cpu:0", "--decode", "cpu:1")
-WAYS = ("pair", "mixed", "drafts", "kills")
+MIXED, RANKS = ("--role", "mixed"), ("--role", "mixed", "--mixed", "cpu:0+cpu:1")
+INT8 = ("--quantization", "int8")
+# Workers and weights of each way.
+WAYS = {
+    "pair": PAIR,
+    "mixed": MIXED,
+    "ranks": RANKS,
+    "drafts": PAIR,
+    "kills": PAIR,
+    "int8": (*PAIR, *INT8),
+    "int8-mixed": (*MIXED, *INT8),
+}
+TABLE = Path(__file__).resolve().parent.parent / "docs" / "measurements-history.md"
 VICTIMS = ("decode:0", "prefill:0")
 REFUSED = (429, 503)
 
@@ -144,10 +160,9 @@ def score(asked: Sequence[KnownQuestion], found: Sequence["Answered | str"], fir
 
 def launch_of(way: str, arguments: argparse.Namespace, more: Sequence[str]) -> list[str]:
     """Return the command that serves the model in a way."""
-    workers = ("--role", "mixed") if way == "mixed" else PAIR
     guesses = ("--speculative-model", arguments.draft) if arguments.draft else ("--speculative-tokens", "4")
     model = ("--model", arguments.model, "--port", str(arguments.port))
-    return [sys.executable, str(APP), "launch", *model, *workers, *(guesses if way == "drafts" else ()), *more]
+    return [sys.executable, str(APP), "launch", *model, *WAYS[way], *(guesses if way == "drafts" else ()), *more]
 
 
 def measure(way: str, arguments: argparse.Namespace, more: Sequence[str]) -> tuple[list["Answered | str"], Any]:
@@ -173,7 +188,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--draft", help="for --speculative-model: a name, a path or mtp")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--record", action="store_true", help="append the figures to docs/measurements-history.md")
     parser.add_argument("--streams", type=int, default=64, help="questions asked at a time")
     parser.add_argument("--questions", type=int, default=None, help="ask only so many")
     parser.add_argument("--tokens", type=int, default=24, help="most tokens of an answer")
@@ -181,15 +197,38 @@ def main() -> int:
     parser.add_argument("--url", help="a running server; launches nothing")
     arguments, more = parser.parse_known_args()
     asked = question_set()[: arguments.questions]
-    first: list[Answered | str] | None = None
-    sound = True
+    # The first answers, by what is told of the weights.
+    first: dict[bool, list[Answered | str]] = {}
+    lines: list[dict[str, Any]] = []
     for way in ("server",) if arguments.url else arguments.ways:
         found, figures = measure(way, arguments, more)
-        first = first or found
-        line = {"way": way, "questions": len(asked), **score(asked, found, first), **figures}
-        sound = sound and not line["different"] and not line["failures"]
-        print(json.dumps(line), flush=True)
-    return 0 if sound else 1
+        others = first.setdefault(way.startswith("int8"), found)
+        lines.append({"way": way, "questions": len(asked), **score(asked, found, others), **figures})
+        print(json.dumps(lines[-1]), flush=True)
+    if arguments.record:
+        record(lines, arguments)
+    return int(any(line["different"] or line["failures"] for line in lines))
+
+
+def record(lines: Sequence[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Append a row for each way to the table of answers."""
+    draft = f" --draft {arguments.draft}" if arguments.draft else ""
+    command = f"`scripts/bench_answers.py --model {arguments.model}{draft} --streams {arguments.streams}`"
+    rows = [
+        f"| {processor_name()} | {line['way']} | {line['choices']}, {line['sums']} | {line['different']} of "
+        f"{line['questions']} | {len(line['failures'])} | {line['killed']} | {command} |"
+        for line in lines
+    ]
+    put_behind("| processor | way | right |", rows)
+
+
+def put_behind(heading: str, rows: Sequence[str]) -> None:
+    """Append rows to the table with this heading."""
+    text = TABLE.read_text().splitlines()
+    place = next(number for number, line in enumerate(text) if line.startswith(heading))
+    while place < len(text) and text[place].startswith("|"):
+        place += 1
+    TABLE.write_text("\n".join([*text[:place], *rows, *text[place:]]) + "\n")
 
 
 if __name__ == "__main__":

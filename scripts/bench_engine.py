@@ -43,6 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import roofline  # noqa: E402
 import torch  # noqa: E402
 from host_steps import measure_host  # noqa: E402
+from processor_name import processor_name  # noqa: E402
 
 import app  # noqa: E402, F401
 from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
@@ -179,7 +180,7 @@ def record(result: dict[str, Any]) -> None:
     command = "taskset -c N scripts/bench_engine.py " + " ".join(sys.argv[1:])
     share, columns = result["share"], ("prefill", "step 1", "step 8", "step 32")
     cells = [f"{result[name][0]:g} ({100 * share[name]:.0f} %)" if name in result else "" for name in columns]
-    about = [roofline.processor(), result["kernels"].split("-")[0], result["quantization"], f"{result['peak']:g}"]
+    about = [processor_name(), result["kernels"].split("-")[0], result["quantization"], f"{result['peak']:g}"]
     about += [f"{result['read']:g}", *cells, f"`{command}`"]
     text = MEASUREMENTS.read_text()
     before, heading, after = text.partition(TABLE)

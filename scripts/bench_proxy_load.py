@@ -101,7 +101,7 @@ def be_proxy(values: dict[str, Any]) -> None:
 class FreeRunner:
     """A runner that computes nothing: each step is over `period` seconds after the one before."""
 
-    rows_are_alike, keeps_states = False, False
+    answers_are_found, keeps_states = False, False
 
     def __init__(self, period: float) -> None:
         self.period, self.free_at = period, 0.0

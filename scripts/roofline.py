@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The most that this machine can do, and what a model's step needs of it."""
 
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -46,12 +44,3 @@ def products(config: ModelConfig) -> tuple[int, int]:
     attention = 2 * heads * config.head_dim * config.hidden_size
     mlp = 3 * config.hidden_size * config.intermediate_size
     return config.num_layers * (attention + mlp), config.vocab_size * config.hidden_size
-
-
-def processor() -> str:
-    """Return the processor's name, as the system tells it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()

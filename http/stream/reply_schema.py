@@ -110,8 +110,10 @@ COMPLETION = closed(
     head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, REASON)), "usage": USAGE} | KEPT, KEPT
 )
 COMPLETION_CHUNK = closed(
-    head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, nullable(REASON))), "usage": nullable(USAGE)},
-    ("usage",),
+    head("text_completion")
+    | {"choices": many(choice(COMPLETION_SHOWN, nullable(REASON))), "usage": nullable(USAGE)}
+    | KEPT,
+    ("usage", *KEPT),
 )
 CALL = {"id": TEXT, "type": constant("function"), "function": closed({"name": TEXT, "arguments": TEXT})}
 # The first chunk of a call has all fields, later ones only more of its arguments.
@@ -157,8 +159,9 @@ CHAT_CHUNK = closed(
         "choices": many(choice({"delta": DELTA, "logprobs": CHAT_LOGPROBS}, nullable(CHAT_REASON))),
         "usage": nullable(CHAT_USAGE),
         "prompt_token_ids": IDS,
-    },
-    ("usage", "prompt_token_ids"),
+    }
+    | KEPT,
+    ("usage", "prompt_token_ids", *KEPT),
 )
 MODEL = closed(
     {

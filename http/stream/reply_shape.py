@@ -97,6 +97,18 @@ def stop_note(choice_end: Ended) -> bytes:
     return b',"stop_reason":' + json.dumps(choice_end.stop_reason).encode()
 
 
+def kept_field(request: Request) -> dict[str, Any]:
+    """Return the field that tells a router where the prompt is kept, if it is."""
+    told = request.work.told(request) if isinstance(request.work, Generation) else None
+    return {} if told is None else {"kv_transfer_params": told}
+
+
+def kept_note(request: Request) -> bytes:
+    """Return the same for a stream's last chunk, to continue an object."""
+    kept = COMPACT.encode(kept_field(request))[1:-1]
+    return f",{kept}".encode() if kept else b""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyHeading:
     """Fields of the reply and of each of its chunks. `created` is in seconds since 1970. The same request with the same
@@ -170,7 +182,7 @@ class ReplyShape(ABC):
             if isinstance(choice_event, Ended):
                 return lead
         if isinstance(choice_event, Ended):
-            return lead + self.last_chunk(index, choice_event.reason, running, stop_note(choice_event))
+            return lead + self.ending(stream, index, choice_event)
         if choice_event.text or choice_event.logprobs or self.delivery.token_ids:
             return lead + self.chunk(index, choice_event, running)
         return lead
@@ -178,11 +190,15 @@ class ReplyShape(ABC):
     def closing(self, watch: SchemaWatch, stream: Stream, verdicts: Mapping[int, Verdict]) -> bytes:
         """Return the last chunks of choices that were checked, by index: a stream that is told again numbers them as
         before, though its choices may end in another order."""
-        running = stream.usage if self.delivery.continuous_usage else None
         return b"".join(
-            self.last_chunk(index, choice_end.reason, running, stop_note(choice_end) + schema_note(verdicts[index]))
+            self.ending(stream, index, choice_end, schema_note(verdicts[index]))
             for index, choice_end in sorted(watch.ended.items())
         )
+
+    def ending(self, stream: Stream, index: int, choice_end: Ended, note: bytes = b"") -> bytes:
+        running = stream.usage if self.delivery.continuous_usage else None
+        transfer_note = kept_note(stream.by_choice[index])
+        return self.last_chunk(index, choice_end.reason, running, stop_note(choice_end) + note, transfer_note)
 
     def content(self, index: int, text: str) -> str | None:
         """Return what the client takes for the answer in a choice's text; None if that is something else."""
@@ -225,12 +241,12 @@ class ReplyShape(ABC):
         self.around[index] = before, after
         return before, after
 
-    def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes = b"") -> bytes:
-        return self.framed(self.last_delta(index, encode_basestring_ascii(reason).encode()) + note, (), usage)
+    def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes, kept: bytes = b"") -> bytes:
+        return self.framed(self.last_delta(index, encode_basestring_ascii(reason).encode()) + note, (), usage, kept)
 
-    def framed(self, choice: bytes, ids: Sequence[int], usage: Usage | None) -> bytes:
+    def framed(self, choice: bytes, ids: Sequence[int], usage: Usage | None, kept: bytes = b"") -> bytes:
         ids_field = b',"token_ids":%b}' % json.dumps(list(ids)).encode() if self.delivery.token_ids else b"}"
-        return self.before + choice + ids_field + b"]" + self.tail_with(usage)
+        return self.before + choice + ids_field + b"]" + kept + self.tail_with(usage)
 
     def tail_with(self, usage: Usage | None) -> bytes:
         """Return the end of a chunk, which has the running usage if the client asked for that."""
@@ -271,9 +287,7 @@ class ReplyShape(ABC):
             if self.delivery.token_ids:
                 choice_object["token_ids"] = choice.ids
         head = {"object": self.whole_object} | self.base | {"choices": choice_objects, "usage": self.usage(usage)}
-        first = choices[0].request
-        if isinstance(first.work, Generation) and (kv_transfer_params := first.work.told(first)) is not None:
-            head["kv_transfer_params"] = kv_transfer_params
+        head |= kept_field(choices[0].request)
         if self.delivery.token_ids:
             self.show_of_prompts(head, choices, "prompt_token_ids", lambda request: request.prompt)
         if self.shown.prompt_logprobs:

@@ -100,7 +100,8 @@ class GenerateShape(CompletionShape):
         return b"".join(self.last(stream, choice_end) for choice_end in watch.ended.values())
 
     def last(self, stream: Stream, choice_end: Ended) -> bytes:
-        ids = stream.request.answers[0].ids
+        answer = stream.request.answers[0]
+        ids = answer.shown(answer.ids, choice_end.reason, answer.stop_match)
         return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, choice_end)})
 
     def about(self, usage: Usage, choice_end: Ended | None) -> dict[str, Any]:

@@ -50,6 +50,9 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         choice(*REASONING_PARSERS),
         "|".join(REASONING_PARSERS),
     )
+    hide_end_token: bool = option(
+        MODEL, False, "Leave the token that ends an answer out of its token_ids and logprobs too; it counts.", switch
+    )
     host: str = option(NETWORK, LOOPBACK, "Address clients connect to.", text, "ADDRESS")
     port: int = option(NETWORK, 8000, "Port clients connect to; 0 takes a free one.", whole(0, 65535), "PORT")
     allowed_hosts: tuple[str, ...] = option(

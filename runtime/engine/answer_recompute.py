@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recomputation of finished answers as prompts, so that the next turn of a conversation finds them in the prefix cache
-(rule B3). Needed for torch's operations only: with our own kernels the answers are found as they are.
+(rule B3). Needed only where a row has the same bits in any company, and others in a prompt than in an answer: for
+torch's operations on a CPU, and on devices with `--deterministic`. With our own kernels the answers are found as they
+are, and so they are on a device that promises no bits: there a prompt's would be no better.
 
 With torch, the KV of a generated position and that of the same token in a prompt differ in their last bits: batches of
 another size and another form of attention computed them. A prompt must not give other tokens because of cached blocks

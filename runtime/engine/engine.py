@@ -109,7 +109,7 @@ class Engine:
 
     def __init__(self, runner: Runner, scheduler: Scheduler) -> None:
         self.runner, self.scheduler = runner, scheduler
-        scheduler.answer_recompute.found_at_once = runner.rows_are_alike
+        scheduler.answer_recompute.found_at_once = runner.answers_are_found
         self.sequences: dict[str, list[Sequence]] = {}
         self.generated = self.prompt_computed = 0
         self.drafts = DraftCounts()

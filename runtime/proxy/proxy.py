@@ -128,7 +128,9 @@ class Proxy:
         self.metrics.watch(self.requests, self.registry, about)
         self.changes = OperatorChanges(self.registry, clock)
         self.link = ControlLink(config, self.metrics.threads)
-        self.kv_transfers = KVTransfers(self.registry, None if self.link.keys is None else self.link.keys.kept)
+        self.kv_transfers = KVTransfers(
+            self.registry, None if self.link.keys is None else self.link.keys.kept, config.kv_transfers
+        )
         self.tasks: list[asyncio.Task[None]] = []
         self.ticks = Ticks(clock())
         self.router = self.make_router()

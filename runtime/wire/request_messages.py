@@ -55,7 +55,8 @@ class Submit:
 
     Where another router brings the two workers together, neither knows of the other's request. The phase "hold" does
     all of it, and keeps the prompt's blocks under `transfer_id` for whichever decode worker claims them. The phase
-    "claim" receives the prompt's KV so kept by `peer`, and does all the rest: where that fails, also the prompt.
+    "claim" receives the prompt's KV so kept by `peer`, in its `peer_blocks` where these are told, and does all the
+    rest: where that fails, also the prompt.
 
     A later attempt continues an answer: `delivered` has, for each choice, the ids that the client was given already.
     They are taken as they are, never drawn again. Only `choices` go on, the others have ended; an empty list means all.
@@ -96,6 +97,7 @@ class Submit:
     traceparent: str | None = None
     caller: str = ""
     weight: float = 1.0
+    peer_blocks: list[int] | None = None
 
 
 @value(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class Tokens:
     `first_cached_tokens` what an earlier attempt had found cached here, where that is known: it may itself find what
     that one computed. Where the prompt's KV came from another worker, the same frame says how many bytes were pulled
     and in how many seconds of copying; `pull_error` is the reason of a failed pull, where the prompt was computed here
-    after all. `frames` has all codes of each id's frame, where a step makes several.
+    after all. `frames` has all codes of each id's frame, where a step makes several. `kept_blocks` are those in which
+    the prompt's KV is kept for another worker, on the last frame of a request whose prompt is.
     """
 
     sender: str
@@ -148,6 +151,7 @@ class Tokens:
     pulled_seconds: float | None = None
     pull_error: str | None = None
     frames: list[list[int]] | None = None
+    kept_blocks: list[int] | None = None
 
 
 @value(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from scripted_worker import DEADLINE, ScriptedWorker
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+PROMPT = "a prompt of more than one block"
 KEEP: dict[str, Any] = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,
     "remote_host": None, "remote_port": None,
@@ -34,10 +35,12 @@ def taken(worker: ScriptedWorker) -> Submit:
 
 
 def ask(served: ScriptedSite, told: Any, path: str = COMPLETIONS, **fields: Any) -> Any:
-    shown = {"prompt": "a prompt of more than one block", "max_tokens": 1} if path == COMPLETIONS else {
-        "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 1,
-    }  # fmt: skip
-    return served.ask("POST", path, shown | {"kv_transfer_params": told} | fields)
+    shown: dict[str, dict[str, Any]] = {
+        COMPLETIONS: {"prompt": PROMPT, "max_tokens": 1},
+        CHATS: {"messages": [{"role": "user", "content": PROMPT}], "max_completion_tokens": 1},
+        RESPONSES: {"input": PROMPT, "max_output_tokens": 1},
+    }
+    return served.ask("POST", path, shown[path] | {"kv_transfer_params": told} | fields)
 
 
 def test_an_answer_tells_where_its_prompt_is_kept(driven: ScriptedSite) -> None:
@@ -49,7 +52,7 @@ def test_an_answer_tells_where_its_prompt_is_kept(driven: ScriptedSite) -> None:
     assert told == {
         "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": worker.incarnation,
         "remote_host": "127.0.0.1", "remote_port": 4567, "remote_request_id": submit.transfer_id,
-        "remote_block_ids": [0, 1],
+        "remote_block_ids": [7, 10],
     }  # fmt: skip
     assert answer.json["usage"]["completion_tokens"] == 1
     # A router sends the number of choices too, and discards them all.
@@ -63,7 +66,7 @@ def test_what_was_told_reaches_the_worker_and_nothing_else_does(driven: Scripted
     answer = ask(driven, KEPT, max_tokens=3)
     submit = taken(worker)
     assert (submit.phase, submit.transfer_id, submit.peer) == ("claim", "r.0", "e7")
-    assert submit.peer_endpoint == "tcp://127.0.0.1:4567"
+    assert submit.peer_endpoint == "tcp://127.0.0.1:4567" and submit.peer_blocks == [0, 1]
     assert answer.status == 200 and "kv_transfer_params" not in answer.json
     assert ask(driven, KEPT, CHATS, stream=True, max_completion_tokens=3).events[-1] == "[DONE]"
     assert taken(worker).phase == "claim"
@@ -76,7 +79,9 @@ def test_what_was_told_reaches_the_worker_and_nothing_else_does(driven: Scripted
         {"remote_engine_id": "e\n7"}, {"remote_host": "example.com"}, {"remote_host": "192.0.2.7"}, {"remote_host": []},
         {"remote_host": "localhost"}, {"remote_host": "127.0.0.1%eth0"}, {"remote_port": 0}, {"remote_port": 65536},
         {"remote_port": True}, {"remote_port": "4567"}, {"remote_port": 45.5}, {"remote_request_id": None},
-        {"remote_request_id": {"a": 1}},
+        {"remote_request_id": {"a": 1}}, {"remote_block_ids": None}, {"remote_block_ids": 2},
+        {"remote_block_ids": [[0], [1]]}, {"remote_block_ids": [0, -1]}, {"remote_block_ids": [0, True]},
+        {"remote_block_ids": [0, 1 << 70]}, {"remote_block_ids": ["0"]},
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_computed_here(driven: ScriptedSite, wrong: dict[str, Any]) -> None:
@@ -115,7 +120,6 @@ def test_a_system_with_keys_believes_its_own_proxies_only(tmp_path: Path, tokeni
 @pytest.mark.parametrize(
     ("told", "fields", "says"),
     [
-        (KEEP, {"stream": True}, "is not streamed"),
         (KEEP, {"max_tokens": 2}, "set max_tokens to 1"),
         (KEEP, {"prompt": ["a", "b"]}, "there are 2: send one"),
         (KEPT, {"prompt": ["a", "b"]}, "there are 2: send one"),
@@ -144,12 +148,69 @@ def test_what_asks_for_nothing_is_no_request_for_kv(driven: ScriptedSite) -> Non
     assert taken(worker).phase == "whole"
 
 
-def test_a_whole_system_is_driven_by_nobody(pair: ScriptedSite) -> None:
-    for path in (COMPLETIONS, CHATS):
-        answer = ask(pair, KEEP, path)
-        assert answer.status == 400 and answer.json["error"]["code"] == "unsupported_parameter"
-        assert "--http" in answer.json["error"]["message"]
-    assert ask(pair, {}).status == 200
+def told_by(path: str, answer: Any) -> Any:
+    """Return what a stream tells of its prompt: it does so once, with the end of the answer."""
+    events = [one for one in answer.events if one != "[DONE]"]
+    if path != RESPONSES:
+        last = next(one for one in events if one["choices"] and one["choices"][0]["finish_reason"])
+        assert [one for one in events if "kv_transfer_params" in one] == [last]
+        return last["kv_transfer_params"]
+    assert events[-1]["type"] == "response.incomplete"
+    assert [one for one in events if "kv_transfer_params" in one.get("response", {})] == [events[-1]]
+    return events[-1]["response"]["kv_transfer_params"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, RESPONSES])
+def test_a_stream_and_a_whole_answer_tell_the_same(driven: ScriptedSite, path: str) -> None:
+    worker = driven.worker("prefill:0", role="prefill", peer_endpoint="tcp://127.0.0.1:4567")
+    for streamed in (False, True):
+        answer = ask(driven, KEEP, path, stream=streamed)
+        assert answer.status == 200, answer.body
+        told, submit = told_by(path, answer) if streamed else answer.json["kv_transfer_params"], taken(worker)
+        assert (submit.phase, told["remote_request_id"]) == ("hold", submit.transfer_id)
+        blocks = -(-len(submit.prompt) // 16)
+        assert blocks > 1 and told["remote_block_ids"] == [7 + 3 * index for index in range(blocks)]
+    for streamed in (False, True):
+        answer = ask(driven, KEPT, path, stream=streamed)
+        assert answer.status == 200 and b"kv_transfer_params" not in answer.body
+        assert taken(worker).phase == "claim"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_of_a_prompt_that_could_not_be_kept_nothing_is_told(driven: ScriptedSite, streamed: bool) -> None:
+    worker = driven.worker("prefill:0", role="prefill", peer_endpoint="tcp://127.0.0.1:4567")
+    worker.room_kept = 1
+    answer = ask(driven, KEEP, stream=streamed)
+    assert answer.status == 200 and b"kv_transfer_params" not in answer.body
+    assert taken(worker).phase == "hold"
+
+
+def test_the_endpoint_of_a_whole_system_is_driven_too(pair: ScriptedSite) -> None:
+    """One worker computes and keeps the prompt, another one takes it, whose address a client cannot name."""
+    prefill, decode = pair.workers
+    told = ask(pair, KEEP).json["kv_transfer_params"]
+    held = taken(prefill)
+    assert (held.phase, told["remote_engine_id"]) == ("hold", prefill.incarnation)
+    assert (told["remote_host"], told["remote_port"]) == (None, None), "it has a socket file"
+    for wrong in ({}, {"remote_host": "127.0.0.1", "remote_port": 4567}):
+        assert ask(pair, told | wrong, max_tokens=3).status == 200
+        claimed = taken(decode)
+        assert (claimed.phase, claimed.peer, claimed.transfer_id) == ("claim", prefill.incarnation, held.transfer_id)
+        assert claimed.peer_endpoint == prefill.hello_fields["peer_endpoint"]
+        assert claimed.peer_blocks == told["remote_block_ids"]
+    # Workers of other launches are believed where that was asked for, by --http.
+    assert ask(pair, KEPT, max_tokens=3).status == 200
+    served = taken(decode), taken(prefill)
+    assert all(one.phase != "claim" for one in served)
+    assert prefill.submits.empty() and decode.submits.empty()
+
+
+def test_only_one_role_serves_both(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer) as mixed:
+        worker = mixed.worker()
+        told = ask(mixed, KEEP).json["kv_transfer_params"]
+        assert taken(worker).phase == "hold"
+        assert ask(mixed, told).status == 200 and taken(worker).phase == "claim"
 
 
 def test_pickers_find_the_series_that_they_read(driven: ScriptedSite) -> None:

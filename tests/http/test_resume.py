@@ -5,7 +5,6 @@ import os
 import sqlite3
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,10 +263,10 @@ def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
     """The proxy that goes on with the stream has the prompt computed, since the kept one is claimed already."""
     one, two = front.start(0), front.start(1)
     for at in (one, two):
-        at.proxy.config = replace(at.proxy.config, kv_transfers=True)
+        at.proxy.kv_transfers.neighbours = True
     kept = {
         "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "e7", "remote_host": "127.0.0.1",
-        "remote_port": 4567, "remote_request_id": "r.0",
+        "remote_port": 4567, "remote_request_id": "r.0", "remote_block_ids": [4],
     }  # fmt: skip
     first = Reader(one, "/v1/completions", ASK | {"kv_transfer_params": kept}).read(9)
     first.leave()
@@ -278,7 +277,7 @@ def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
     assert (computed.phase, computed.transfer_id) == ("whole", None) and computed.delivered[0]
     refused = one.ask("POST", "/v1/completions", ASK | {"kv_transfer_params": {"do_remote_decode": True}},
                       {"pontil-resume": "1"})  # fmt: skip
-    assert refused.status == 400 and "not streamed" in refused.json["error"]["message"]
+    assert refused.status == 400 and "set max_tokens to 1" in refused.json["error"]["message"]
     keeping = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1, "prompt": "tell me"}
     assert two.ask("POST", "/v1/completions", keeping, {"pontil-resume": "1"}).status == 200
     eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")

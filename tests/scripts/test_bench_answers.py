@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import bench_answers
 import pytest
@@ -121,6 +122,32 @@ def test_a_stream_that_breaks_is_a_failure(
     assert bench(server, monkeypatch, "--questions", "5") == 1
     line = json.loads(capsys.readouterr().out)
     assert line["choices"] == "3/5" and len(line["failures"]) == 2 and "it broke" in line["failures"][0]
+
+
+def test_figures_are_recorded_behind_those_that_are_there(
+    server: KnowingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    table = tmp_path / "history.md"
+    table.write_text("## Answers\n\n| processor | way | right |\n|---|---|---|\n| old | pair | 1 |\n\n## Others\n")
+    monkeypatch.setattr(bench_answers, "TABLE", table)
+    assert bench(server, monkeypatch, "--questions", "41", "--record") == 0
+    lines = table.read_text().splitlines()
+    assert lines[4] == "| old | pair | 1 |" and lines[6:] == ["", "## Others"]
+    assert " | server | 40/40, 1/1 | 0 of 41 | 0 | 0 | `scripts/bench_answers.py" in lines[5]
+
+
+def test_answers_of_rounded_weights_are_compared_with_each_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = question_set()[:2]
+    of_way = {"pair": "A", "mixed": "A", "int8": "B", "int8-mixed": "B"}
+    figures = {"killed": 0, "seconds": 1.0}
+    monkeypatch.setattr(bench_answers, "measure", lambda way, *_: ([Answered(of_way[way], "stop", 1)] * 2, figures))
+    monkeypatch.setattr(sys, "argv", ["bench_answers.py", "--questions", "2", "--ways", *of_way])
+    assert bench_answers.main() == 0 and len(asked) == 2
+    of_way["int8-mixed"] = "A"
+    assert bench_answers.main() == 1
+    assert [json.loads(line)["different"] for line in capsys.readouterr().out.splitlines()] == [0] * 7 + [2]
 
 
 def test_ways_that_differ_by_a_word_or_a_token_are_seen() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import bench_engine
 import pytest
 import roofline
+from processor_name import processor_name
 
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -30,7 +31,7 @@ def test_a_result_becomes_the_last_row_of_its_table(tmp_path: Path, monkeypatch:
     rows = table.removeprefix(heading).splitlines()
     assert len(rows) == 2 and rows[0] == rows[1]
     cells = [cell.strip() for cell in rows[0].strip("|").split("|")]
-    assert cells[0] == roofline.processor()
+    assert cells[0] == processor_name()
     assert cells[1:] == [
         "avx2", "none", "55.1", "20.3", "600.5 (82 %)", "16 (15 %)", "30 (65 %)", "90 (87 %)",
         "`taskset -c N scripts/bench_engine.py --kernels avx2`",

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # systemd as process 1 of namespaces of its own, over a copy-on-write view of this machine: nothing outside changes.
-#   systemd_box.sh GROUP FOLDER    FOLDER/units are its units, FOLDER/model lies at /opt/model
+#   systemd_box.sh GROUP FOLDER    FOLDER/units are its units, FOLDER/model lies at /opt/model, FOLDER/files at /
 # GROUP is the name of a control group that the caller makes sure is new, and removes.
 set -euo pipefail
 group=$1 folder=$2
@@ -42,6 +42,7 @@ else
     mkdir "$root"/sys/fs/cgroup/systemd
     mount -t cgroup -o none,name=systemd cgroup "$root"/sys/fs/cgroup/systemd
 fi
+[ ! -e "$folder"/files ] || cp -r --no-dereference "$folder"/files/. "$root"
 rm -rf "$root"/etc/systemd/system/*.wants
 cp "$folder"/units/* "$root"/etc/systemd/system/
 printf '[Unit]\nDefaultDependencies=no\n' > "$root"/etc/systemd/system/box.target

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import START_TIMEOUT, Served, free_port, wait_for
+from served import START_TIMEOUT, Served, free_port, launched, wait_for
 from sidecar import KEEP, Sidecar, both_ready, driven
 from tiny_llama import write_tiny_llama
 
@@ -127,7 +127,6 @@ def test_a_foreign_router_drives_two_workers(sidecar: Sidecar) -> None:
 def test_what_a_router_cannot_mean_is_refused(one: Sidecar) -> None:
     for wrong, says in (
         ({"max_tokens": 2}, "set max_tokens to 1"),
-        ({"stream": True}, "not streamed"),
         ({"prompt": [STORY, STORY]}, "send one"),
         ({"kv_transfer_params": KEEP | {"do_remote_prefill": True}}, "a worker does one of them"),
         ({"kv_transfer_params": [1]}, "must be an object"),
@@ -136,6 +135,30 @@ def test_what_a_router_cannot_mean_is_refused(one: Sidecar) -> None:
         body = DRAWN | {"max_tokens": 1, "kv_transfer_params": KEEP} | wrong
         reply = one.prefill.request("POST", COMPLETIONS, body)
         assert reply.status == 400 and says in reply.json()["error"]["message"]
+
+
+@pytest.mark.long
+def test_the_endpoint_of_a_whole_system_is_driven(model: Path, tmp_path: Path) -> None:
+    """A prefill worker keeps the prompt and a decode worker claims it, behind one ordinary proxy; a stream tells where
+    it is as a whole answer does, and so does a response."""
+    options = ("--share-devices", "--no-self-test", "--kv-cache-memory", "16MiB", *QUICK)
+    with launched(tmp_path, "--model", str(model), "--disagg", "always", *options) as served:
+        alone = served.request("POST", COMPLETIONS, DRAWN | {"cache_salt": "alone"}).json()
+        done, system = served.metric('pontil_handoffs_total{result="complete"}'), Sidecar(served, served)
+        first, second = system.ask(COMPLETIONS, DRAWN | {"cache_salt": "a"})
+        assert ids_of(second) == ids_of(alone) and second["usage"] == alone["usage"]
+        told = first["kv_transfer_params"]
+        assert told["remote_port"] is None and len(told["remote_block_ids"]) == len(set(told["remote_block_ids"]))
+        keeping = DRAWN | {"cache_salt": "b", "max_tokens": 1, "kv_transfer_params": KEEP}
+        (streamed,) = [one for one in served.stream(COMPLETIONS, keeping) if "kv_transfer_params" in one]
+        third = system.go_on(COMPLETIONS, DRAWN | {"cache_salt": "b"}, streamed["kv_transfer_params"]).json()
+        assert ids_of(third) == ids_of(alone)
+        asked = {"model": "tiny", "input": STORY, "max_output_tokens": 1, "store": False}
+        kept = served.request("POST", "/v1/responses", asked | {"kv_transfer_params": KEEP}).json()
+        claimed = asked | {"max_output_tokens": 4, "kv_transfer_params": kept["kv_transfer_params"]}
+        assert served.request("POST", "/v1/responses", claimed).status == 200
+        counted(served, "complete", done + 3)
+        assert served.metric("pontil_ledger_imbalance") == 0
 
 
 @pytest.mark.long

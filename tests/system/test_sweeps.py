@@ -39,7 +39,7 @@ def options(tmp_path: Path) -> list[str]:
 
 def sweep(options: list[str], points: str, model: str, kind: str = "concurrency") -> "subprocess.Popen[str]":
     flags = ["--points", points, "--", "--model", model, "--kv-cache-memory", "64MiB"]
-    flags += [] if kind == "goodput" else ["--role", "mixed"]
+    flags += ["--role", "mixed"] if kind in ("concurrency", "rate") else []
     command = [str(ROOT / "scripts" / f"sweep_{kind}.sh"), *options, *flags]
     environment = {**os.environ, "PYTHON": sys.executable}
     return subprocess.Popen(
@@ -80,6 +80,17 @@ def test_goodput_of_a_pair_and_of_mixed_workers(options: list[str], tmp_path: Pa
     rows = list(csv.DictReader((tmp_path / "sweep" / "goodput.csv").open()))
     assert [row["goodput"] for row in rows] == ["1:1@60000", "0:2@60000"]
     assert all(float(row["highest_request_rate"]) > 1 and row["itl_limit_ms"] == "60000.0" for row in rows)
+
+
+@pytest.mark.parametrize(("kind", "points"), [("rate", "20 40"), ("ratio", "0:1 1:1")])
+def test_rates_and_ratios(options: list[str], tmp_path: Path, model: str, kind: str, points: str) -> None:
+    run = sweep(options, points, model, kind)
+    said, _ = run.communicate(timeout=START_TIMEOUT)
+    assert run.returncode == 0, said
+    rows = list(csv.DictReader((tmp_path / "sweep" / f"{kind}.csv").open()))
+    assert [row[kind] for row in rows] == points.split()
+    assert all((row["prompt_tokens"], row["output_tokens"], row["failures"]) == ("14", "5", "0") for row in rows)
+    assert not [one for one in psutil.process_iter() if one.pid != run.pid and is_of(one, run.pid)]
 
 
 def is_of(process: psutil.Process, session: int) -> bool:

@@ -5,8 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,9 @@ import pytest
 from served import ROOT, START_TIMEOUT, Served, free_port, wait_for
 from tiny_llama import write_tiny_llama
 
+from pontil.launcher.keys.key_file import make_key_file
+
+SHIPPED = ROOT / "scripts" / "systemd"
 BOX = ROOT / "tests" / "support" / "systemd_box.sh"
 WORKER = ("--model", "/opt/model", "--kv-cache-memory", "16MiB", "--kv-connector", "shm")
 # Where the file of keys lies inside.
@@ -68,13 +71,29 @@ def write_units(folder: Path, control: str, port: int) -> None:
     proxy.write_text(proxy.read_text().replace(str(keys), KEYS))
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[Box]:
+def copy_shipped(folder: Path, port: int) -> None:
+    """Do what an operator does on a new host: the shipped units, the samples with another model and port, a file of
+    keys, the name of the proxy's host, and the checkout's command."""
+    configured, programs = folder / "files" / "etc" / "pontil", folder / "files" / "usr" / "local" / "bin"
+    for made in (configured, programs, folder / "units"):
+        made.mkdir(parents=True)
+    for unit in SHIPPED.glob("*.service"):
+        shutil.copy(unit, folder / "units")
+    for sample in SHIPPED.glob("*.toml"):
+        text = sample.read_text().replace('"smollm2-135m-instruct"', '"/opt/model"').replace('"1GiB"', '"16MiB"')
+        (configured / sample.name).write_text(text.replace("port = 8000", f"port = {port}"))
+    make_key_file(configured / "pontil.keys")
+    (folder / "files" / "etc" / "hosts").write_text("127.0.0.1 localhost proxy.internal\n")
+    (programs / "pontil").symlink_to(ROOT / "scripts" / "pontil")
+
+
+@contextmanager
+def opened(tmp_path: Path, write: Callable[[Path, int], None]) -> Iterator[Box]:
     if os.getuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter", "systemctl"))):
         pytest.skip("a systemd of its own needs root, util-linux and systemd")
     port, group = free_port(), f"pontil-box-{os.getpid()}"
     write_tiny_llama(tmp_path / "model")
-    write_units(tmp_path, f"tcp://127.0.0.1:{free_port()}", port)
+    write(tmp_path, port)
     with (tmp_path / "log").open("wb") as log:
         starter = subprocess.Popen([str(BOX), group, str(tmp_path)], stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -83,6 +102,20 @@ def box(tmp_path: Path) -> Iterator[Box]:
         starter.kill()
         starter.wait()
         wait_for(lambda: all(map(removed, Path("/sys/fs/cgroup").glob(f"**/{group}"))), 30, "the end of its processes")
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    with opened(tmp_path, lambda folder, port: write_units(folder, f"tcp://127.0.0.1:{free_port()}", port)) as made:
+        yield made
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Iterator[Box]:
+    if not (ROOT / ".venv" / "bin" / "python").exists():
+        pytest.skip("the checkout has no .venv, which its command starts")
+    with opened(tmp_path, copy_shipped) as made:
+        yield made
 
 
 def started(starter: "subprocess.Popen[bytes]", log: Path, port: int) -> Box:
@@ -124,6 +157,19 @@ def test_units_of_each_role_start_serve_restart_and_stop(box: Box, tmp_path: Pat
     for unit in ("pontil-proxy", *WORKERS):
         assert box.state(unit, "ActiveState", "Result") == ["inactive", "success"], unit
     assert box.run("ls", "/run").stdout.count("pontil") == 0
+
+
+@pytest.mark.long
+def test_the_shipped_units_run_from_a_checkout_by_the_samples(shipped: Box, tmp_path: Path) -> None:  # G5
+    box = shipped
+    box.systemctl("start", "--no-block", *WORKERS)
+    done = box.run("systemctl", "start", "pontil-proxy")
+    assert done.returncode == 0, box.run("journalctl", "--no-pager", "-n", "40", "-u", "pontil-proxy").stdout
+    answered(box, tmp_path)
+    assert box.run("test", "-s", "/var/lib/pontil/usage.db").returncode == 0, "a relative file lies in its folder"
+    box.systemctl("stop", "pontil-proxy", *WORKERS)
+    for unit in ("pontil-proxy", *WORKERS):
+        assert box.state(unit, "ActiveState", "Result") == ["inactive", "success"], unit
 
 
 def answered(box: Box, folder: Path) -> None:

@@ -165,7 +165,7 @@ class HashRunner:
     """A Runner (runtime/engine/runner/runner.py) without a model. A step of so many prompt rows and others takes `cost`
     seconds, or has no memory. The `maker` is that of a stage whose steps make frames."""
 
-    keeps_states, rows_are_alike = False, True
+    keeps_states, answers_are_found = False, True
     # The first hash of all prefixes.
     salt = 0
 

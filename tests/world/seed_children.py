@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from seed_run import SeedReport
 
@@ -21,7 +22,7 @@ STDERR, REPORT = 2, 1000
 class SeedChild:
     """One child, whose report comes over a pipe."""
 
-    def __init__(self, work: Callable[[], SeedReport]) -> None:
+    def __init__(self, work: Callable[[], Any]) -> None:
         self.pipe, end = os.pipe()
         sys.stdout.flush()
         self.pid = os.fork()
@@ -36,14 +37,19 @@ class SeedChild:
 
     def report(self, seed: int) -> SeedReport:
         """Wait for its end. A child that ends without a report has failed."""
-        with os.fdopen(self.pipe, "rb") as file:
-            told = file.read()
-        os.waitpid(self.pid, 0)
-        if not told:
+        if (told := self.told()) is None:
             return SeedReport(
                 seed, "", 0, 0, 0.0, 0.0, 0.0, 0, ["no_thread_failed: the world itself ended by an exception"]
             )
-        return SeedReport(**json.loads(told))
+        return SeedReport(**told)
+
+    def told(self) -> "dict[str, Any] | None":
+        """Wait for its end; return the fields of what it made, if it has."""
+        with os.fdopen(self.pipe, "rb") as file:
+            told = file.read()
+        os.waitpid(self.pid, 0)
+        found: dict[str, Any] | None = json.loads(told) if told else None
+        return found
 
     def kill(self) -> None:
         """End it, whose report nobody wants any more."""
@@ -52,7 +58,14 @@ class SeedChild:
         os.close(self.pipe)
 
 
-def run_and_end(work: Callable[[], SeedReport], pipe: int) -> None:
+def told_by_a_child(work: Callable[[], Any]) -> dict[str, Any]:
+    """Return the fields of what a child makes."""
+    told = SeedChild(work).told()
+    assert told is not None, "the world itself ended by an exception"
+    return told
+
+
+def run_and_end(work: Callable[[], Any], pipe: int) -> None:
     """Do the work of a child and end it, without what the parent would do at its end."""
     code = 1
     try:

@@ -54,10 +54,10 @@ class ParsedChatShape(ChatShape):
         later_chunks = [self.framed(self.part(index, part), (), usage) for part in parts[1:]]
         return self.framed(first, delta.ids, usage) + b"".join(later_chunks)
 
-    def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes = b"") -> bytes:
+    def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes, kept: bytes = b"") -> bytes:
         reader = self.reader(index)
         held_chunks = [self.framed(self.part(index, part), (), usage) for part in self.included(reader.finish())]
-        return b"".join(held_chunks) + super().last_chunk(index, self.reason(index, reason), usage, note)
+        return b"".join(held_chunks) + super().last_chunk(index, self.reason(index, reason), usage, note, kept)
 
     def content(self, index: int, text: str) -> str | None:
         """Return the text beside reasoning; None for calls of tools."""

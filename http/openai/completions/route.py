@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The endpoints that generate."""
 
-import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,6 @@ from typing import TypeVar
 from sanic import HTTPResponse, Request
 
 from pontil.http.fields.audio_output import AudioOutput
-from pontil.http.fields.kv_transfer import NAME
 from pontil.http.fields.sampling import SamplingFields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
@@ -24,6 +22,7 @@ from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatSh
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import ChatRequest, read_chat
 from pontil.http.openai.chat.tool_calling import structure_of
+from pontil.http.openai.completions.remote_prompt import moved, remote_kv
 from pontil.http.openai.completions.request import DEFAULT_TOKENS, CompletionRequest, Prompt, read_completion
 from pontil.http.openai.completions.sounds import open_sounds
 from pontil.http.stream.answer_checker import AnswerChecker
@@ -37,49 +36,10 @@ from pontil.runtime.proxy.admission.control import check_together
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
-from pontil.runtime.proxy.requests.remote_kv import KeepPrompt, RemoteKV
+from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.ticket import Ticket
 
 T = TypeVar("T")
-LOG = logging.getLogger("pontil.proxy")
-
-
-def remote_kv(
-    proxy: Proxy, generation_request: CompletionRequest | ChatRequest, name: str | None, prompts: int = 1
-) -> RemoteKV | None:
-    """Return what a router of others wants done with the prompt's KV, kept or taken from elsewhere; None if the request
-    is to be served like any other. `name` is the request's id. Raises RequestError for what the router cannot have
-    meant."""
-    kv_transfer = generation_request.kv_transfer
-    if kv_transfer is None:
-        return None
-    if not proxy.config.kv_transfers:
-        says = "is for a worker with an endpoint of its own (--role prefill or decode with --http): leave it out"
-        raise RequestError(f"{NAME} {says}", param=NAME, code="unsupported_parameter")
-    if prompts != 1:
-        raise RequestError(f"{NAME} moves the KV of one prompt, and there are {prompts}: send one", param=NAME)
-    if kv_transfer.keeps:
-        if generation_request.delivery.stream:
-            raise RequestError(f"{NAME} with do_remote_decode is for an answer that is not streamed", param=NAME)
-        if generation_request.sampling.max_tokens != 1:
-            limit = generation_request.sampling.max_tokens_name
-            raise RequestError(f"{NAME} with do_remote_decode is for one token: set {limit} to 1", param=NAME)
-        return KeepPrompt(proxy.kv_transfers)
-    if generation_request.sampling.params.prompt_logprobs is not None:
-        # They are known only where the whole prompt is computed.
-        return None
-    try:
-        return proxy.kv_transfers.claim(kv_transfer.told)
-    except ValueError as error:
-        LOG.warning("a kept prompt is not asked for, but computed here: %s", error, extra={"request": name})
-        return None
-
-
-def moved(work: Generation, remote: RemoteKV | None) -> Generation:
-    """Return the work with what is done with its prompt's KV. A router discards the answer to a prompt that is only to
-    be kept, so that one choice of it is enough."""
-    params = replace(work.params, n=1) if isinstance(remote, KeepPrompt) else work.params
-    return replace(work, params=params, remote_kv=remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +81,8 @@ class Preparation:
         """Compile the grammar of a completion, tokenize its prompts and fit them to the context."""
         ticket = self.complete(ticket, completion_request)
         snapshot = self.snapshot(ticket)
-        remote = remote_kv(self.proxy, completion_request, ticket.name, len(completion_request.prompts))
+        sampling, prompts = completion_request.sampling, len(completion_request.prompts)
+        remote = remote_kv(self.proxy, completion_request.kv_transfer, sampling, ticket.name, prompts)
         # Checked before any grammar is compiled or prompt tokenized.
         check_together(snapshot.workers, len(completion_request.prompts) * completion_request.sampling.params.n)
         self.proxy.admissions.check_limits(ticket, len(completion_request.prompts))
@@ -185,7 +146,8 @@ class Preparation:
         prompt = handling.cut(prompt, context - max(1, wanted_tokens or 0))
         names = (prompt_name, sampling.max_tokens_name)
         budget = token_budget(len(prompt), sampling.max_tokens, default, context, names)
-        return Generation(prompt, sampling.fitted(budget))
+        params = replace(sampling.fitted(budget), hide_end_token=self.proxy.config.hide_end_token)
+        return Generation(prompt, params)
 
     async def look_up(self, ready: ReadyRequest) -> None:
         """Look for the prompts in what workers have cached, as far as is known."""
@@ -263,7 +225,7 @@ class GenerationRoutes:
         ticket = self.preparation.complete(request.ctx.ticket, chat_request)
         self.sounds.check(chat_request, request)
         self.proxy.admissions.check_limits(ticket)
-        remote = remote_kv(self.proxy, chat_request, ticket.name)
+        remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
         ready = await self.preparation.chat(ticket, await self.sounds.heard(chat_request, ticket), remote=remote)
         shape = self.chat_shape(ready, self.heading(request, "chatcmpl", ready.snapshot))
         if chat_request.audio is not None:

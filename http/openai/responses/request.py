@@ -8,6 +8,7 @@ from typing import Any
 
 from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
+from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, parameter, sampling_fields
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, Message, arguments_object, chat_prompt
@@ -186,6 +187,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, chat_values),
         include_reasoning=True,
+        kv_transfer=values["kv_transfer_params"],
     )
     echo_fields = echoed_fields(data, values)
     check_echoed(echo_fields)
@@ -318,12 +320,12 @@ DECLARED = (
     Parameter("reasoning", OptionsType(REASONING_OPTIONS), "`effort`, for the template"),
     Parameter("max_tool_calls", InertType(IntegerType(1), None), "of tools at OpenAI, of which none are here"),
     *SENT_BY_CLIENTS,
+    KV_TRANSFER,
     Parameter("background", NeutralType((False,)), "answer later"),
     Parameter("conversation", NeutralType(others="is not supported: use previous_response_id"), "a kept conversation"),
     Parameter("prompt", NeutralType(), "a kept template of a prompt"),
     Parameter("context_management", NeutralType(([],)), "shorten a long conversation"),
     Parameter("moderation", NeutralType(), "judge input and answer"),
-    Parameter("kv_transfer_params", NeutralType(({},)), "move a prompt's KV between workers"),
     *(
         Parameter(
             name, NeutralType(allowed_values, f"is no parameter of a response: {instead}"), "of chats and completions"

@@ -11,6 +11,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
 
+from pontil.http.openai.completions.remote_prompt import remote_kv
 from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.input_items import Item
@@ -53,7 +54,8 @@ class ResponsesRoutes:
         before, own_items = await self.kept.history(ticket.caller, responses_request.previous, responses_request.items)
         make = partial(responses_request.with_history, (*before, *own_items))
         chat = await generation.prompts.executor.run(make, 0) if before or responses_request.is_long else make()
-        return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input")
+        remote = remote_kv(generation.proxy, chat.kv_transfer, chat.sampling, ticket.name) if is_limited else None
+        return responses_request, own_items, await generation.preparation.chat(ticket, chat, "input", remote)
 
     def shape(self, request: Request, responses_request: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation

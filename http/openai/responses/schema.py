@@ -4,7 +4,18 @@
 from typing import Any
 
 from pontil.http.schema.parameter import Schema
-from pontil.http.stream.reply_schema import CHAT_ENTRY, COUNT, NUMBER, TEXT, UNMET, closed, constant, many, nullable
+from pontil.http.stream.reply_schema import (
+    CHAT_ENTRY,
+    COUNT,
+    KEPT,
+    NUMBER,
+    TEXT,
+    UNMET,
+    closed,
+    constant,
+    many,
+    nullable,
+)
 
 STATUS: Schema = {"enum": ["in_progress", "completed", "incomplete"]}
 LOGPROBS = many(closed(CHAT_ENTRY | {"top_logprobs": many(closed(CHAT_ENTRY))}))
@@ -89,8 +100,9 @@ RESPONSE = closed(
         "top_logprobs": COUNT,
         "store": {"type": "boolean"},
         "x_pontil_schema": UNMET,
-    },
-    ("x_pontil_schema",),
+    }
+    | KEPT,
+    ("x_pontil_schema", *KEPT),
 )
 
 

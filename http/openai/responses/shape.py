@@ -9,7 +9,7 @@ from pontil.http.openai.chat.parsed_shape import content_of
 from pontil.http.openai.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseOutput
 from pontil.http.stream.error_object import error_of, status_of
 from pontil.http.stream.logprob_shape import chat_token
-from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading, ShownText
+from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading, ShownText, kept_field
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field
 from pontil.http.stream.token_parts import TokenParts
 from pontil.runtime.accounting.counts import Usage
@@ -112,7 +112,8 @@ class ResponsesShape:
         once."""
         if not self.answer:
             verdict_fields = {} if 0 not in verdicts else schema_field(verdicts[0])
-            self.answer = self.response(self.status, usage) | verdict_fields
+            transfer_field = {} if self.request is None else kept_field(self.request)
+            self.answer = self.response(self.status, usage) | verdict_fields | transfer_field
         return self.answer
 
     def response(self, status: str, usage: Usage | None = None) -> dict[str, Any]:

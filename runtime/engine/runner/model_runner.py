@@ -73,9 +73,8 @@ class ModelRunner:
         return self.tiles.model
 
     @property
-    def rows_are_alike(self) -> bool:
-        """Return whether a position's KV has the same bits in a prompt and in an answer."""
-        return self.model.kernels is not None
+    def answers_are_found(self) -> bool:
+        return self.model.kernels is not None or not self.tiles.keeps_bits
 
     @property
     def may_begin_anew(self) -> bool:

@@ -41,8 +41,9 @@ class Runner(Protocol):
     keeps_states: bool
 
     @property
-    def rows_are_alike(self) -> bool:
-        """Return whether a position's KV has the same bits in a prompt and in an answer."""
+    def answers_are_found(self) -> bool:
+        """Return whether a prompt may find a finished answer's KV as it is: with the bits that it would have itself, or
+        where these depend on the company of its rows in any case."""
 
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute a batch, after those that were launched before."""

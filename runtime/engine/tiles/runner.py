@@ -48,6 +48,13 @@ class TileRunner:
             self.agree_with_fewer_cores()
         self.classes = measure(torch_products(model.linears), torch_products(model.head))
 
+    @property
+    def keeps_bits(self) -> bool:
+        """Return whether the KV of a row has the same bits in any company (C16). On a device it has not where a library
+        chooses a product's form by the number of rows."""
+        products = torch_products(self.model.linears)
+        return self.device.type == "cpu" or all(one.has_invariant_rows for one in products)
+
     def agree_with_fewer_cores(self) -> None:
         """Use one thread if results depend on the number of threads: tokens must not depend on how many cores a worker
         was given (C16)."""

@@ -14,7 +14,7 @@ from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import SPARE_SEATS, Route, WorkerLoad, next_route, plan
+from pontil.runtime.proxy.routing.policy import Disagg, Route, WorkerLoad, next_route, plan
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.messages import Message
@@ -151,9 +151,10 @@ class Dispatcher:
 
     def route(self, request: Request) -> Route | None:
         """Return the route for the next attempt of a request that broke, which does not wait for room."""
-        workers = self.lookup.loads(request)
-        disagg = "never" if request.work.is_alone else self.config.disagg
-        return plan(workers, disagg, request.attempts.broken, request.work.load(request))
+        workers, broken = self.lookup.loads(request), request.attempts.broken
+        if not broken:
+            workers = meant_for(request, workers) or workers
+        return plan(workers, self.disagg(request), broken, request.work.load(request))
 
     def room_for(self, request: Request) -> Route | None:
         """Return a route that has room now for a queued request's first attempt, or None.
@@ -161,19 +162,19 @@ class Dispatcher:
         A run begins with a free seat in every stage. Otherwise a stage could wait in its worker for one that another
         run holds, which itself waits for the items of a stage that waits for the first run.
         """
-        tokens, joint = request.work.load(request), request.work.joint
+        tokens, joint, disagg = request.work.load(request), request.work.joint, self.disagg(request)
+        loads = self.lookup.loads(request)
         if joint is None:
-            loads = self.lookup.loads(request)
-            return self.room_among(loads, tokens) or self.room_among(
-                self.lookup.loads_for_caller(request, loads), tokens
-            )
-        seated = all(
-            self.room_among(self.registry.of(group).reachable_loads, 0, spare=0) is not None for group in joint
-        )
-        return self.room_among(self.lookup.loads(request), tokens, spare=0) if seated else None
+            own = meant_for(request, loads)
+            route = next_route(own, disagg, tokens) if own else None
+            route = route or next_route(loads, disagg, tokens)
+            return route or next_route(self.lookup.loads_for_caller(request, loads), disagg, tokens)
+        groups = [self.registry.of(group).reachable_loads for group in joint]
+        seated = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
+        return next_route(loads, disagg, tokens, spare=0) if seated else None
 
-    def room_among(self, workers: Sequence[WorkerLoad], tokens: int, spare: int = SPARE_SEATS) -> Route | None:
-        return next_route(workers, self.config.disagg, tokens, spare)
+    def disagg(self, request: Request) -> Disagg:
+        return self.config.disagg if request.work.alone is None else "never"
 
     def enlist(self, request: Request) -> None:
         """Begin a request that waits in no queue: at once, or when there is a worker."""
@@ -329,3 +330,8 @@ class Dispatcher:
         limit = config.stream_idle_timeout if begun else config.first_byte_timeout
         what = request.work.awaited(begun)
         return f"the {what} did not come within {limit:g} s" if waited > limit else None
+
+
+def meant_for(request: Request, workers: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
+    """Return the workers of the roles that do this request best alone; none where it needs no such."""
+    return [worker for worker in workers if worker.role in (request.work.alone or ())]

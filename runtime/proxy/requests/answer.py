@@ -217,7 +217,7 @@ class Choice:
     def add(self, ids: Sequence[int], reason: str | None = None, stop_match: str | None = None) -> str:
         """Append new ids; return the text that can be shown now. With a `reason` they are the last, and no text is held
         back. The text of the first `min_tokens` ids is not matched against stop strings."""
-        shown = ids[:-1] if reason == "stop" and stop_match is None and self.hides(ids) else ids
+        shown = ids[:-1] if reason == "stop" and stop_match is None and self.hides_text(ids) else ids
         early = self.params.min_tokens - len(self.ids)
         self.ids += ids
         begun, rest = (self.detokenizer.add(shown[:early]), shown[early:]) if early > 0 else ("", shown)
@@ -237,10 +237,20 @@ class Choice:
             return self.stops.matched
         return self.ids[-1] if self.ids and self.ids[-1] in self.params.stop_token_ids else None
 
-    def hides(self, ids: Sequence[int]) -> bool:
-        """Return whether the last id is a stop token that is not to be shown."""
-        params = self.params
-        return bool(ids) and ids[-1] in params.stop_token_ids and not params.include_stop_str_in_output
+    def hides_text(self, ids: Sequence[int]) -> bool:
+        """Return whether the text of the last id, which ended the answer, is not to be shown."""
+        return self.hides_end or (
+            bool(ids) and ids[-1] in self.params.stop_token_ids and not self.params.include_stop_str_in_output
+        )
+
+    @property
+    def hides_end(self) -> bool:
+        """True if a token that ends the answer is not to be shown at all."""
+        return self.params.hide_end_token and not self.params.include_stop_str_in_output
+
+    def shown(self, ids: Sequence[int], reason: str | None, stop_match: str | None) -> Sequence[int]:
+        """Return those of the last ids, which came with this reason, that are shown."""
+        return ids[:-1] if reason == "stop" and stop_match is None and self.hides_end else ids
 
 
 @dataclass(slots=True)
@@ -347,7 +357,8 @@ class TokenSource:
             arrivals.append(now)
             if len(arrivals) >= BUFFER:
                 self.gaps.settle()
-        if count or text:
+        shown = ids if reason is None else choice.shown(ids, reason, stop_match)
+        if shown or text:
             tell = self.mailbox.put if reason is None else self.mailbox.add
-            tell(text, ids, choice.number, logprobs[len(logprobs) - len(new) :][:count] if logprobs else None)
+            tell(text, shown, choice.number, logprobs[len(logprobs) - len(new) :][: len(shown)] if logprobs else None)
         return count

@@ -138,15 +138,17 @@ class PullReport:
 
 @dataclass(slots=True)
 class WorkerReports:
-    """The reports of workers: of draft tokens, how many there were and how many right, and of the pull of the prompt's
-    KV."""
+    """The reports of workers: of draft tokens, how many there were and how many right, of the pull of the prompt's KV,
+    and of the blocks in which the last worker keeps that for another one."""
 
     drafted: int = 0
     accepted: int = 0
     pulled: PullReport = PullReport()
+    kept_blocks: list[int] | None = None
 
     def note(self, frame: Tokens, budget: int) -> None:
         """Add up draft tokens, for the request's summary only (B9): drafts are never billed."""
+        self.kept_blocks = frame.kept_blocks
         if frame.draft_tokens is not None:
             drafted = min(stated_count(frame.draft_tokens) or 0, budget)
             self.drafted += drafted

@@ -28,6 +28,11 @@ class Generation(Work):
         return submits(request, sender, secret, deadline, kept)
 
     @property
+    def alone(self) -> Sequence[str] | None:
+        """One role where another router chooses the other worker."""
+        return None if self.remote_kv is None else (self.remote_kv.role,)
+
+    @property
     def may_pause(self) -> bool:
         return self.remote_kv is None
 

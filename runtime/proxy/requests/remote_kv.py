@@ -2,8 +2,9 @@
 """Prompts whose KV another router moves from one worker to another, each behind a proxy of its own.
 
 The first proxy's answer says where the KV is kept (`told`), the router sends that on unread, and the second proxy
-decides whether to believe it (`claim`): in a system with keys only what one of its own proxies has signed, else only
-peers on this machine. Clients could otherwise make a worker connect to any address.
+decides whether to believe it (`claim`). A worker of its own it asks at the address that it knows. Others it asks in a
+system with keys only where one of its own proxies has signed the address; else only on this machine, where it was
+started for a router. Clients could otherwise make a worker connect to any address.
 """
 
 import hmac
@@ -11,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, ClassVar
 
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.proxy.fleet.registry import Registry
@@ -19,55 +20,59 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import CollocatedRoute
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
 
-# Characters of a name that a client tells.
-LONGEST = 512
-PLACE = ("remote_engine_id", "remote_host", "remote_request_id")
+# Characters of a name that a client tells, and the number of a block.
+LONGEST, MOST_BLOCKS = 512, 1 << 31
+ENGINE, HOST, PORT, REQUEST = "remote_engine_id", "remote_host", "remote_port", "remote_request_id"
+BLOCKS = "remote_block_ids"
 TCP = "tcp://"
 
 
 class KVTransfers:
     """The kept prompts of a proxy's workers, and of those of other proxies. `key` signs what is told, where the system
-    has keys."""
+    has keys; without them `neighbours` are believed, which are workers of other launches on this machine."""
 
-    def __init__(self, registry: Registry, key: bytes | None) -> None:
-        self.registry, self.key = registry, key
+    def __init__(self, registry: Registry, key: bytes | None, neighbours: bool) -> None:
+        self.registry, self.key, self.neighbours = registry, key, neighbours
 
     def told(self, request: Request) -> dict[str, Any] | None:
-        """Return what the answer says about its kept prompt; None if its worker is gone, or has no address."""
-        route = request.attempts.route
+        """Return what the answer says about its kept prompt; None if it is not kept, or its worker is gone. A worker
+        that has an address on its own machine only, and no port, can be asked by its own proxies."""
+        route, blocks = request.attempts.route, request.reports.kept_blocks
         worker = self.registry.workers.get(route.worker.incarnation) if isinstance(route, CollocatedRoute) else None
-        if worker is None or not worker.hello.peer_endpoint.startswith(TCP):
+        if worker is None or blocks is None:
             return None
-        host, _, port = worker.hello.peer_endpoint.removeprefix(TCP).rpartition(":")
-        place = {
-            "remote_engine_id": worker.hello.sender,
-            "remote_host": host.strip("[]"),
-            "remote_port": int(port),
-            "remote_request_id": transfer_of(request),
-        }
-        blocks = -(-len(request.prompt) // worker.hello.block_size)
+        host, port = address_of(worker.hello.peer_endpoint)
+        place = {ENGINE: worker.hello.sender, HOST: host, PORT: port, REQUEST: transfer_of(request)}
         flags = {"do_remote_prefill": True, "do_remote_decode": False}
         signed = {} if self.key is None else {"signature": self.signature(place)}
-        return flags | place | {"remote_block_ids": list(range(blocks))} | signed
+        return flags | place | {BLOCKS: blocks} | signed
 
     def claim(self, told: Mapping[str, Any]) -> "KeptPrompt":
         """Return the kept prompt that another worker's proxy told. Raises ValueError, which says why it is not
         believed."""
-        engine, host, transfer_id = (text_of(told, name) for name in PLACE)
-        port = told.get("remote_port")
+        engine, transfer_id, blocks = text_of(told, ENGINE), text_of(told, REQUEST), blocks_of(told)
+        own = self.registry.workers.get(engine)
+        endpoint = self.believed(told) if own is None else own.hello.peer_endpoint
+        return KeptPrompt(engine, endpoint, transfer_id, blocks, self.secret(transfer_id))
+
+    def believed(self, told: Mapping[str, Any]) -> str:
+        """Return the endpoint that was told of a worker of another proxy. Raises ValueError as `claim`."""
+        host, port = text_of(told, HOST), told.get(PORT)
         if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 65536:
             raise ValueError("remote_port is no port")
         try:
             address = ip_address(host)
         except ValueError:
             raise ValueError("remote_host is no IP address") from None
-        place = {name: told[name] for name in (*PLACE, "remote_port")}
+        place = {name: told[name] for name in (ENGINE, HOST, PORT, REQUEST)}
         if self.key is not None and not hmac.compare_digest(self.signature(place), signature_of(told)):
             raise ValueError("it is not signed with this system's keys")
+        if self.key is None and not self.neighbours:
+            raise ValueError("without keys only workers of this system are asked: start both with the same --keys")
         if self.key is None and not is_loopback(host):
             raise ValueError("without keys only workers of this machine are asked: start both with the same --keys")
         shown = f"[{host}]" if address.version == 6 else host
-        return KeptPrompt(engine, f"{TCP}{shown}:{port}", transfer_id, self.secret(transfer_id))
+        return f"{TCP}{shown}:{port}"
 
     def signature(self, place: Mapping[str, Any]) -> str:
         return self.made("place", json.dumps(place, sort_keys=True))
@@ -86,6 +91,7 @@ class KeepPrompt:
     """The wish that the prompt's KV is kept for another worker."""
 
     transfers: KVTransfers
+    role: ClassVar[str] = "prefill"
 
     def submitted(self, request: Request) -> dict[str, Any]:
         """Return the fields of a Submit. Of an answer that is continued nothing is kept."""
@@ -103,12 +109,14 @@ class KeepPrompt:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """A prompt whose KV the worker `engine` keeps for whoever claims it at its `endpoint`."""
+    """A prompt whose KV the worker `engine` keeps, in its `blocks`, for whoever claims it at its `endpoint`."""
 
     engine: str
     endpoint: str
     transfer_id: str
+    blocks: list[int]
     secret: str | None = field(default=None, repr=False)
+    role: ClassVar[str] = "decode"
 
     def submitted(self, request: Request) -> dict[str, Any]:
         """Return the fields of a Submit. Only the first attempt claims: a later one would be too late."""
@@ -120,6 +128,7 @@ class KeptPrompt:
             "transfer_secret": self.secret,
             "peer": self.engine,
             "peer_endpoint": self.endpoint,
+            "peer_blocks": self.blocks,
         }
 
     def claims(self, request: Request) -> bool:
@@ -135,6 +144,28 @@ RemoteKV = KeepPrompt | KeptPrompt
 
 def transfer_of(request: Request) -> str:
     return f"{request.id}.{request.attempts.number}"
+
+
+def address_of(endpoint: str) -> tuple[str | None, int | None]:
+    """Return the host and port of an endpoint; None twice for a socket file."""
+    if not endpoint.startswith(TCP):
+        return None, None
+    host, _, port = endpoint.removeprefix(TCP).rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def blocks_of(told: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of the blocks, as one list or as that of the one group of layers."""
+    value = told.get(BLOCKS)
+    groups = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    blocks = groups[0]
+    if len(groups) != 1 or not isinstance(blocks, list) or not all(is_block(one) for one in blocks):
+        raise ValueError(f"{BLOCKS} is no list of block numbers")
+    return blocks
+
+
+def is_block(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MOST_BLOCKS
 
 
 def text_of(told: Mapping[str, Any], name: str) -> str:

@@ -104,9 +104,9 @@ class Work(ABC):
         return WorkPart.CLIENTS
 
     @property
-    def is_alone(self) -> bool:
-        """True if one worker has to do all of it."""
-        return False
+    def alone(self) -> Sequence[str] | None:
+        """The roles of the workers of which one has to do all of it, where there are any of them; None if two may."""
+        return None
 
     @property
     def may_pause(self) -> bool:

@@ -191,9 +191,10 @@ def told_again(request: Request, choice: Choice, ids: Sequence[int], retold: Ret
     """Put a choice's answer so far into the mailbox, whatever is there; return the choice as it was made again."""
     fresh, number = retold.fresh, choice.number
     text = retold.finish(ids, choice.reason, choice.stop_match)
+    shown = choice.shown(ids, choice.reason, choice.stop_match)
     request.mailbox.deltas.pop(number, None)
-    if ids or text:
-        request.mailbox.deltas[number] = Delta(text, list(ids), number, [])
+    if shown or text:
+        request.mailbox.deltas[number] = Delta(text, list(shown), number, [])
     if choice.reason is not None:
         request.mailbox.ended[number] = Ended(number, choice.reason, fresh.stop_reason)
     return fresh

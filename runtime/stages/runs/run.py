@@ -224,9 +224,14 @@ class StageRun(Work):
         return WorkPart.CLIENTS if self is self.run.first.work else WorkPart.JOINED
 
     @property
-    def is_alone(self) -> bool:
-        """True if it is computed for its items alone: there is nothing to hand over."""
+    def is_for_items(self) -> bool:
+        """True if it is computed for its items alone."""
         return self.answer is not None
+
+    @property
+    def alone(self) -> Sequence[str] | None:
+        """Any worker where there is nothing to hand over."""
+        return () if self.is_for_items else None
 
     @property
     def makes_tokens(self) -> bool:
@@ -275,7 +280,7 @@ class StageRun(Work):
 
     def fits(self, frame: Tokens) -> bool:
         """Return whether the frames of a message can be those of its ids."""
-        if self.is_alone and frame.ids:
+        if self.is_for_items and frame.ids:
             return False
         if self.node.codes == 1:
             return frame.frames is None
@@ -304,7 +309,7 @@ class StageRun(Work):
                 )
             ]  # fmt: skip
         assert run is not None, "an engine stage serves a run"
-        frames = self.frames if attempt or self.is_alone else []
+        frames = self.frames if attempt or self.is_for_items else []
         return [
             replace(submit, graph=run.part(self, submit.receiver, submit.phase).to_wire(), frames=frames)
             for submit in submits(request, sender, secret, deadline)

@@ -41,8 +41,11 @@ def can_resume(handoff: Handoff, inputs: RowInputs) -> bool:
 
 
 def is_kept(handoff: Handoff, request: WorkerRequest) -> bool:
-    """Return whether a kept prompt was computed whole. Nothing else of the handoff is used."""
-    return handoff.computed == len(request.sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
+    """Return whether a kept prompt was computed whole, and is in the blocks that its keeper told of. Nothing else of
+    the handoff is used."""
+    told = request.submit.peer_blocks
+    same = told is None or handoff.block_ids == told[handoff.first :]
+    return same and handoff.computed == len(request.sequence.prompt) and 0 <= handoff.cached_tokens <= handoff.computed
 
 
 def objection_to(begin: Begin, prompt: Sequence[int], layout: KVLayout) -> str | None:

@@ -83,23 +83,41 @@ class PrefillJobs:
         return job.request if sent.state is SendState.RELEASED else None
 
 
+# The part of a worker's blocks that unclaimed prompts may hold: who claims none must not have all of its memory.
+KEPT_PART = 0.5
+
+
 @dataclass(slots=True, eq=False)
 class KeptPrompts:
-    """The kept prompts of a prefill side, with their results by transfer."""
+    """The kept prompts of a prefill side, with the numbers of their blocks and their results by transfer."""
 
     kv_sender: KVSender
     jobs: PrefillJobs
+    sizes: dict[str, int] = field(default_factory=dict)
     results: dict[str, PrefillResult] = field(default_factory=dict)
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
-        """Compute a request whose prompt is to be kept. Without room for another transfer nothing is kept."""
-        submit = request.submit
-        sent = self.kv_sender.begin(str(submit.transfer_id), None, now, secret=submit.transfer_secret)
+        """Compute a request whose prompt is to be kept. Without room for another transfer, or for its blocks among
+        those of unclaimed prompts, nothing is kept."""
+        submit, sent = request.submit, None
+        if self.has_room(request):
+            sent = self.kv_sender.begin(str(submit.transfer_id), None, now, secret=submit.transfer_secret)
         if sent is None:
             request.sequence.purpose = Purpose.ANSWER
             self.jobs.machine.engine.add(request.sequence, request.known)
         else:
+            self.sizes[sent.transfer_id] = self.size(request)
             self.jobs.begin(request, sent, now, request.known)
+
+    def size(self, request: WorkerRequest) -> int:
+        return self.jobs.machine.layout.blocks_for(len(request.sequence.prompt))
+
+    def has_room(self, request: WorkerRequest) -> bool:
+        """Return whether unclaimed prompts, and this one, hold no more blocks than they may."""
+        unclaimed = {key for key, sent in self.kv_sender.open.items() if sent.peer is None}
+        self.sizes = {key: size for key, size in self.sizes.items() if key in unclaimed}
+        most = KEPT_PART * self.jobs.machine.pool.capacity
+        return sum(self.sizes.values()) + self.size(request) <= most
 
     def keep(self, job: PrefillJob, now: float) -> None:
         """Keep the blocks of a computed prompt, whose request has its whole answer."""

@@ -23,6 +23,8 @@ from pontil.runtime.worker.start.assembly import WorkerResources
 
 # Ended requests to remember, since a later attempt may come to this worker.
 REMEMBERED = 1024
+# The ends of an answer with which its prompt is kept.
+KEPT_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 # Finish reasons on the wire; an end that is not in this table does not end the answer.
 FINISH_REASONS: dict[FinishReason | None, str] = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -91,6 +93,11 @@ class WorkerRequest:
     def is_held(self) -> bool:
         """Return whether its prompt is kept for whichever decode worker claims it."""
         return self.submit.phase == HOLD
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether its prompt is computed, and there was room to keep it."""
+        return self.is_held and self.hands_over and self.sequence.finish in KEPT_ENDS
 
     @property
     def claims(self) -> bool:
@@ -241,4 +248,5 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         pulled_seconds=pulled.seconds,
         pull_error=pulled.error,
         frames=output.frames or None,
+        kept_blocks=list(sequence.blocks) if request.is_kept else None,
     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """systemd units: their settings agree with the supervisor, and systemd's own tool accepts them."""
 
+import json
 import os
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from pontil.launcher.commands.unit_file import quote
 from pontil.launcher.commands.units import unit_of
 from pontil.launcher.foundation.errors import OptionError, RefusedError
 from pontil.launcher.keys.key_file import make_key_file
+from pontil.launcher.options.sources import load_toml
 from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM_GRACE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,6 +35,8 @@ LAUNCHES = {
         for role in ("prefill", "decode", "mixed")
     },
 }  # fmt: skip
+# The sample of each file in /etc/pontil that they name.
+SAMPLES = {f"{name}.toml" for name in ("pontil", "proxy", "worker")}
 LIKE = "--reference=%t/%N/."
 COPY = "+/usr/bin/cp --remove-destination -T {} %t/%N/{}"
 JOIN = ("--join", "tcp://10.0.0.1:7000", "--insecure")
@@ -201,16 +205,48 @@ def test_the_command_says_what_to_start(tmp_path: Path) -> None:
     assert done.output.rstrip().endswith("--now pontil-speaker-node@0.service pontil-speaker-node@1.service")
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
-def test_the_shipped_units_are_what_the_command_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # G5
-    monkeypatch.setattr("pontil.launcher.options.sources.load_toml", lambda path: {})
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a host whose /etc/pontil holds the samples, and a file of keys."""
+    monkeypatch.setattr("pontil.launcher.options.sources.load_toml", lambda path: load_toml(SHIPPED / path.name))
     monkeypatch.setattr("pontil.launcher.commands.units.read_key_file", lambda path: None)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_the_shipped_units_are_what_the_command_writes(name: str, samples: None) -> None:  # G5
     unit = unit_of(["/usr/local/bin/pontil"], tuple(LAUNCHES[name]), None)
     assert unit.name == name and (SHIPPED / name).read_text() == unit.text()
 
 
-def test_every_shipped_unit_is_known() -> None:
-    assert {path.name for path in SHIPPED.iterdir()} == set(LAUNCHES)
+def test_every_shipped_unit_and_sample_is_known() -> None:
+    assert {path.name for path in SHIPPED.iterdir()} == set(LAUNCHES) | SAMPLES
+    named = {Path(word).name for words in LAUNCHES.values() for word in words if word.endswith(".toml")}
+    assert named == SAMPLES
+
+
+def test_the_samples_are_of_one_system() -> None:
+    """Nothing has to be changed in the units but what stands in these files."""
+    one, proxy, worker = (load_toml(SHIPPED / f"{name}.toml") for name in ("pontil", "proxy", "worker"))
+    assert one["model"] == proxy["model"] == worker["model"]
+    assert f"--join {proxy['control']} " in (SHIPPED / "pontil-decode@.service").read_text()
+    for log in (one["usage-log"], proxy["usage-log"]):
+        assert not Path(log).is_absolute(), "the unit's own folder may be written to"
+
+
+def test_a_checkout_has_the_command_that_the_units_start(tmp_path: Path) -> None:
+    command = tmp_path / "pontil"
+    command.symlink_to(ROOT / "scripts" / "pontil")
+    done = subprocess.run(
+        [str(command), "config", "--json", "--port", "9000"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"name": "port", "value": 9000}.items() <= next(
+        row for row in json.loads(done.stdout) if row["name"] == "port"
+    ).items()
 
 
 def verify(path: Path) -> str:
@@ -225,9 +261,7 @@ def verify(path: Path) -> str:
     not shutil.which("systemd-analyze"), reason="systemd-analyze is not here (Debian: apt install systemd)"
 )
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_systemd_takes_the_units(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # G5
-    monkeypatch.setattr("pontil.launcher.options.sources.load_toml", lambda path: {})
-    monkeypatch.setattr("pontil.launcher.commands.units.read_key_file", lambda path: None)
+def test_systemd_takes_the_units(name: str, tmp_path: Path, samples: None) -> None:  # G5
     path = tmp_path / name
     text = unit_of([sys.executable], tuple(LAUNCHES[name]), None).text()
     path.write_text(text)

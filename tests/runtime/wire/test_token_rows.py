@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "pulled_seconds": 0.0,
     "pull_error": "late",
     "frames": [[7, 0]],
+    "kept_blocks": [3, 0],
 }
 ADDRESSED = {"sender", "receiver", "request_id", "attempt", "index", "ids", "choice"}
 
@@ -56,7 +57,7 @@ def test_what_was_joined_comes_back(frames: list[Tokens]) -> None:
 def test_what_says_more_goes_by_itself(name: str) -> None:
     """A row cannot hold the optional fields: they must not be dropped on the way."""
     more = replace(PLAIN, request_id="more", **{name: OTHER[name]})
-    if name in ("stop_match", "accepted_draft_tokens"):
+    if name in ("stop_match", "accepted_draft_tokens", "kept_blocks"):
         more = replace(more, finish_reason="stop", draft_tokens=1)
     if name in ("pulled_seconds", "pull_error"):
         more = replace(more, pulled_bytes=0)

@@ -85,7 +85,7 @@ class ScriptedWorker:
         self.proxy = ""
         self.counters: dict[str, int] = {}
         self.generated = 0
-        self.free_blocks = 64
+        self.free_blocks = self.room_kept = 64
         self.gauges: dict[str, int] | None = None
         self.phases: dict[str, str] = {}
         self.computed: set[str] = set()
@@ -130,6 +130,11 @@ class ScriptedWorker:
             return known is None
 
         eventually(is_removed, f"the end of {self.name}'s time to live")
+
+    def kept_blocks(self, submit: Submit) -> list[int] | None:
+        """Return the blocks of a prompt that is kept, as a pool that was used before hands them out."""
+        count = -(-len(submit.prompt) // 16)
+        return [7 + 3 * index for index in range(count)] if count <= self.room_kept else None
 
     def tokens(self, submit: Submit, index: int, ids: Sequence[int], **fields: object) -> Tokens:
         return Tokens(
@@ -275,7 +280,8 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
         if submit.phase == "decode" and index == 0 and reason is not None:
             return  # prefill ends the request
         cached = opening if index == given else {"cached_tokens": 0} if reason else {}
-        yield worker.tokens(submit, index, [token], **said, generated_tokens=own if reason else None, **cached)
+        kept = {"kept_blocks": worker.kept_blocks(submit)} if submit.phase == "hold" and reason else {}
+        yield worker.tokens(submit, index, [token], **said, generated_tokens=own if reason else None, **cached, **kept)
 
 
 def known(submit: Submit, ids: list[int]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class FormulaRunner:
     """A runner that notes the id of each position in its block, and checks that those before are there. If it is
     `late`, rows may refer to ids of the step before."""
 
-    rows_are_alike, keeps_states = False, False
+    answers_are_found, keeps_states = False, False
 
     def __init__(self, late: bool = False) -> None:
         self.late = late

@@ -22,6 +22,7 @@ from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.model import Model
+from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Packing, Weights
 
 VOCAB = 97
@@ -117,11 +118,20 @@ def hugging_model(name: str, sizes: dict[str, Any] = SIZES) -> PreTrainedModel:
 
 
 def read_model(
-    path: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", kernels: KernelLibrary | None = None
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    kernels: KernelLibrary | None = None,
+    deterministic: bool = False,
 ) -> Model:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     weights = Weights(
-        checkpoint.tensors(dtype), torch.device(device), dtype, Packing.of(kernels), block=config.weight_block
+        checkpoint.tensors(dtype),
+        torch.device(device),
+        dtype,
+        Packing.of(kernels),
+        arithmetic=Arithmetic(deterministic),
+        block=config.weight_block,
     )
     return build_model(config, weights)

@@ -21,6 +21,9 @@ def hold(proxy: ScriptedProxy, prefill: PromptWorker, name: str, ids: list[int],
     proxy.submit(prefill, name, ids, greedy(1), phase="hold", transfer_id=f"t-{name}", **more)
     (answer,) = proxy.finish(name)
     assert not answer.failures and len(answer.ids) == 1
+    (sent,) = [one for key, one in prefill.prefill.kv_sender.open.items() if key == f"t-{name}"]
+    assert answer.frames[-1].kept_blocks == sent.blocks == [*dict.fromkeys(sent.blocks)]
+    assert len(sent.blocks) == -(-len(ids) // prefill.machine.layout.block_size)
 
 
 def claim(
@@ -154,6 +157,37 @@ def test_what_cannot_be_had_is_computed(
     claim(proxy, pair, "right", prompt(40), drawn(4), "first")
     proxy.finish("right")
     assert decode.decode.counts.complete == 1
+    everyone_clean(proxy)
+
+
+def test_a_claim_says_which_blocks_it_was_told_of(proxy: ScriptedProxy, pair: Pair) -> None:
+    prefill, decode = pair
+    proxy.submit(decode, "whole", prompt(40), drawn(4))
+    for name in ("a", "b"):
+        hold(proxy, prefill, name, prompt(40))
+        right = prefill.prefill.kv_sender.open[f"t-{name}"].blocks
+        told = right if name == "a" else right[::-1]
+        claim(proxy, pair, f"of-{name}", prompt(40), drawn(4), name, peer_blocks=told)
+    whole, first, second = proxy.finish("whole", "of-a", "of-b")
+    assert first.ids == second.ids == whole.ids
+    assert first.frames[0].pull_error is None and "not for this request" in str(second.frames[0].pull_error)
+    everyone_clean(proxy)
+
+
+def test_prompts_that_nobody_claims_leave_memory_to_others(proxy: ScriptedProxy, pair: Pair) -> None:
+    """A client that asks again and again has some prompts kept, and the others answered."""
+    prefill, _ = pair
+    pool, size = prefill.machine.pool, prefill.machine.layout.blocks_for(250)
+    room = pool.capacity // 2 // size
+    for number in range(room + 2):
+        ids = [number % 7 + 3, *prompt(249)]
+        proxy.submit(prefill, f"h{number}", ids, greedy(1), phase="hold", transfer_id=f"t-h{number}")
+        (answer,) = proxy.finish(f"h{number}")
+        assert (answer.frames[-1].kept_blocks is None) == (number >= room) and len(answer.ids) == 1
+    assert room > 1 and pool.available >= pool.capacity // 2
+    prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
+    hold(proxy, prefill, "after", prompt(250))
+    prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
     everyone_clean(proxy)
 
 
