@@ -332,6 +332,6 @@ class Dispatcher:
         return f"the {what} did not come within {limit:g} s" if waited > limit else None
 
 
-def meant_for(request: Request, workers: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
+def meant_for(request: Request, workers: Sequence[WorkerLoad]) -> tuple[WorkerLoad, ...]:
     """Return the workers of the roles that do this request best alone; none where it needs no such."""
-    return [worker for worker in workers if worker.role in (request.work.alone or ())]
+    return tuple(worker for worker in workers if worker.role in (request.work.alone or ()))
