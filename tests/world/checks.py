@@ -82,8 +82,8 @@ def is_whole(run: "SeedRun", wish: ClientWish, one: ClientTry, choice: int, righ
             yield f"{one.name} choice {choice} has {count} of {len(right)} tokens and ends by {finish}"
         return
     decode = run.model.tokenizer.decode
-    stops = (count for count in range(1, len(right) + 1) if wish.stop in decode(right[:count]))
-    stopped = next(stops, None)
+    counts = range(1, len(right) + 1) if wish.stop in decode(right) else ()
+    stopped = next((count for count in counts if wish.stop in decode(right[:count])), None)
     wanted = (len(right), "length") if stopped is None else (stopped, "stop")
     if (count, finish) != wanted:
         yield f"{one.name} choice {choice} has {count} tokens and ends by {finish}, not {wanted}"
