@@ -46,6 +46,7 @@ class RankPools:
         publisher: Publisher | None = None,
     ) -> None:
         self.storage, self.layout = storage, storage.layout
+        self.fingerprint = self.layout.fingerprint()
         self.publisher = publisher or HostPublisher(storage)
         self.orders, self.grants = orders if orders is not None else RankOrders(), grants or Grants()
         self.last = 0

@@ -171,7 +171,7 @@ class KVReceiver:
         if isinstance(message, Handoff):
             if transfer.ends_by is not None:
                 return REUSED
-            if message.kv_fingerprint != self.pools.layout.fingerprint():
+            if message.kv_fingerprint != self.pools.fingerprint:
                 return "the peer's blocks have another layout"
             if transfer.announced + len(ours) != transfer.expected:
                 return "the peer's handoff is not for this request"

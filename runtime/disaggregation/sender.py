@@ -185,7 +185,7 @@ class KVSender:
             done.first_tokens,
             done.prompt_tokens,
             done.cached_tokens,
-            self.pools.layout.fingerprint(),
+            self.pools.fingerprint,
             done.seconds,
             done.choices,
             done.logprobs,

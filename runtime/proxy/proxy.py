@@ -126,6 +126,7 @@ class Proxy:
         )
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
+        self.metrics.watch_books(self.ledger, self.books.log)
         self.changes = OperatorChanges(self.registry, clock)
         self.link = ControlLink(config, self.metrics.threads)
         self.kv_transfers = KVTransfers(
@@ -346,8 +347,6 @@ class Proxy:
         self.admissions.pass_time(self.clock())
         self.streams.tick()
         self.timelines.tick()
-        self.metrics.show_ledger(self.ledger)
-        self.metrics.show_usage_log(self.books.log)
         self.dispatcher.flush()
         now = self.clock()
         if self.ticks.take(now):

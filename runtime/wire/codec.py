@@ -31,6 +31,7 @@ MAX_FRAME_BYTES = 64 << 20
 EMPTY = {str: "", int: 0}
 ADDRESSES = ("sender", "receiver")
 PLAIN = (int, float, bool, str, bytes, types.NoneType)
+TEXT = frozenset((str,))
 # Fields of a Step's row before the ids.
 HEAD = 5
 
@@ -74,6 +75,11 @@ def checker(hint: Any) -> Check:
     _, inner = get_args(hint)
     if inner is Any:
         return lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    items = exact_types(inner)
+    if items is not None:
+        return lambda value: (
+            type(value) is dict and TEXT.issuperset(map(type, value)) and items.issuperset(map(type, value.values()))
+        )
     element = checker(inner)
     return lambda value: (
         isinstance(value, dict) and all(isinstance(key, str) and passes(element, item) for key, item in value.items())
@@ -87,6 +93,8 @@ class Shape:
         hints = get_type_hints(kind)
         self.kind, self.hints = kind, hints
         self.checks = {field.name: checker(hints[field.name]) for field in fields(kind)}
+        # Those of plain fields, which most are.
+        self.exact = {name: check for name, check in self.checks.items() if isinstance(check, frozenset)}
         # All fields of a message, in the same order: each message has at least two.
         self.values: Callable[[Message], tuple[Any, ...]] = attrgetter(*self.checks)
         self.required = {
@@ -94,16 +102,15 @@ class Shape:
         }
 
     def build(self, data: dict[str, Any]) -> Message:
-        checks = self.checks
+        checks, exact = self.checks, self.exact
         known = {name: value for name, value in data.items() if name in checks}
         if "schema" in known and is_int(known["schema"]) and known["schema"] != SCHEMA:
             known = self.understood(known)
         if not self.required <= known.keys():
             raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(self.required - known.keys()))}")
         for name, value in known.items():
-            check = checks[name]
             # As `passes`, whose call takes as long as most checks.
-            if not (type(value) in check if isinstance(check, frozenset) else check(value)):
+            if not (type(value) in exact[name] if name in exact else passes(checks[name], value)):
                 raise MalformedFrame(f"{self.kind.__name__}.{name} has a value of the wrong type")
         return self.kind(**known)
 

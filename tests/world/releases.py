@@ -15,6 +15,7 @@ from supervised_site import HostLaunch, SupervisedSite
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.runtime.config.proxy_config import ProxyConfig
 
 if TYPE_CHECKING:
     from link_faults import SeedFault
@@ -57,6 +58,15 @@ def salt_of_answer(run: "SeedRun", wish: ClientWish, one: ClientTry) -> int:
         return True
 
     return NEXT_SALT if not fits(0) and fits(NEXT_SALT) else 0
+
+
+def may_wait_for_its_release(site: SupervisedSite, since: float, until: float) -> bool:
+    """Return whether what was asked for at a time may wait until another one for workers of the other release, of which
+    one was dead when its launch ended: nobody could say that none will come, so that proxies wait as for any that
+    died."""
+    if site.unsaid_at is None or since > site.unsaid_at:
+        return False
+    return until <= site.unsaid_at + ProxyConfig.failover_timeout
 
 
 class ReleaseUpgrade:

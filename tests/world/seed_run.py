@@ -164,6 +164,7 @@ class SeedRun:
             Strangers(world, self.site).plan(begin, self.wishes[-1][0] if self.wishes else 1.0)
         world.at(begin, self.watch.begin)
         world.run(lambda: (not self.waiting and world.time > self.made.over_at) or world.time > first + LONGEST)
+        self.ask_for_pages()
         world.run_until(max(world.time, self.made.over_at) + SETTLED_AFTER)
         self.run_for(WHOLE_WITHIN, lambda: self.site.is_whole)
         # The last of them may have begun to serve just now.
@@ -172,6 +173,13 @@ class SeedRun:
         if self.plan.resume_window <= SHORT_WINDOW:
             world.run_until(world.time + self.plan.resume_window + SETTLED_AFTER)
             checks.check_all(self, checks.LATE_CHECKS)
+
+    def ask_for_pages(self) -> None:
+        """Have the proxies leave their pages of metrics, as they do once somebody scrapes one of them."""
+        for process in self.site.proxies:
+            if process.proxy is not None and process.proxy.fleet.pages is not None and process.stopped_at is None:
+                with process.inside():
+                    process.proxy.fleet.pages.ask()
 
     def run_for(self, seconds: float, is_over: "checks.Condition") -> None:
         until = self.world.time + seconds

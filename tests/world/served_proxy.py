@@ -28,16 +28,16 @@ from pontil.runtime.accounting.usage_tables import RequestRow
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.line_pipe import LinePipe
+from pontil.runtime.proxy.metrics import pages
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.siblings import proxies as fleet
 from pontil.runtime.proxy.siblings.stream_record import StreamRecord, StreamRecords
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # Seconds between two looks of a proxy that leaves at its connections.
 LOOK = 0.1
-# Looks of a proxy at the others for each page of metrics.
-LOOKS_PER_PAGE = 16
+# Seconds from one page of metrics that a proxy leaves to the next.
+PAGE_EVERY = 8.0
 
 
 class NamedListener:
@@ -176,8 +176,8 @@ def die_at_a_body() -> None:
 def leave_pages_seldom() -> None:
     """Have each proxy leave its page of metrics less often: nobody scrapes them here, and a page costs more than all
     else of an idle second. It still comes before a page is stale."""
-    untyped: Any = fleet
-    untyped.LOOKS_PER_PAGE = LOOKS_PER_PAGE
+    untyped: Any = pages
+    untyped.EVERY = PAGE_EVERY
 
 
 def compile_routes_once() -> None:

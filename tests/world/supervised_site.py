@@ -42,6 +42,7 @@ from pontil.launcher.supervisor.supervisor import (
     Orders,
     Supervisor,
     ask_to_drain,
+    ask_to_end,
     has_work,
 )
 from pontil.runtime.config.proxy_config import proxy_config
@@ -114,24 +115,37 @@ class HostLaunch:
         self.supervisor.run_once()
         if self.supervisor.monitors:
             self.supervisor.reconcile(self.world.now())
-        if self.is_later and self.supervisor.failure is not None:
-            self.site.start_over(self)
+        if self.supervisor.failure is not None:
+            self.fail()
         self.world.after(self.site.hands_over_after, self.hand_over)
+
+    def fail(self) -> None:
+        """Do what `Supervisor.run` does once a launch cannot serve. That of a seed's begin is to have no such end."""
+        if self.is_later:
+            self.site.start_over(self)
+        elif self is self.site.next and self.supervisor.monitors:
+            self.end_monitoring()
+            self.stop()
+
+    def end_monitoring(self) -> None:
+        self.supervisor.monitors = False
+        self.supervisor.rollouts.close()
 
     def end(self, timeout: float) -> None:
         """Do what `Supervisor.run` does once it is told to end: have the workers drain, and then end."""
         supervisor = self.supervisor
         supervisor.asked.append(signal.SIGTERM)
-        supervisor.monitors = False
-        supervisor.rollouts.close()
+        self.end_monitoring()
         leaders = [child for child in supervisor.children if child.state is ChildState.READY]
         for child in leaders:
             ask_to_drain(child, timeout)
         self.wait_for(lambda: not any(map(has_work, leaders)), timeout + DRAIN_MARGIN, self.stop)
 
     def stop(self) -> None:
+        if any(child.state is not ChildState.READY for child in self.supervisor.children):
+            self.site.unsaid_at = self.world.time
         for child in self.supervisor.living:
-            child.stop()
+            ask_to_end(child)
         self.wait_for(lambda: not self.supervisor.living, TERM_GRACE, self.kill)
 
     def kill(self) -> None:
@@ -250,9 +264,11 @@ class SupervisedSite:
             self.make_keys()
         world.network.host_of = plan.host_of
         self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
-        # The launch of another release's workers beside them, while there is one, and whether there was one.
+        # The launch of another release's workers beside them, while there is one, whether there was one, and when the
+        # last of those ended that had a worker which was dead by then, and so told nobody that it leaves for good.
         self.next: HostLaunch | None = None
         self.had_next = False
+        self.unsaid_at: float | None = None
 
     def begin(self) -> None:
         for launch in self.launches:

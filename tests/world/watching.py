@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from network import LINK_TIMEOUT
-from releases import is_next
+from releases import NEXT, is_next, may_wait_for_its_release
 from served_proxy import ProxyProcess
 
 from pontil.runtime.engine.sequences.sequence import SequenceState
+from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.worker.generate.worker import Worker
 
 if TYPE_CHECKING:
@@ -116,8 +117,13 @@ def nobody_waits_beside_free_seats(watch: SeedWatch) -> Iterator[str]:
         assert process.proxy is not None
         now = process.proxy.clock()
         for request in process.proxy.requests.values():
-            if not request.attempts.phases and now - request.times.waits_since > SEATED_WITHIN:
+            waits = not request.attempts.phases and now - request.times.waits_since > SEATED_WITHIN
+            if waits and not (is_of_next(request) and may_wait_for_its_release(watch.run.site, 0.0, now)):
                 yield f"{process} has {request.id} wait, and no worker has anything to do"
+
+
+def is_of_next(request: Request) -> bool:
+    return request.release is not None and request.release.revision == NEXT
 
 
 def nobody_waits_for_what_is_paused(watch: SeedWatch) -> Iterator[str]:

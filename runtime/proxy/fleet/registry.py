@@ -257,6 +257,8 @@ class Registry:
         worker.lost_peers = frozenset(message.lost_peers)
         if not worker.counters and served_before(message):
             worker.counters = dict(message.counters)
+        if message.counters == worker.counters:
+            return {}
         grown = {name: value - worker.counters.get(name, 0) for name, value in message.counters.items()}
         grown = {name: difference for name, difference in grown.items() if difference > 0}
         worker.counters |= {name: message.counters[name] for name in grown}

@@ -3,6 +3,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -274,16 +275,15 @@ class Metrics:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)
 
-    def show_ledger(self, ledger: Ledger) -> None:
-        self.imbalance.set(ledger.imbalance)
-        for reason, count in ledger.totals.discarded.items():
-            self.discarded.labels(reason).set(count)
-
-    def show_usage_log(self, log: UsageLog | None) -> None:
+    def watch_books(self, ledger: Ledger, log: UsageLog | None) -> None:
+        """Also show the ledger and the usage log as they are whenever somebody looks. Call once."""
+        self.imbalance.set_function(lambda: ledger.imbalance)
+        for reason in ledger.totals.discarded:
+            self.discarded.labels(reason).set_function(partial(ledger.totals.discarded.__getitem__, reason))
         if log is not None:
-            self.log_failures.set(log.failures)
-            self.log_waiting.set(log.waiting)
-            self.log_given_up.set(log.given_up)
+            self.log_failures.set_function(lambda: log.failures)
+            self.log_waiting.set_function(lambda: log.waiting)
+            self.log_given_up.set_function(lambda: log.given_up)
 
     def show_threads(self) -> None:
         """Update the failure counts of the proxy's own threads and tasks."""

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metrics of several proxies on one page: a scrape reaches any one of them, and has to find all.
 
-Each proxy leaves its page in the launch's folder every two seconds. The one that is asked shows its own as it is now
-and the others as they were left, each sample with the label `proxy`. Programs that pick a server by vLLM's names look
-at one sample: of those there is one for all proxies.
+Each proxy leaves its page in the launch's folder every two seconds, as long as somebody scrapes any of them: to make
+one holds up the event loop, and with it all answers. The proxy that is asked shows its own as it is now and the others
+as they were left, each sample with the label `proxy`. Programs that pick a server by vLLM's names look at one sample:
+of those there is one for all proxies.
 """
 
 import asyncio
+import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +18,11 @@ from pathlib import Path
 from pontil.runtime.foundation.file_age import age, stamp
 
 SUFFIX = ".metrics"
+# The file that a scrape stamps; the seconds after it for which pages are left, longer than from one scrape to the next;
+# and those for which the first one waits for pages: somewhat longer than a proxy looks at the others in.
+ASKED, ASKED_FOR, FIRST_WAIT = "metrics-asked", 300.0, 0.75
+# Seconds from one page that is left to the next.
+EVERY = 2.0
 # Seconds after which a page is that of a proxy which is gone, or stands still.
 STALE = 10.0
 # Families of which there is one sample for all proxies: of requests the sum, of all others the largest, since workers
@@ -31,10 +39,29 @@ class MetricsPages:
     def __init__(self, folder: Path, name: str, render: Callable[[], bytes]) -> None:
         self.folder, self.name, self.render = folder, name, render
         self.turn = asyncio.Lock()
+        self.left_at = -math.inf
 
-    async def leave(self) -> None:
-        """Leave this proxy's page for the others."""
-        await asyncio.to_thread(self.write, self.render())
+    async def look(self) -> None:
+        """Leave this proxy's page for the others, if it is time for one and they are asked for theirs."""
+        now = time.monotonic()
+        if now - self.left_at >= EVERY and self.is_asked:
+            self.left_at = now
+            await asyncio.to_thread(self.write, self.render())
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether somebody has scraped a proxy lately. Reads the time of a file."""
+        with suppress(OSError):
+            return age(self.folder / ASKED) <= ASKED_FOR
+        return False
+
+    def ask(self) -> bool:
+        """Have all proxies leave their pages for a while. Return whether they did so already."""
+        before = self.is_asked
+        with suppress(OSError):
+            (self.folder / ASKED).touch()
+            stamp(self.folder / ASKED)
+        return before
 
     def write(self, page: bytes) -> None:
         """Write a page. One that cannot be written is missing on those of the others."""
@@ -47,6 +74,8 @@ class MetricsPages:
     async def whole(self) -> bytes:
         """Return the page with the samples of all proxies."""
         async with self.turn:
+            if not await asyncio.to_thread(self.ask):
+                await asyncio.sleep(FIRST_WAIT)
             return await asyncio.to_thread(self.beside, self.render())
 
     def beside(self, page: bytes) -> bytes:

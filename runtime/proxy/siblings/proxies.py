@@ -17,8 +17,6 @@ from pontil.runtime.proxy.siblings.usage_table import UsageTable
 
 # Seconds between two looks at the others.
 LOOK = 0.5
-# Looks from one page of metrics that is left for the others to the next.
-LOOKS_PER_PAGE = 4
 USAGE_TABLE = "usage-of-keys"
 LOG = logging.getLogger("pontil.proxy")
 
@@ -46,7 +44,6 @@ class Fleet:
         self.pages = None if path is None else MetricsPages(path, config.name, render)
         self.exchange = None if path is None else TimelineExchange(path, config.name, known)
         self.mourned: set[str] = set()
-        self.looks = 0
 
     def kept(self) -> list[str]:
         """Return the requests whose streams may be continued. Reads files."""
@@ -63,9 +60,8 @@ class Fleet:
                 self.bury(incarnation, await asyncio.to_thread(self.kept), lose)
             if self.exchange is not None:
                 self.exchange.look()
-            self.looks += 1
-            if self.pages is not None and self.looks % LOOKS_PER_PAGE == 1:
-                await self.pages.leave()
+            if self.pages is not None:
+                await self.pages.look()
             await asyncio.sleep(LOOK)
 
     def bury(self, incarnation: str, kept: Collection[str], lose: Lose) -> None:

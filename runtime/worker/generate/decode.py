@@ -140,7 +140,7 @@ class DecodeSide:
 
     def fail_waiting(self) -> None:
         """Fail the waiting requests whose peer has failed or is lost."""
-        failed = self.peers.failed
+        failed = self.peers.failed if self.waiting else {}
         for request in [request for request in self.waiting if request.submit.peer in failed] if failed else ():
             self.waiting.remove(request)
             reason = failed[str(request.submit.peer)]

@@ -40,7 +40,9 @@ class PrefixReporter:
             self.end()
         elif self.link.registration != self.registration:
             self.begin()
-        if self.journal is None or self.link.congested:
+        if self.journal is None or not (self.journal.changes or self.journal.is_void or not self.number):
+            return
+        if self.link.congested:
             return
         if self.journal.is_void:
             self.begin()

@@ -58,6 +58,8 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def take_news(self) -> bool:
         """Return whether other peers are lost than at the last call."""
+        if not (self.by_peer or self.told_lost):
+            return False
         before, self.told_lost = self.told_lost, self.lost
         return before != self.told_lost
 
@@ -163,7 +165,7 @@ class PeerConnections(Mapping[str, PeerConnection]):
 
     def flush(self, now: float) -> list[str]:
         """Send queued messages. Return the peers that accept none."""
-        return list(self.outbox.flush(now))
+        return list(self.outbox.flush(now)) if self.outbox.backlogs else []
 
     def tick(self, now: float) -> list[str]:
         """Give up handshakes that failed, and connect again to peers that are not heard. Return those that are lost

@@ -166,7 +166,8 @@ class ProxyLinks:
 
     @property
     def congested(self) -> bool:
-        return any(link.congested for link in self.links)
+        # Of a list, and without a property's call: it is asked several times in each turn.
+        return bool([link for link in self.links if link.outbox and link.proxy is not None])
 
     def is_registered(self, now: float) -> bool:
         """Return whether the worker can be called ready: all proxies have welcomed it, or one has and the others did

@@ -163,8 +163,11 @@ class WorkerLoop:
         self.tick(self.now)
 
     def leave(self) -> None:
-        """On shutdown, return requests in flight so the proxy can redispatch at once."""
+        """On shutdown, return requests in flight so the proxy can redispatch at once. The last order may have come with
+        the signal."""
         role = self.assigned_role
+        if self.commands is not None:
+            self.commands.obey(self.now)
         self.link.goodbye(drained=role.is_drained, for_good=role.leaves_for_good)
         self.workload.drop(Failure("the worker stops", 503, moved=True), None, self.now)
         self.link.flush()

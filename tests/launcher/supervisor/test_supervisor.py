@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor over real processes whose roles are scripted (scripted_child.py)."""
 
+import json
 import re
 import signal
 import threading
@@ -245,12 +246,15 @@ def test_a_second_signal_ends_the_wait(launched: Launched) -> None:
 
 
 def test_a_child_that_ignores_sigterm_is_killed(launched: Launched) -> None:
-    launch = launched(PAIR | {"decode:0": ["deaf", "ready"]})
+    """So one reads the last order behind the signal: nobody comes in its place, although the launch did not drain."""
+    launch = launched(PAIR | {"decode:0": ["deaf", "ready", "obey"]})
     launch.until("ready on")
     deaf = launch.children()["decode:0"]
     launch.process.send_signal(signal.SIGINT)
     assert launch.end() == 130
     assert not deaf.is_running()
+    orders = [json.loads(line) for line in Path(f"{launch.trace}.orders").read_text().splitlines()]
+    assert [(order["role"], order["drain"], order["for_good"]) for order in orders] == [("decode", 0.0, True)]
 
 
 def test_what_a_dead_child_had_started_dies_too(launched: Launched, all_gone: Gone) -> None:

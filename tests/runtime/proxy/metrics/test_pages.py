@@ -25,7 +25,13 @@ def page(amount: int) -> bytes:
 
 
 def whole(pages: MetricsPages) -> bytes:
+    """Return the page of a scrape behind an earlier one."""
+    pages.ask()
     return asyncio.run(pages.whole())
+
+
+def leave(pages: MetricsPages) -> None:
+    pages.write(pages.render())
 
 
 def test_pages_are_merged_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +51,7 @@ def test_pages_are_merged_beside_the_event_loop(tmp_path: Path, monkeypatch: pyt
         return b""
 
     pages = MetricsPages(tmp_path, "p:0", render)
+    pages.ask()
 
     async def run() -> None:
         asked = [asyncio.ensure_future(pages.whole()) for _ in range(3)]
@@ -74,16 +81,44 @@ def test_every_sample_is_there_once_and_says_whose_it_is(tmp_path: Path) -> None
 def test_a_page_is_left_for_the_others(tmp_path: Path) -> None:
     one, two = (MetricsPages(tmp_path, f"p:{number}", lambda number=number: page(number + 1)) for number in range(2))  # type: ignore[misc]
     assert whole(one).count(b'plain_total{proxy="p:') == 1
-    asyncio.run(two.leave())
+    leave(two)
     assert b'plain_total{proxy="p:0"} 1.0' in whole(one) and b'plain_total{proxy="p:1"} 2.0' in whole(one)
     two.close()
     assert b"p:1" not in whole(one)
 
 
+def test_pages_are_made_while_somebody_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one holds up all answers of a proxy. The first scrape waits until the others have left theirs."""
+    made = list[str]()
+    one, two = (
+        MetricsPages(tmp_path, name, lambda name=name: made.append(name) or page(1))  # type: ignore[misc]
+        for name in ("p:0", "p:1")
+    )
+    asyncio.run(two.look())
+    assert not made
+
+    async def wait(seconds: float) -> None:
+        assert seconds == metrics_pages.FIRST_WAIT
+        for _ in range(3):
+            await two.look()
+
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    assert b"p:1" in asyncio.run(one.whole()) and made == ["p:1", "p:0"], "it is left once, and then in its turn"
+    monkeypatch.setattr(asyncio, "sleep", None)
+    assert b"p:1" in asyncio.run(one.whole()), "the next one waits for nobody"
+    passed = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: passed() + metrics_pages.EVERY)
+    asyncio.run(two.look())
+    assert made.count("p:1") == 2
+    monkeypatch.setattr(time, "monotonic", lambda: passed() + metrics_pages.ASKED_FOR + 1)
+    asyncio.run(two.look())
+    assert made.count("p:1") == 2, "nobody asks any more"
+
+
 def test_a_page_that_nobody_renews_is_left_out(tmp_path: Path) -> None:
     """Its proxy is gone or stands still: its requests in flight are none that run."""
     one, two = (MetricsPages(tmp_path, f"p:{number}", lambda number=number: page(number + 1)) for number in range(2))  # type: ignore[misc]
-    asyncio.run(two.leave())
+    leave(two)
     assert b"p:1" in whole(one)
     path, then = tmp_path / "p:1.metrics", time.monotonic() - STALE - 1
     os.utime(path, (then, then))
@@ -95,7 +130,7 @@ def test_a_page_is_as_old_as_it_is_whatever_the_clock_of_the_day_says(
     tmp_path: Path, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = (MetricsPages(tmp_path, f"p:{number}", lambda number=number: page(number + 1)) for number in range(2))  # type: ignore[misc]
-    asyncio.run(two.leave())
+    leave(two)
     shown, passed = time.time, time.monotonic
     monkeypatch.setattr(time, "time", lambda: shown() + ahead)
     assert b"p:1" in whole(one)

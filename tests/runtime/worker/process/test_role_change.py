@@ -179,6 +179,15 @@ def test_who_leaves_says_whether_it_is_for_good(
     assert proxy.goodbyes[pair[1].incarnation].for_good is for_good
 
 
+def test_an_order_that_comes_with_the_signal_to_end_is_heard(
+    proxy: ScriptedProxy, pair: Pair, commander: Commander
+) -> None:
+    commander.tell("decode", NOW, for_good=True)
+    pair[1].leave()
+    proxy.turn_until(lambda: pair[1].incarnation in proxy.goodbyes)
+    assert proxy.goodbyes[pair[1].incarnation].for_good
+
+
 def test_a_new_proxy_hears_what_the_last_one_knew(proxy: ScriptedProxy, pair: Pair, commander: Commander) -> None:
     commander.tell("prefill", NOW)
     proxy.turn_until(lambda: commander.is_obeyed(drained=True))
