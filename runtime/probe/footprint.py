@@ -204,16 +204,18 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
     """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
     layer = find_draft_layer(target, path)
     if layer is not None or (demand.quantization == "gguf" and not may_have_levels(path, read_config(path))):
-        # A layer is computed by torch's operations.
-        demand = replace(demand, quantization="none", has_kernels=demand.has_kernels and layer is None)
+        # A layer's weights become numbers of its type.
+        demand = replace(demand, quantization="none")
     made = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
     # The process is that of the target.
     made = replace(made, process=0, loading=max(0, made.loading - IMPORTED_BYTES), ahead=0)
     if layer is not None:
         # The footprint of its configuration has an embedding and a head, which are the target's.
         dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
-        count = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
-        made = replace(made, weights=count, loading=0)
+        size = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
+        once = on_host and demand.shares_weights
+        shared = once and are_shared(layer.directory, layer.config, demand.quantization, demand.has_kernels)
+        made = replace(made, weights=size, loading=0, shared=size if shared else 0)
     return made if demand.kv_cache_memory is None else replace(made, kv=0)
 
 

@@ -43,6 +43,10 @@ class PartCheckpoint:
     places: dict[str, TensorLocation | WeightParts]
     rows: dict[str, tuple[int, ...]]
 
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(path for place in self.places.values() for path in place.paths))
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors; quantized weights as float32, which has them exactly."""
         for path in dict.fromkeys(place.path for place in self.places.values()):
