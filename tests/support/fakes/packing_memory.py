@@ -31,14 +31,17 @@ def memory_of(name: str) -> int:
 def levels(kind: int, outputs: int, inputs: int) -> "QuantizedWeights":
     """Random weights of a ggml type, taken apart."""
     from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
-    from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
+    from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS, places_in
     from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
+    from pontil.runtime.loaders.gguf.packed_formats import TABLES
 
     form = GGML_TYPES[kind]
     blocks = torch.randint(0, 256, (outputs * inputs // form.numbers, form.size), dtype=torch.uint8)
     numbers, scales, offsets = (part.reshape(outputs, -1) for part in LEVELS[kind](blocks))
     steps = STEPS[kind](blocks).reshape(outputs, -1) if kind in STEPS else None
-    return QuantizedWeights(numbers, scales, offsets, steps)
+    table = torch.tensor(TABLES[kind], dtype=torch.int8) if kind in TABLES else None
+    numbers = numbers if table is None else places_in(table, numbers)
+    return QuantizedWeights(numbers, scales, offsets, steps, table)
 
 
 def taken(kind: int) -> int:
