@@ -20,7 +20,7 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
 from pontil.runtime.probe.packed_share import are_shared
-from pontil.runtime.probe.weight_memory import weight_memory
+from pontil.runtime.probe.weight_memory import Ranks, weight_memory
 
 CPU = "cpu"
 # A process that has imported torch and this package, beside the pages that it shares with others; and what it takes
@@ -32,7 +32,8 @@ IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 64 << 20
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
     the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
-    `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`."""
+    `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`. Ranks
+    that are `row_parallel` add parts of sums."""
 
     dtype: str
     kv_cache_dtype: str
@@ -47,6 +48,7 @@ class MemoryDemand:
     kv_tier_memory: int = 0
     has_kernels: bool = True
     shares_weights: bool = False
+    row_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,8 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
     has_kernels = on_host and demand.has_kernels
     quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
-    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], ranks, on_host)
+    divided = Ranks(ranks, demand.row_parallel)
+    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host)
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.kernels.weights.blocks import packed_blocks
 from pontil.gpu_ops.kernels.weights.quantized import (
+    PIECE,
     TABLE,
     QuantizedWeights,
     packed_numbers,
@@ -21,8 +22,6 @@ from pontil.gpu_ops.kernels.weights.shared_scales import WORDS, padded_words, sh
 from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
 
 PANEL, GROUP = 16, 32
-# Outputs that are packed at once, a multiple of a group.
-PIECE = 64
 ARENA = Arena()
 
 

@@ -18,6 +18,8 @@ STEP, MOST_SCALE = 128, 32767
 # Inputs of a block of a k-quant.
 BLOCK = 256
 SMALLEST_UNIT = 1e-30
+# Outputs that are quantized or packed at once, a multiple of a group of the kernels' outputs.
+PIECE = 64
 # Entries of a table of numbers.
 TABLE = 16
 
@@ -93,10 +95,13 @@ class QuantizedWeights:
 
 
 def per_channel(weight: Tensor) -> QuantizedWeights:
-    """Quantize to signed bytes, one scale an output, rounded to nearest."""
-    weight = weight.float()
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    numbers = (weight / scales.clamp(min=1e-30)).round_().to(torch.int8)
+    """Quantize to signed bytes, one scale an output, rounded to nearest: some outputs at a time, so that there are few
+    temporaries."""
+    numbers, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), 1)
+    for part, own, scale in zip(weight.split(PIECE), numbers.split(PIECE), scales.split(PIECE), strict=True):
+        exact = part.float()
+        torch.div(exact.abs().amax(1, keepdim=True), 127, out=scale)
+        own.copy_((exact / scale.clamp(min=1e-30)).round_())
     return QuantizedWeights(numbers, scales, torch.zeros_like(scales))
 
 

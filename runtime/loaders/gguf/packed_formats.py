@@ -39,6 +39,12 @@ class NumberFormat:
     block_bytes: int | None = None
     table: tuple[int, ...] | None = None
 
+    def columns(self, inputs: int) -> NumberFormat:
+        """Return the format of a part of a weight that has so many of its inputs: only whole blocks stay some."""
+        if self.group is None or (self.block_bytes is not None and inputs % BLOCK == 0):
+            return self
+        return NumberFormat(self.bits, math.gcd(self.group, inputs), table=self.table)
+
     def size(self, count: int) -> int:
         """Return the bytes of so many numbers."""
         if self.block_bytes is not None:
