@@ -35,6 +35,29 @@ INLINE NativeIntegers multiply_bytes(NativeWords levels, NativeWords digits) {
 }
 #endif
 
+// The entries of a table of 16 bytes at the places that the bytes of `places` say; 0 where one has its highest bit.
+struct ByteTable {
+    explicit ByteTable(const int8_t* from) {
+        for (int i = 0; i < NATIVE_BYTES; i += 16) memcpy(reinterpret_cast<char*>(&entries) + i, from, 16);
+    }
+    NativeIntegers at(NativeIntegers places) const {
+#if defined(__AVX512BW__)
+        return (NativeIntegers)_mm512_shuffle_epi8((__m512i)entries, (__m512i)places);
+#elif defined(__AVX2__)
+        return (NativeIntegers)_mm256_shuffle_epi8((__m256i)entries, (__m256i)places);
+#elif defined(__aarch64__)
+        return (NativeIntegers)vqtbl1q_s8((int8x16_t)entries, (uint8x16_t)places);
+#else
+        int8_t from[NATIVE_BYTES], made[NATIVE_BYTES];
+        memcpy(from, &entries, NATIVE_BYTES), memcpy(made, &places, NATIVE_BYTES);
+        for (int8_t& one : made) one = one < 0 ? 0 : from[one & 15];
+        memcpy(&places, made, NATIVE_BYTES);
+        return places;
+#endif
+    }
+    NativeIntegers entries;
+};
+
 // Pairs of weights and of activations, as accumulate.h multiplies them.
 struct Int16 {
     enum { PER_WORD = 2, STEPS = 1 };

@@ -5,9 +5,10 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 14 };
+enum { PONTIL_ABI = 15 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
-// of 4 bits without a sign, and of 8 bits with one; then blocks of 256 inputs with levels of 4 bits, and of 6.
+// of 4 bits without a sign, or places in a table, and of 8 bits with a sign; then blocks of 256 inputs with levels of 4
+// bits, and of 6.
 enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, FOURS = 4, SIXES = 5 };
 // Cells of the KV pool: numbers of a tile's kind, or 8 bits with scales (scaled_keys.h): whole numbers, or e4m3.
 enum Cells : int32_t { CELLS_PLAIN = 0, CELLS_INT8 = 1, CELLS_FP8 = 2 };
@@ -27,7 +28,8 @@ enum Fault : int32_t { ENDED = 1, LATE = 2, ELSEWHERE = 3 };
 // For levels, a word holds 4 or 8 inputs: see quantized.h. `scales` [group][words / scale_words][panel of 2][16] has a
 // scale in the low half and an offset in the high half, both whole numbers of 16 bits, for the inputs of so many words
 // of activations. A weight is scale * level / 128, rounded, plus offset, in the unit of its output. It has 12 bits
-// besides its sign, so that 64 products with activations of 13 bits sum to less than 2^31.
+// besides its sign, so that 64 products with activations of 13 bits sum to less than 2^31. With a `table` the 4 bits of
+// an input are the place of its level there.
 //
 // Blocks are [group][block][word of a block][panel of 2][16], with their own scales: see blocks.h. `units` are 1, or
 // not finite.
@@ -38,6 +40,7 @@ struct Matrix {
     const uint32_t* scales;  // null except for levels
     const float* units;      // [outputs padded], null except for levels
     const float* bias;       // [outputs padded], or null
+    const int8_t* table;     // [16], or null
     int32_t kind, outputs, inputs, words, scale_words, partial;
 };
 

@@ -76,7 +76,9 @@ static void multiply_parts(Context& context, const Part* parts, int count, const
             const Finish here{finish.with, finish.call, i, 0};
             [[maybe_unused]] Scratch& scratch = context.own[thread].weights;
             if constexpr (std::is_same_v<T, BFloat16>) {
-                if (matrix.kind == NIBBLES)
+                if (matrix.kind == NIBBLES && matrix.table)
+                    multiply_level_part<TableNibbles>(context, parts[i], from, to, integers, scratch, here);
+                else if (matrix.kind == NIBBLES)
                     multiply_level_part<Nibbles>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == BYTES)
                     multiply_level_part<Bytes>(context, parts[i], from, to, integers, scratch, here);

@@ -14,15 +14,26 @@ enum { EXACT_WORDS = 32 };
 // A source of panels of weights: one word of it makes WORDS words of levels, each 256 times too large.
 struct Nibbles {
     enum { WORDS = 4 };
+    explicit Nibbles(const int8_t*) {}
     INLINE NativeIntegers unpack(NativeIntegers packed, int word) {
         return (word < 2 ? packed << (8 - 4 * word) : packed >> (4 * word - 8)) & 0x0f00;
     }
 };
 struct Bytes {
     enum { WORDS = 2 };
+    explicit Bytes(const int8_t*) {}
     INLINE NativeIntegers unpack(NativeIntegers packed, int word) {
         return word ? packed & int16_t(0xff00) : packed << 8;
     }
+};
+// Nibbles are places in a table. The lower byte of a level has none, and stays 0.
+struct TableNibbles {
+    enum { WORDS = 4 };
+    explicit TableNibbles(const int8_t* table) : table(table) {}
+    NativeIntegers unpack(NativeIntegers packed, int word) const {
+        return table.at(Nibbles::unpack(packed, word) | 0x80);
+    }
+    ByteTable table;
 };
 // The scale and the offset of a group of inputs, for each weight of a vector.
 struct Scaling {
@@ -41,6 +52,7 @@ struct LevelGroups {
     const uint32_t *data, *scales;
     size_t data_size, scales_size;  // of one group
     int words, scale_words;
+    const int8_t* table;
 };
 
 // Adds exact sums of R rows to those before, or stores them if they are the first.
@@ -65,6 +77,7 @@ template <class Source, int R, int G, bool KEEP>
 static void level_product(const LevelGroups& groups, const uint32_t* x, size_t stride, float* sums, uint32_t* plain) {
     enum { PANEL_COUNT = 2 * G, P = panels_at_once<R, PANEL_COUNT>(), Q = P * NATIVES };
     const int run = groups.scale_words < EXACT_WORDS ? groups.scale_words : EXACT_WORDS;
+    const Source source(groups.table);
     for (int panel = 0; panel < PANEL_COUNT; panel += P) {
         const uint32_t *data[Q], *scales[Q];
         for (int q = 0; q < Q; q++) {
@@ -96,7 +109,7 @@ static void level_product(const LevelGroups& groups, const uint32_t* x, size_t s
 #pragma GCC unroll 4
                     for (int i = 0; i < Source::WORDS; i++)
                         accumulate<Int16>(part, x + word + i, stride, 1, [&](int, int, int q) {
-                            const NativeWords one = scaling[q].apply(Source::unpack(packed[q], i));
+                            const NativeWords one = scaling[q].apply(source.unpack(packed[q], i));
                             if (KEEP) {
                                 const int place = panel * LANES + q * NATIVE_LANES;
                                 memcpy(plain + size_t(word + i) * GROUP + place, &one, NATIVE_BYTES);
@@ -173,6 +186,7 @@ template <class Source>
 static void unpack_group(const LevelGroups& groups, uint32_t* plain) {
     enum { Q = 2 * NATIVES };
     const int run = groups.scale_words < EXACT_WORDS ? groups.scale_words : EXACT_WORDS;
+    const Source source(groups.table);
     const uint32_t* data = groups.data;
     const size_t ahead = groups.data_size;
     for (int first = 0; first < groups.words; first += run) {
@@ -187,7 +201,7 @@ static void unpack_group(const LevelGroups& groups, uint32_t* plain) {
                 const NativeIntegers packed = (NativeIntegers)load_native(data + q * NATIVE_LANES);
 #pragma GCC unroll 4
                 for (int i = 0; i < Source::WORDS; i++) {
-                    const NativeWords one = scaling[q].apply(Source::unpack(packed, i));
+                    const NativeWords one = scaling[q].apply(source.unpack(packed, i));
                     memcpy(plain + i * GROUP + q * NATIVE_LANES, &one, NATIVE_BYTES);
                 }
             }
@@ -211,7 +225,7 @@ static void multiply_level_groups(const Matrix& matrix, int group, int count, co
     const size_t stride = matrix.words, size = stride / Source::WORDS * GROUP;
     const size_t scales = size_t(matrix.words / matrix.scale_words) * GROUP;
     const LevelGroups groups{matrix.data + group * size, matrix.scales + group * scales, size, scales, matrix.words,
-                             matrix.scale_words};
+                             matrix.scale_words, matrix.table};
     const bool many = rows > ROWS_AT_ONCE;
     const int most = many ? int(UNPACKED_ROWS) : int(ROWS_AT_ONCE);
     uint32_t* weights = many ? scratch.take<uint32_t>(stride * GROUP) : nullptr;

@@ -107,11 +107,12 @@ class KernelLibrary:
         """Multiply x float32 [rows, inputs], rounded to the weights' type first, to float32 [rows, outputs]."""
         return self.multiply(matrix, x, (None, 0.0), None)
 
-    def head(self, matrix: Matrix, x: Tensor, norm: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        """Norm the rows with weights float32 [inputs], then multiply as `linear` does. Also return the number of each
-        row's highest output, of equal ones the first, int64 [rows]."""
+    def head(self, matrix: Matrix, x: Tensor, norm: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
+        """Norm the rows with weights float32 [inputs], if given, then multiply as `linear` does. Also return the number
+        of each row's highest output, of equal ones the first, int64 [rows]."""
         highest = torch.empty(x.shape[0], dtype=torch.int64)
-        return self.multiply(matrix, x, (norm.data_ptr(), epsilon), highest.data_ptr()), highest
+        weights = None if norm is None else norm.data_ptr()
+        return self.multiply(matrix, x, (weights, epsilon), highest.data_ptr()), highest
 
     def multiply(self, matrix: Matrix, x: Tensor, norm: tuple[int | None, float], highest: int | None) -> Tensor:
         x = x.contiguous()

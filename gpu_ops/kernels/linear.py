@@ -22,9 +22,10 @@ class PackedLinear:
 class Head:
     """The last norm and the vocabulary's projection: `y = (x / rms(x) * weight) W^T`, and the argmax of each row."""
 
-    def __init__(self, library: KernelLibrary, matrix: Matrix, norm: Tensor, epsilon: float) -> None:
-        """norm float32 [inputs], a multiple of 16."""
-        self.library, self.matrix, self.norm, self.epsilon = library, matrix, norm.contiguous(), epsilon
+    def __init__(self, library: KernelLibrary, matrix: Matrix, norm: Tensor | None, epsilon: float) -> None:
+        """norm float32 [inputs], a multiple of 16, or None where there is none."""
+        self.library, self.matrix, self.epsilon = library, matrix, epsilon
+        self.norm = None if norm is None else norm.contiguous()
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map x float32 [rows, inputs] to logits float32 [rows, outputs] and argmax int64 [rows]."""

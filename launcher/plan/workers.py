@@ -24,7 +24,7 @@ from pontil.launcher.plan.graph_choice import first_stage, stage_model
 from pontil.launcher.plan.stages import stage_lists
 from pontil.launcher.plan.worker_lists import WorkerList, awaited_phase, role_lists, roles_of
 from pontil.runtime.config.declaration import values_of
-from pontil.runtime.config.worker_config import DRAFT_TOKENS, Deadlines, WorkerOptions
+from pontil.runtime.config.worker_config import DRAFT_TOKENS, FAST, Deadlines, WorkerOptions
 from pontil.runtime.foundation.staged_model import StagedModel
 
 EMBEDDING_MODEL = "all-minilm-l6-v2"
@@ -195,6 +195,7 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "kv_cache_dtype": options.kv_cache_dtype,
         "quantization": options.quantization,
         "has_kernels": options.kernels != "torch",
+        **({"row_parallel": True} if options.tensor_parallel_arithmetic == FAST else {}),
         "max_model_len": options.max_model_len,
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,

@@ -23,6 +23,7 @@ from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.architectures import checked
+from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import read_json, section
 from pontil.runtime.loaders.facts.layout import layer_shapes
@@ -171,7 +172,10 @@ def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
     stored_as = StoredAs(source.scheme, source.config.weight_block)
     check = partial(check_tensors, source)
     places = weight_places(source.shapes, dict(find_tensors(source)), stored_as, check, source.directory)
-    return HfCheckpoint(source.config, "", places)
+    opened = HfCheckpoint(source.config, "", places)
+    return replace(
+        opened, fingerprint=fingerprint(source.config, opened.files, f"draft layer {source.is_mtp} {source.bias}")
+    )
 
 
 def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:

@@ -39,7 +39,7 @@ def may_have_levels(path: Path, config: ModelConfig) -> bool:
 
 def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
     """Return the forms of a directory's quantized weights. Raises ModelError."""
-    scheme = read_weight_scheme(path)
+    scheme = read_weight_scheme(path, config.architecture)
     if scheme is None:
         return {}
     architecture = ARCHITECTURES[config.architecture]

@@ -7,12 +7,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.kv.sequence_attention import attend_within
 from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.pooling import pooled, unit
 from pontil.gpu_ops.rotary import turn_heads
 from pontil.runtime.models.model import Model
+
+# Positions of a block of a sequence's own pool.
+BLOCK_SIZE = 16
 
 
 class EmbeddingModel(Protocol):
@@ -39,10 +44,10 @@ class CausalAttention:
 
 
 class DecoderEmbedding:
-    """An EmbeddingModel over a decoder without kernels of its own, one sequence at a time."""
+    """An EmbeddingModel over a decoder, one sequence at a time. With kernels its layers write their keys and values to
+    one place, which is given up with the sequence."""
 
     def __init__(self, model: Model) -> None:
-        assert model.kernels is None
         self.model = model
         self.hidden_size = model.config.hidden_size
 
@@ -51,7 +56,15 @@ class DecoderEmbedding:
 
     def of_one(self, sequence: Sequence[int]) -> Tensor:
         ids = torch.tensor(sequence, dtype=torch.int64, device=self.model.device)
+        if self.model.kernels is not None:
+            return self.model.normed(self.model.forward_fused(ids, self.tile(len(sequence)), range(len(sequence))))
         return self.model.forward(ids, torch.arange(len(sequence), device=self.model.device), CausalAttention())
+
+    def tile(self, rows: int) -> KernelTile:
+        config, dtype, blocks = self.model.config, self.model.dtype, -(-rows // BLOCK_SIZE)
+        cells = row_cells(config.head_dim, dtype)
+        pool = torch.zeros(blocks, 1, config.kv_planes, config.num_kv_heads, BLOCK_SIZE, cells, dtype=dtype)
+        return KernelTile(pool, [TileSpan(0, rows, range(blocks))], dtype)
 
 
 def text_vectors(

@@ -239,7 +239,8 @@ class Weights:
         if parts[-1] not in self.left:
             return None
         numbers, scales, offsets = (self.left.pop(part) for part in parts)
-        found = QuantizedWeights(numbers, scales, offsets, self.left.pop(f"{name}.steps", None))
+        steps, table = (self.left.pop(f"{name}.{part}", None) for part in ("steps", "table"))
+        found = QuantizedWeights(numbers, scales, offsets, steps, table)
         if found.shape != shape:
             raise wrong_shape(name, found.shape, shape)
         return found

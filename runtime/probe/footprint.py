@@ -20,7 +20,7 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
 from pontil.runtime.probe.packed_share import are_shared
-from pontil.runtime.probe.weight_memory import weight_memory
+from pontil.runtime.probe.weight_memory import Ranks, weight_memory
 
 CPU = "cpu"
 # A process that has imported torch and this package, beside the pages that it shares with others; and what it takes
@@ -32,7 +32,8 @@ IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 64 << 20
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
     the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
-    `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`."""
+    `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`. Ranks
+    that are `row_parallel` add parts of sums."""
 
     dtype: str
     kv_cache_dtype: str
@@ -47,6 +48,7 @@ class MemoryDemand:
     kv_tier_memory: int = 0
     has_kernels: bool = True
     shares_weights: bool = False
+    row_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +206,18 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
     """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
     layer = find_draft_layer(target, path)
     if layer is not None or (demand.quantization == "gguf" and not may_have_levels(path, read_config(path))):
-        # A layer is computed by torch's operations.
-        demand = replace(demand, quantization="none", has_kernels=demand.has_kernels and layer is None)
+        # A layer's weights become numbers of its type.
+        demand = replace(demand, quantization="none")
     made = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
     # The process is that of the target.
     made = replace(made, process=0, loading=max(0, made.loading - IMPORTED_BYTES), ahead=0)
     if layer is not None:
         # The footprint of its configuration has an embedding and a head, which are the target's.
         dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
-        count = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
-        made = replace(made, weights=count, loading=0)
+        size = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
+        once = on_host and demand.shares_weights
+        shared = once and are_shared(layer.directory, layer.config, demand.quantization, demand.has_kernels)
+        made = replace(made, weights=size, loading=0, shared=size if shared else 0)
     return made if demand.kv_cache_memory is None else replace(made, kv=0)
 
 
@@ -257,7 +261,8 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
     has_kernels = on_host and demand.has_kernels
     quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
-    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], ranks, on_host)
+    divided = Ranks(ranks, demand.row_parallel)
+    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host)
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)

@@ -25,6 +25,8 @@ from pontil.runtime.models.config import ModelConfig
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
 WHOLE = ("embed_tokens", "norm", ROUTER, "q_a_proj", "kv_a_proj", ROPE_FACTORS)
 KV_HEADS = ("k_proj", "v_proj")
+# Those of products that join what ranks made, of which experts are whole.
+JOINING, EXPERTS = (".o_proj", ".down_proj"), ".experts."
 HEAD = "lm_head.weight"
 # A product of several weights has the name of the first.
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
@@ -49,6 +51,23 @@ class WeightMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranks:
+    """So many ranks of a worker. Where they are `row_parallel`, a product that joins what they made is cut by its
+    inputs."""
+
+    size: int = 1
+    row_parallel: bool = False
+
+    def parts(self, name: str) -> int:
+        """Return the number of parts of a weight's inputs of which a rank has one."""
+        joins = any(part in name for part in JOINING) and EXPERTS not in name
+        return self.size if self.row_parallel and joins else 1
+
+
+ONE = Ranks()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedProduct:
     """Weights that are packed together: bytes of the result, and of the temporaries."""
 
@@ -70,19 +89,26 @@ class WeightFormats:
     embedding: int | None
     unpacked: Container[str] = ()
 
-    def of(self, name: str, shape: Shape) -> NumberFormat:
-        """Return the format of a tensor in a product, with groups as packing divides them."""
+    def of(self, name: str, shape: Shape, parts: int = 1) -> NumberFormat:
+        """Return the format of a tensor in a product, or of one of so many `parts` of its inputs, with groups as
+        packing divides them."""
         if len(shape) == 1 or ROUTER in name:
             return self.plain
         if self.blocks is not None and name not in (EMBEDDING, HEAD):
             return self.blocks
         form = NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
-        return form if form.group is None else replace(form, group=shared_inputs(shape[1], form.group))
+        if form.group is None:
+            return form
+        inputs = shape[1] // parts
+        own = form if parts == 1 else form.columns(inputs)
+        return replace(own, group=shared_inputs(inputs, own.group or inputs))
 
     def reading(self, weights: Mapping[str, Shape]) -> int:
-        """Return the bytes that reading takes besides its result, for one of these weights after another."""
+        """Return the bytes that reading takes besides its result, for one of these weights after another. What becomes
+        bytes is read as plain numbers."""
         sizes = (math.prod(shape) for name, shape in weights.items() if name in self.unpacked)
-        return READING_BYTES * max(sizes, default=0)
+        numbers = (math.prod(shape) for shape in weights.values() if self.int8 and len(shape) > 1)
+        return READING_BYTES * max(sizes, default=0) + self.plain.size(max(numbers, default=0))
 
 
 def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
@@ -94,7 +120,7 @@ def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes:
 
 
 def weight_memory(
-    path: Path, config: ModelConfig, quantization: str, number_bytes: int, ranks: int = 1, on_host: bool = True
+    path: Path, config: ModelConfig, quantization: str, number_bytes: int, ranks: Ranks = ONE, on_host: bool = True
 ) -> WeightMemory:
     """Return the memory of one rank's part of the weights, as `quantization` makes them; numbers that it leaves are of
     the model's type, with so many bytes. A device's weights are not packed. Raises ModelError."""
@@ -111,7 +137,9 @@ def weight_memory(
     return WeightMemory(held, max(0, peak + freed - held), freed)
 
 
-def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_host: bool) -> Iterator[LoadedProduct]:
+def loaded_products(
+    config: ModelConfig, formats: WeightFormats, ranks: Ranks, on_host: bool
+) -> Iterator[LoadedProduct]:
     """Yield the embedding, then what the layers take, then the head. A head that is tied to the embedding is a weight
     of its own on a CPU, where it is packed."""
     shapes = tensor_shapes(config)
@@ -123,8 +151,8 @@ def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_
             groups.setdefault(product_of(name), []).append(name)
     for product, names in groups.items():
         whole = sum(math.prod(shapes[name]) for name in names)
-        own = sum(math.prod(shapes[name]) // divisor(name, config, ranks) for name in names)
-        form = stacked([formats.of(name, shapes[name]) for name in names])
+        own = sum(math.prod(shapes[name]) // divisor(name, config, ranks.size) for name in names)
+        form = stacked([formats.of(name, shapes[name], ranks.parts(name)) for name in names])
         # Gates and ups are joined, and then put in turn.
         inputs = max(shapes[name][-1] for name in names)
         taken = packing(form, whole, own, inputs, 1 + ("gate_proj" in product))
@@ -134,8 +162,8 @@ def loaded_products(config: ModelConfig, formats: WeightFormats, ranks: int, on_
     if on_host or not tied:
         # Floats of a tied head are packed from the embedding itself.
         read = 0 if tied and form.group is None else embedding
-        taken = packing(form, read, read // ranks, config.hidden_size, 0) + formats.reading({HEAD: shapes[EMBEDDING]})
-        yield LoadedProduct(form.size(embedding // ranks), taken)
+        taken = packing(form, read, read // ranks.size, config.hidden_size, 0)
+        yield LoadedProduct(form.size(embedding // ranks.size), taken + formats.reading({HEAD: shapes[EMBEDDING]}))
 
 
 def product_of(name: str) -> str:

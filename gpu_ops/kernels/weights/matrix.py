@@ -10,21 +10,26 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.arena import Arena
 from pontil.gpu_ops.kernels.weights.blocks import packed_blocks
-from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_numbers, packed_scales, stacked
+from pontil.gpu_ops.kernels.weights.quantized import (
+    PIECE,
+    TABLE,
+    QuantizedWeights,
+    packed_numbers,
+    packed_scales,
+    stacked,
+)
 from pontil.gpu_ops.kernels.weights.shared_scales import WORDS, padded_words, shared_words, stated_words
 from pontil.gpu_ops.kernels.weights.structures import KINDS, MatrixFields
 
 PANEL, GROUP = 16, 32
-# Outputs that are packed at once, a multiple of a group.
-PIECE = 64
 ARENA = Arena()
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
     """A weight [outputs, inputs] of float32, bfloat16 or quantized numbers, and its bias, packed. `words` of an output
-    hold its inputs, and so many of these share a scale as `scale_words` says. A `partial` one has some of the inputs,
-    and its results are parts of sums over ranks."""
+    hold its inputs, and so many of these share a scale as `scale_words` says. Levels may be places in a `table`, int8
+    [16]. A `partial` one has some of the inputs, and its results are parts of sums over ranks."""
 
     kind: int
     outputs: int
@@ -35,11 +40,12 @@ class Matrix:
     scales: Tensor | None
     units: Tensor | None
     bias: Tensor | None
+    table: Tensor | None = None
     partial: bool = False
 
     @property
     def parts(self) -> tuple[Tensor | None, ...]:
-        return (self.data, self.scales, self.units, self.bias)
+        return (self.data, self.scales, self.units, self.bias, self.table)
 
     @cached_property
     def fields(self) -> MatrixFields:
@@ -47,7 +53,7 @@ class Matrix:
 
     def from_output(self, first: int) -> MatrixFields:
         """The same without the outputs before `first`, a multiple of 32."""
-        starts = (first // GROUP, first // GROUP, first, first)
+        starts = (first // GROUP, first // GROUP, first, first, 0)
         pointers = (
             None if part is None else part[start:].data_ptr() for part, start in zip(self.parts, starts, strict=True)
         )
@@ -74,7 +80,8 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
         scales.put(own, padded_inputs(packed.repeat_interleave(stated // scale_words, 1), words // scale_words))
         units.append(unit)
     own_units = arena.copy(padded(torch.cat(units), GROUP))
-    return Matrix(kind, outputs, inputs, words, scale_words, numbers.words, scales.words, own_units, own_bias)
+    table = None if weight.table is None else arena.copy(padded(weight.table, TABLE))
+    return Matrix(kind, outputs, inputs, words, scale_words, numbers.words, scales.words, own_units, own_bias, table)
 
 
 def pack_blocks(weight: QuantizedWeights, own_bias: Tensor | None, arena: Arena) -> Matrix:

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -18,18 +18,24 @@ STEP, MOST_SCALE = 128, 32767
 # Inputs of a block of a k-quant.
 BLOCK = 256
 SMALLEST_UNIT = 1e-30
+# Outputs that are quantized or packed at once, a multiple of a group of the kernels' outputs.
+PIECE = 64
+# Entries of a table of numbers.
+TABLE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
     """A weight [outputs, inputs] is `scales * numbers + offsets`. numbers are int8, or uint8 below 128; scales and
     offsets float32 [outputs, groups], each for as many neighbouring inputs: a multiple of 16, or all of them. Those of
-    k-quants are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py)."""
+    k-quants are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py). With a
+    `table`, int8 of at most 16, numbers stand there, and what is stored are their places, uint8."""
 
     numbers: Tensor
     scales: Tensor
     offsets: Tensor
     steps: Tensor | None = None
+    table: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -44,7 +50,14 @@ class QuantizedWeights:
     def kind(self) -> int:
         if self.steps is not None:
             return FOURS if self.group == 32 else SIXES
+        if self.table is not None:
+            return NIBBLES
         return NIBBLES if self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16 else BYTES
+
+    @property
+    def levels(self) -> Tensor:
+        """The numbers, whether they are stored or their places are."""
+        return self.numbers if self.table is None else self.table[self.numbers.int()]
 
     def rows(self, own: range) -> "QuantizedWeights":
         """Some outputs of the weight: a view."""
@@ -52,49 +65,67 @@ class QuantizedWeights:
 
     def chosen(self, outputs: slice | Tensor) -> "QuantizedWeights":
         steps = None if self.steps is None else self.steps[outputs]
-        return QuantizedWeights(self.numbers[outputs], self.scales[outputs], self.offsets[outputs], steps)
+        return replace(
+            self, numbers=self.numbers[outputs], scales=self.scales[outputs], offsets=self.offsets[outputs], steps=steps
+        )
 
     def columns(self, own: range) -> "QuantizedWeights":
         """Some inputs of the weight, a multiple of 16. A part of whole blocks of k-quants is of such blocks again."""
         group = math.gcd(self.group, own.start, len(own))
-        same = self if group == self.group else self.alike(self.numbers.dtype, group)
+        same = self if group == self.group else self.alike(None, group)
         groups = slice(own.start // group, own.stop // group)
         steps = None
         if self.steps is not None and own.start % BLOCK == 0 and len(own) % BLOCK == 0:
             steps = self.steps[:, 2 * own.start // BLOCK : 2 * own.stop // BLOCK]
         numbers = self.numbers[:, own.start : own.stop].clone()
-        return QuantizedWeights(numbers, same.scales[:, groups], same.offsets[:, groups], steps)
+        return QuantizedWeights(numbers, same.scales[:, groups], same.offsets[:, groups], steps, self.table)
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
         scales, offsets = (one.repeat_interleave(self.group, dim=1) for one in (self.scales, self.offsets))
-        return scales * self.numbers.float() + offsets
+        return scales * self.levels.float() + offsets
 
-    def alike(self, dtype: torch.dtype, group: int) -> "QuantizedWeights":
-        """The same weight with another type of numbers and with smaller groups."""
+    def alike(self, dtype: torch.dtype | None, group: int) -> "QuantizedWeights":
+        """The same weight with numbers of a type, or as they are stored, and with smaller groups."""
         times = self.group // group
         scales, offsets = (one.repeat_interleave(times, dim=1) for one in (self.scales, self.offsets))
-        return QuantizedWeights(self.numbers.to(dtype), scales, offsets)
+        if dtype is None:
+            return QuantizedWeights(self.numbers, scales, offsets, None, self.table)
+        return QuantizedWeights(self.levels.to(dtype), scales, offsets)
 
 
 def per_channel(weight: Tensor) -> QuantizedWeights:
-    """Quantize to signed bytes, one scale an output, rounded to nearest."""
-    weight = weight.float()
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    numbers = (weight / scales.clamp(min=1e-30)).round_().to(torch.int8)
+    """Quantize to signed bytes, one scale an output, rounded to nearest: some outputs at a time, so that there are few
+    temporaries."""
+    numbers, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), 1)
+    for part, own, scale in zip(weight.split(PIECE), numbers.split(PIECE), scales.split(PIECE), strict=True):
+        exact = part.float()
+        torch.div(exact.abs().amax(1, keepdim=True), 127, out=scale)
+        own.copy_((exact / scale.clamp(min=1e-30)).round_())
     return QuantizedWeights(numbers, scales, torch.zeros_like(scales))
 
 
 def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
     """One weight with the outputs of all parts, whose kinds may differ."""
-    signed = any(part.numbers.dtype == torch.int8 for part in parts)
     group = math.gcd(*(part.group for part in parts))
     steps = [part.steps for part in parts if part.steps is not None and part.group == group]
-    same = [part.alike(torch.int8 if signed else torch.uint8, group) for part in parts]
+    dtype, table = common_numbers(parts)
+    same = [part.alike(dtype, group) for part in parts]
     numbers, scales, offsets = (
         torch.cat([getattr(one, name) for one in same]) for name in ("numbers", "scales", "offsets")
     )
-    return QuantizedWeights(numbers, scales, offsets, torch.cat(steps) if len(steps) == len(parts) else None)
+    return QuantizedWeights(numbers, scales, offsets, torch.cat(steps) if len(steps) == len(parts) else None, table)
+
+
+def common_numbers(parts: Sequence[QuantizedWeights]) -> tuple[torch.dtype | None, Tensor | None]:
+    """The type that the numbers of all parts can have; None where they are places in one table, which is returned
+    too."""
+    tables = [part.table for part in parts]
+    first = tables[0]
+    if first is not None and all(one is not None and torch.equal(one, first) for one in tables):
+        return None, first
+    signed = any(part.table is not None or part.numbers.dtype == torch.int8 for part in parts)
+    return torch.int8 if signed else torch.uint8, None
 
 
 def packed_numbers(numbers: Tensor, kind: int) -> Tensor:
@@ -112,7 +143,7 @@ def packed_scales(levels: QuantizedWeights) -> tuple[Tensor, Tensor]:
     scales, offsets = levels.scales, levels.offsets
     # An output's unit depends on that output alone, so that it is the same in a part of the weight that has some of the
     # outputs. A part that has some of the inputs has a unit of these, and so rounds its scales otherwise.
-    extremes = (number.float()[:, None] for number in torch.aminmax(levels.numbers, dim=1))
+    extremes = (number.float()[:, None] for number in torch.aminmax(levels.levels, dim=1))
     ends = torch.stack([offsets, *(scales * number + offsets for number in extremes)])
     highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * STEP / MOST_SCALE)
     units = highest.clamp(min=SMALLEST_UNIT)

@@ -23,7 +23,8 @@ from pontil.gpu_ops.kernels.weights.packed_file import PIECE, PackedFileError, P
 from pontil.gpu_ops.kernels.weights.places import SharedPlace
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 
-DTYPES = {str(dtype): dtype for dtype in (torch.int32, torch.float32, torch.bfloat16, torch.int64, torch.uint8)}
+KEPT = (torch.int32, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.int8)
+DTYPES = {str(dtype): dtype for dtype in KEPT}
 
 logger = logging.getLogger("pontil.worker")
 

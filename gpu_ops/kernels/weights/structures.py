@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 14
+ABI = 15
 FLOAT32, BFLOAT16, NIBBLES, BYTES, FOURS, SIXES = range(6)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -21,7 +21,7 @@ address, integer, size, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 class MatrixFields(ctypes.Structure):
     _fields_ = [
-        *((name, address) for name in ("data", "scales", "units", "bias")),
+        *((name, address) for name in ("data", "scales", "units", "bias", "table")),
         *((name, integer) for name in ("kind", "outputs", "inputs", "words", "scale_words", "partial")),
     ]
 

@@ -17,11 +17,11 @@ from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.block_sizes import CODEBOOKS
 from pontil.runtime.loaders.gguf.config import gguf_config
-from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS, places_in
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_name
 from pontil.runtime.loaders.gguf.header import GgufTensor
 from pontil.runtime.loaders.gguf.names import KEYS_OF_LATENTS, VALUES_OF_LATENTS, names_of
-from pontil.runtime.loaders.gguf.packed_formats import ROUTER
+from pontil.runtime.loaders.gguf.packed_formats import ROUTER, TABLES
 from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
@@ -85,7 +85,8 @@ class GgufCheckpoint:
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the file holds as integers with scales, `name.numbers`
         (int8 or uint8), `name.scales` and `name.offsets` (float32) replace `name`: a group of neighbouring weights is
-        numbers * scale + offset, and of some types scales and offsets are whole multiples of `name.steps`. An embedding
+        numbers * scale + offset, and of some types scales and offsets are whole multiples of `name.steps`, or numbers
+        are those of `name.table` (int8) at the places that stand in their stead (uint8). An embedding
         comes in both forms if the head is tied to it, else only dequantized: or, with `stored_rows`, in the blocks of
         `embedding_type`, `name.blocks` uint8 [rows, bytes]."""
         whole, wanted = self.open_data(), dtype or DTYPES[self.config.dtype]
@@ -100,6 +101,10 @@ class GgufCheckpoint:
                 parts = dict(zip(("numbers", "scales", "offsets"), read_levels(held, name, place), strict=True))
                 if place.kind in STEPS:
                     parts = {"steps": STEPS[place.kind](blocks_of(held, name, place))} | parts
+                if place.kind in TABLES:
+                    table = torch.tensor(TABLES[place.kind], dtype=torch.int8)
+                    yield f"{name}.table", table
+                    parts["numbers"] = places_in(table, parts["numbers"])
                 for part, tensor in parts.items():
                     rows = tensor.reshape(place.shape[0], -1)
                     yield f"{name}.{part}", self.as_hugging_face_has_it(name, rows).contiguous()

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pontil.runtime.loaders.gguf.ggml_codebooks import SCALES, Parts, half_at
 from pontil.runtime.loaders.gguf.ggml_codebooks import levels as codebook_levels
+from pontil.runtime.loaders.gguf.packed_formats import UNEVEN
 
 Split = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | int]]
 
-# The weights of IQ4_NL and IQ4_XS, by their numbers of 4 bits, and those of MXFP4, doubled.
-UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# The weights of MXFP4 by their numbers of 4 bits, doubled.
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
@@ -47,6 +47,13 @@ def fifth_bits(packed: Tensor) -> Tensor:
 
 def from_table(table: tuple[int, ...], numbers: Tensor) -> Tensor:
     return torch.tensor(table, dtype=torch.int8)[numbers.int()]
+
+
+def places_in(table: Tensor, numbers: Tensor) -> Tensor:
+    """The places in a table, uint8, at which these numbers stand, int8."""
+    places = torch.zeros(256, dtype=torch.uint8)
+    places[table.view(torch.uint8).int()] = torch.arange(len(table), dtype=torch.uint8)
+    return places[numbers.view(torch.uint8).int()]
 
 
 def scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,8 @@ from pontil.runtime.models.config import ModelConfig
 
 SCALE_BYTES = 4
 """A scale and an offset, of 16 bits each."""
+WIDE = 8
+"""Bits of a number for which there is no table."""
 BLOCK = 256
 """Numbers of a k-quant's block."""
 ROUTER = "mlp.gate."
@@ -29,11 +31,19 @@ NO_GGUF = (
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
     """Numbers of so many bits. Whole numbers have a scale and an offset for each `group` of neighbours; floats have no
-    groups. Those of a k-quant that is kept as it is have blocks of so many bytes."""
+    groups. Those of a k-quant that is kept as it is have blocks of so many bytes. With a `table` of numbers that are
+    not those from 0 on, it is their places there that have these bits."""
 
     bits: int
     group: int | None = None
     block_bytes: int | None = None
+    table: tuple[int, ...] | None = None
+
+    def columns(self, inputs: int) -> NumberFormat:
+        """Return the format of a part of a weight that has so many of its inputs: only whole blocks stay some."""
+        if self.group is None or (self.block_bytes is not None and inputs % BLOCK == 0):
+            return self
+        return NumberFormat(self.bits, math.gcd(self.group, inputs), table=self.table)
 
     def size(self, count: int) -> int:
         """Return the bytes of so many numbers."""
@@ -43,16 +53,30 @@ class NumberFormat:
         return self.bits * count // 8 + scales
 
 
+UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The numbers of IQ4_NL and IQ4_XS by their 4 bits (ggml/src/ggml-common.h)."""
+
+
+def of_both_signs(*numbers: int) -> tuple[int, ...]:
+    return (*(-one for one in reversed(numbers)), *numbers)
+
+
+NINTHS, THREE = of_both_signs(1, 7, 9), of_both_signs(8, 25, 43)
+TABLES = {
+    16: THREE, 17: THREE, 18: of_both_signs(4, 12, 20, 28, 36, 44, 52, 62), 19: NINTHS, 20: UNEVEN,
+    21: of_both_signs(*range(1, 16, 2)), 22: THREE, 23: UNEVEN, 29: NINTHS,
+    39: (0, 1, 2, 3, 4, 6, 8, 12, -1, -2, -3, -4, -6, -8, -12),
+}  # fmt: skip
+"""The numbers that weights of a type may have, where they are at most 16 and not those from 0 on: by the numbers of
+ggml types, those of `ggml_levels`."""
 GGUF_FORMATS = {
     2: NumberFormat(4, 32), 3: NumberFormat(4, 32), 6: NumberFormat(8, 32), 7: NumberFormat(8, 32),
     8: NumberFormat(8, 32), 10: NumberFormat(4, 16), 11: NumberFormat(4, 16), 12: NumberFormat(4, 32, 144),
-    13: NumberFormat(8, 32), 14: NumberFormat(8, 16, 212), 16: NumberFormat(8, 32), 17: NumberFormat(8, 16),
-    18: NumberFormat(8, 32), 19: NumberFormat(8, 32), 20: NumberFormat(8, 32), 21: NumberFormat(8, 32),
-    22: NumberFormat(8, 16), 23: NumberFormat(8, 32), 29: NumberFormat(8, 16), 34: NumberFormat(4, 256),
-    35: NumberFormat(4, 256), 39: NumberFormat(8, 32),
+    13: NumberFormat(8, 32), 14: NumberFormat(8, 16, 212), 34: NumberFormat(4, 256), 35: NumberFormat(4, 256),
+    **{kind: NumberFormat(4, 16 if kind in (17, 22, 29) else 32, table=table) for kind, table in TABLES.items()},
 }  # fmt: skip
-"""By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits and of 8, and blocks of
-Q4_K and Q6_K."""
+"""By the numbers of ggml types: those of `ggml_levels`. The kernels have numbers of 4 bits, by a table or not, and of
+8, and blocks of Q4_K and Q6_K."""
 
 
 def choose_quantization(asked: str, has_levels: bool, dtype: str, has_kernels: bool) -> str:
@@ -87,4 +111,4 @@ def stacked(formats: list[NumberFormat]) -> NumberFormat:
     groups = [one.group for one in formats if one.group is not None]
     if len(groups) < len(formats):
         return next(one for one in formats if one.group is None)
-    return NumberFormat(max(one.bits for one in formats), math.gcd(*groups))
+    return NumberFormat(max(one.bits if one.table is None else WIDE for one in formats), math.gcd(*groups))

@@ -55,6 +55,12 @@ def read_weight_scheme(directory: Path, part: str | None = None) -> WeightScheme
     return weight_scheme(text_model(read_json(directory / "config.json"), part))
 
 
+def read_section_scheme(directory: Path, path: tuple[str, ...]) -> WeightScheme | None:
+    """Read the scheme of a part whose fields are in a section of config.json, within others: its own, or else that of
+    what is around it. Raises ModelError."""
+    return weight_scheme(nested(read_json(directory / "config.json"), path))
+
+
 def text_model(data: dict[str, Any], part: str | None = None) -> dict[str, Any]:
     """Return the text model's fields; some files have them in a section of their own, beside one for an image
     encoder."""

@@ -17,19 +17,31 @@ def build_model(config: ModelConfig, weights: Weights) -> Model:
     """Build the model of a checkpoint. Raises ModelError for an unknown architecture."""
     row = ARCHITECTURES.get(config.architecture)
     if row is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelError(f"the architecture {config.architecture!r} is not supported; supported are: {known}")
+        raise unknown_architecture(config.architecture)
     if weights.kernels is not None and not kernels_fit(config, weights.dtype, weights.partition.size):
         raise ModelError(f"the kernels cannot compute this model in {weights.dtype}: use --kernels torch")
     return decoder_class(row.target)(config, weights)
 
 
 def build_draft_layer(config: ModelConfig, weights: Weights, target: Model, form: DraftLayerForm) -> DraftLayer:
-    """Build the layer that guesses for a target of the same sizes, by torch's operations. Raises ModelError."""
+    """Build the layer that guesses for a target of the same sizes. Raises ModelError."""
     assert isinstance(target, Decoder)
     join = StateJoin(config, weights, form)
     shared = SharedParts(target.embedding, target.head, form.without_norms)
     return DraftLayer(decoder_class(ARCHITECTURES[config.architecture].target)(config, weights, shared), join)
+
+
+def build_embedder(config: ModelConfig, weights: Weights) -> Decoder:
+    """Build a decoder whose last hidden states are all that is wanted. Raises ModelError."""
+    row = ARCHITECTURES.get(config.architecture)
+    if row is None:
+        raise unknown_architecture(config.architecture)
+    return decoder_class(row.target)(config, weights, SharedParts(None, [], one_place=True))
+
+
+def unknown_architecture(name: str) -> ModelError:
+    known = ", ".join(sorted(ARCHITECTURES))
+    return ModelError(f"the architecture {name!r} is not supported; supported are: {known}")
 
 
 def decoder_class(target: str) -> type[Decoder]:

@@ -6,7 +6,7 @@ The residual stream and the logits are float32 for every type of weights.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,11 +34,13 @@ the memory of a copy."""
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """The parts of another model that a decoder uses instead of its own, and its own norms that do not exist."""
+    """The parts that a decoder uses instead of its own: those of another model, or no head, and norms that do not
+    exist. With `one_place` its layers write keys and values of a whole text to the same place, one after the other."""
 
-    embedding: Table
+    embedding: Table | None
     head: list[Product]
     without_norms: Set[str] = frozenset()
+    one_place: bool = False
 
 
 class Decoder(ABC):
@@ -48,10 +50,14 @@ class Decoder(ABC):
         self.config, self.shared = config, shared
         self.dtype, self.device, self.kernels = weights.dtype, weights.device, weights.kernels
         self.communicator, self.partition = weights.communicator, weights.partition
-        self.embedding: Table = shared.embedding if shared else self.take_embedding(weights)
+        given = shared.embedding if shared else None
+        self.embedding: Table = self.take_embedding(weights) if given is None else given
         self.blocks = [self.block(index, weights) for index in range(config.num_layers)]
+        if shared and shared.one_place:
+            for block in self.blocks:
+                block.attention.layer = replace(block.attention.layer, layer=0)
         self.norm = self.make_norm("model.norm", weights)
-        self.head = shared.head if shared else self.take_head(weights)
+        self.head = self.take_head(weights) if shared is None else shared.head
         self.global_rotary = global_rotary(config, weights)
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)
@@ -108,7 +114,7 @@ class Decoder(ABC):
         return [linear for block in self.blocks for linear in block.linears]
 
     def fuse_head(self, part: Product, library: KernelLibrary) -> Head:
-        return Head(library, matrix_of(part), self.norm.weight, self.norm.eps)
+        return Head(library, matrix_of(part), self.norm.for_kernels, self.norm.eps)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Look up embeddings, float32 [rows, hidden_size]."""

@@ -42,12 +42,11 @@ class DraftLayer:
     """A Model of one layer, whose inputs are joined rows, and whose results are before its last norm: these are what
     the next guess starts from. Embedding and head are the target's own memory."""
 
-    kernels: KernelLibrary | None = None
-
     def __init__(self, layer: Decoder, join: StateJoin) -> None:
         self.layer, self.join = layer, join
         (self.block,) = layer.blocks
         self.config, self.dtype, self.device = layer.config, layer.dtype, layer.device
+        self.kernels: KernelLibrary | None = layer.kernels
         self.communicator = layer.communicator
 
     @property
@@ -74,13 +73,16 @@ class DraftLayer:
     def forward_fused(
         self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
     ) -> Tensor:
-        raise NotImplementedError("a draft layer is computed by torch's operations")
+        assert inputs.is_floating_point() and states is None
+        return self.layer.forward_fused(inputs, tile, rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self.layer.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self.kernels is not None:
+            return self.layer.logits(hidden)
         return torch.cat([part(self.layer.norm(hidden)) for part in self.head], dim=-1)
 
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError("a draft layer is computed by torch's operations")
+        return self.layer.ranked_logits(hidden)

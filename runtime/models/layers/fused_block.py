@@ -66,7 +66,7 @@ class FusedBlock:
 
 
 def half_norms(before: Norm, after: Norm | None) -> Norms:
-    return Norms(before.eps, before.weight, None if after is None else after.weight)
+    return Norms(before.eps, before.for_kernels, None if after is None else after.for_kernels)
 
 
 class FusedStack:

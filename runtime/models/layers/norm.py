@@ -16,6 +16,11 @@ class Norm:
         self.weight = weights.take(f"{name}.weight", size, dtype=torch.float32) + offset
         self.eps = eps
 
+    @property
+    def for_kernels(self) -> Tensor | None:
+        """The weight as kernels take it: None where there is no norm."""
+        return self.weight
+
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return rms_norm(x, self.weight, self.eps, dtype)
 
@@ -29,6 +34,10 @@ class Unnormed(Norm):
 
     def __init__(self) -> None:
         self.eps = 0.0
+
+    @property
+    def for_kernels(self) -> None:
+        return None
 
     def __call__(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         return x.to(dtype)

@@ -3,7 +3,7 @@
 back only, and that make more and more rows with fewer and fewer channels.
 
 Everything is float32, as sound needs it. A chunk is computed by itself, so its samples depend on its own frames only,
-and in the last bits on the number of threads.
+and in the last bits on the number of torch's threads, and on the kernels that compute its products.
 """
 
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ class Code2Wav:
     """The decoder of frames. It holds no state between chunks."""
 
     def __init__(self, config: Code2WavConfig, weights: Weights) -> None:
-        assert weights.dtype == torch.float32 and weights.kernels is None
+        assert weights.dtype == torch.float32
         self.config, self.device, hidden = config, weights.device, config.hidden_size
         self.embedding = weights.take("code_embedding.weight", config.codebook_size * config.groups, hidden)
         self.offsets = torch.arange(config.groups, device=self.device) * config.codebook_size

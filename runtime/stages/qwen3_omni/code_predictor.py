@@ -38,7 +38,8 @@ class PredictorDecoder(Qwen3):
 
     def take_embedding(self, weights: Weights) -> Tensor:
         size = (self.config.vocab_size, self.config.hidden_size)
-        return torch.cat([weights.take(f"model.codec_embedding.{n}.weight", *size) for n in range(self.tables)])
+        names = [f"model.codec_embedding.{n}.weight" for n in range(self.tables)]
+        return weights.shelf.tensor(names[0], lambda: torch.cat([weights.read(name, *size) for name in names]))
 
     def take_head(self, weights: Weights) -> list[Product]:
         size = (self.config.vocab_size, self.config.hidden_size)

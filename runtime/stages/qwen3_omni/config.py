@@ -114,6 +114,12 @@ class Code2WavConfig:
     channels: int
 
     @property
+    def product_inputs(self) -> tuple[int, ...]:
+        """The inputs of each of its products."""
+        hidden = self.hidden_size
+        return hidden, self.intermediate_size, self.num_heads * self.head_dim, 4 * hidden
+
+    @property
     def samples_per_frame(self) -> int:
         return math.prod(self.ratios) * math.prod(self.rates)
 

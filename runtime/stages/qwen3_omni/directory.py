@@ -21,7 +21,7 @@ from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
 from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import Shape
-from pontil.runtime.loaders.hf.config import read_weight_scheme
+from pontil.runtime.loaders.hf.config import read_section_scheme
 from pontil.runtime.loaders.hf.directory import HfCheckpoint, StoredAs, weight_places
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.loaders.hf.weight_parts import WeightParts
@@ -29,6 +29,10 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.stages.qwen3_omni.config import Code2WavConfig, TalkerConfig
 
 CODE2WAV, PREDICTOR, TALKER = "code2wav.", "talker.code_predictor.", "talker."
+# The sections of config.json that state them, each within the one before.
+SECTIONS = {
+    CODE2WAV: ("code2wav_config",), TALKER: ("talker_config",), PREDICTOR: ("talker_config", "code_predictor_config"),
+}  # fmt: skip
 PROJECTIONS = ("text_projection", "hidden_projection")
 EMBEDDINGS = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
 MARKS = "text_marks"
@@ -42,6 +46,10 @@ class PartCheckpoint:
     fingerprint: str
     places: dict[str, TensorLocation | WeightParts]
     rows: dict[str, tuple[int, ...]]
+
+    @property
+    def files(self) -> list[Path]:
+        return list(dict.fromkeys(path for place in self.places.values() for path in place.paths))
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the tensors; quantized weights as float32, which has them exactly."""
@@ -94,7 +102,7 @@ def part(
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> PartCheckpoint:
     """Find the tensors whose names begin with the prefix, and check them where their shapes are known."""
-    files, scheme = shards(directory), read_weight_scheme(directory)
+    files, scheme = shards(directory), read_section_scheme(directory, SECTIONS[prefix])
     found = {
         stored.removeprefix(prefix): (shape, TensorLocation(path, stored, kind))
         for path in files

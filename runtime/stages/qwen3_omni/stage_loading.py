@@ -10,7 +10,7 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config, speech_obstacle
 from pontil.runtime.stages.qwen3_omni.directory import talker_checkpoint
-from pontil.runtime.stages.qwen3_omni.speech_loading import load_talker
+from pontil.runtime.stages.qwen3_omni.speech_loading import ReadPart, load_talker
 from pontil.runtime.stages.qwen3_omni.stage import OmniTalker
 from pontil.runtime.stages.qwen3_omni.talking import TalkerStage
 
@@ -48,14 +48,14 @@ def state_layers(config: WorkerConfig) -> int | None:
     return read_talker_config(config.model_path).accept_layer
 
 
-def load_stage(config: WorkerConfig, decoder: Model) -> StageParts:
+def load_stage(config: WorkerConfig, decoder: Model, read: ReadPart) -> StageParts:
     """Load what stands beside a stage's decoder. Raises ModelError."""
-    return StageParts(state_layers(config), load_omni_talker(config, decoder))
+    return StageParts(state_layers(config), load_omni_talker(config, decoder, read))
 
 
-def load_omni_talker(config: WorkerConfig, decoder: Model) -> OmniTalker | None:
+def load_omni_talker(config: WorkerConfig, decoder: Model, read: ReadPart) -> OmniTalker | None:
     """Load what stands beside the Talker's decoder, on its device and computed as it is; None for another stage.
     Raises ModelError."""
     if not is_stage(config, TALKER):
         return None
-    return OmniTalker(load_talker(config.model_path, decoder, config.deterministic))
+    return OmniTalker(load_talker(config.model_path, decoder, read))

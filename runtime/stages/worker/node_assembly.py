@@ -2,6 +2,7 @@
 """Construction of the node of a worker without tokens, up to a first run."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pontil.gpu_ops.kernels.layer import can_compute
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
@@ -21,7 +23,8 @@ from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.stages.qwen3_omni.config import SAMPLE_RATE
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
 from pontil.runtime.stages.qwen3_omni.directory import code2wav_checkpoint
-from pontil.runtime.stages.qwen3_omni.speech_loading import load_code2wav
+from pontil.runtime.worker.start.loading import PartWeights, find_kernels, name_of_kernels
+from pontil.runtime.worker.start.packed_guard import PackedGuard
 
 LOUDEST = 32767
 
@@ -91,37 +94,50 @@ def tones(data: bytes) -> bytes:
     return samples.astype("<i2").tobytes()
 
 
-def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, StageNode]:
+@dataclass(frozen=True, slots=True)
+class MadeNode:
+    """A node, and the guard for the file that has its weights, if there is one."""
+
+    node: StageNode
+    guard: PackedGuard = field(default_factory=PackedGuard)
+
+
+def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, MadeNode]:
     """Load the node that the configuration names. Raises ModelError."""
     graph, node = config.graph or "", config.node or ""
     if graph not in GRAPHS or (graph, node) not in MAKERS:
         raise ModelError(f"no worker of this version computes the stage {node!r} of {graph!r}")
     report.progress(f"loading the {node}")
-    return GRAPHS[graph], MAKERS[graph, node](config)
+    return GRAPHS[graph], MAKERS[graph, node](config, report)
 
 
-def make_recognizer(config: WorkerConfig) -> StageNode:
+def make_recognizer(config: WorkerConfig, report: Reporter) -> MadeNode:
     recognizer = Recognizer(config.model_path, max(1, len(config.cores)))
-    return RecognizerNode(recognizer, identity_of(config.model_path))
+    return MadeNode(RecognizerNode(recognizer, identity_of(config.model_path)))
 
 
-def make_speaker(config: WorkerConfig) -> StageNode:
-    return SpeakerNode(Speaker(config.model_path), identity_of(config.model_path))
+def make_speaker(config: WorkerConfig, report: Reporter) -> MadeNode:
+    return MadeNode(SpeakerNode(Speaker(config.model_path), identity_of(config.model_path)))
 
 
-def make_tones(config: WorkerConfig) -> StageNode:
-    return SpeakerNode(Tones(), TONES)
+def make_tones(config: WorkerConfig, report: Reporter) -> MadeNode:
+    return MadeNode(SpeakerNode(Tones(), TONES))
 
 
-def make_code2wav(config: WorkerConfig) -> StageNode:
-    """Load Code2Wav, on one thread: sums by more would depend on their number."""
+def make_code2wav(config: WorkerConfig, report: Reporter) -> MadeNode:
+    """Load Code2Wav, in float32 whatever the type of its weights, on one of torch's threads: sums by more would depend
+    on their number."""
     torch.set_num_threads(1)
-    path = config.model_path
-    identity = code2wav_checkpoint(path, read_code2wav_config(path)).fingerprint
-    return Code2WavNode(load_code2wav(path, torch.device("cpu")), identity)
+    shape, device = read_code2wav_config(config.model_path), torch.device("cpu")
+    checkpoint = code2wav_checkpoint(config.model_path, shape)
+    kernels = find_kernels(config, can_compute(torch.float32, *shape.product_inputs), report)
+    parts = PartWeights(config, device, torch.float32, kernels, report)
+    code2wav = Code2Wav(shape, parts.read(checkpoint, "code2wav"))
+    node = Code2WavNode(code2wav, f"{checkpoint.fingerprint} {name_of_kernels(device, kernels)}")
+    return MadeNode(node, PackedGuard(*parts.mapped))
 
 
-MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig], StageNode]] = MappingProxyType(
+MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig, Reporter], MadeNode]] = MappingProxyType(
     {
         (QWEN3_OMNI.name, "code2wav"): make_code2wav,
         (SPEECH_DEMO.name, "recognizer"): make_recognizer,

@@ -22,6 +22,7 @@ from pontil.runtime.worker.links.worker_sockets import WorkerSockets
 from pontil.runtime.worker.process.idle_work import IdleWork
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.process.workload import Outlook, Workload
+from pontil.runtime.worker.start.packed_guard import PackedGuard
 
 logger = logging.getLogger("pontil.worker")
 
@@ -245,10 +246,17 @@ def introduction(sockets: WorkerSockets, node: StageNode, endpoint: str) -> Hell
 
 
 def make_node_worker(
-    config: WorkerConfig, model: GraphModel, node: StageNode, report: Reporter, pipe: CommandPipe | None = None
+    config: WorkerConfig,
+    model: GraphModel,
+    node: StageNode,
+    report: Reporter,
+    pipe: CommandPipe | None = None,
+    guard: PackedGuard | None = None,
 ) -> WorkerLoop:
     sockets = WorkerSockets(config)
     with sockets.opening():
+        if guard is not None:
+            guard.begin(sockets.closing, sockets.failures)
         return WorkerLoop(NodeWorker(sockets, model, node), report, pipe)
 
 

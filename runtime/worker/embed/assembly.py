@@ -7,21 +7,18 @@ from functools import partial
 
 import torch
 
-from pontil.gpu_ops.kernels.compile.build import KernelError
-from pontil.gpu_ops.kernels.kernel_set import open_kernels
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, is_encoder, stated_pooling
 from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel, text_vectors
-from pontil.runtime.models.encoder_config import EncoderConfig
 from pontil.runtime.models.families.bert import Bert
-from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.families.registry import build_embedder
+from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.partition import Arithmetic
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.worker.start.loading import name_of_kernels, open_device, open_packing
+from pontil.runtime.worker.start.loading import OnDisk, find_kernels, name_of_kernels, open_device, open_packing
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.weights_progress import told
 
@@ -29,6 +26,8 @@ from pontil.runtime.worker.start.weights_progress import told
 ROW_GROUP = 16
 DTYPE = torch.float32
 AUTO = "auto"
+# The beginning of the names of what only a model that generates needs.
+HEAD = "lm_head."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +81,11 @@ def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
 
 def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -> LoadedModel:
     checkpoint = EncoderCheckpoint.open(config.model_path)
-    shape, kernels = checkpoint.config, find_kernels(config, checkpoint.config, report)
+    shape = checkpoint.config
+    fits = not (shape.hidden_size % ROW_GROUP or shape.intermediate_size % ROW_GROUP)
+    kernels = find_kernels(config, fits, report)
     tensors = told(checkpoint.tensors(), total=len(checkpoint.places), tell=report.progress)
-    # The quantization is for the model that generates.
-    settings = replace(config, quantization="none")
-    packing = None if kernels is None else open_packing(settings, checkpoint, "float32", kernels, report)
+    packing = packing_of(config, checkpoint, kernels, report)
     weights = Weights(tensors, device, DTYPE, packing, arithmetic=Arithmetic(config.deterministic))
     model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
     return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels, guard)
@@ -97,22 +96,19 @@ def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     checkpoint = open_checkpoint(config.model_path)
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
-    weights = Weights(
-        telling(checkpoint.tensors(DTYPE)),
-        device,
-        DTYPE,
-        block=shape.weight_block,
-        arithmetic=Arithmetic(config.deterministic),
-    )
-    model = DecoderEmbedding(build_model(shape, weights))
-    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last")
+    kernels = find_kernels(config, kernels_fit(shape, DTYPE), report)
+    tensors = ((name, tensor) for name, tensor in checkpoint.tensors(DTYPE) if not name.startswith(HEAD))
+    packing, arithmetic = packing_of(config, checkpoint, kernels, report), Arithmetic(config.deterministic)
+    weights = Weights(telling(tensors), device, DTYPE, packing, block=shape.weight_block, arithmetic=arithmetic)
+    model, guard = DecoderEmbedding(build_embedder(shape, weights)), PackedGuard(weights.shelf.mapped)
+    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last", kernels, guard)
 
 
-def find_kernels(config: WorkerConfig, shape: EncoderConfig, report: Reporter) -> KernelLibrary | None:
-    """Return the kernels for an encoder's products on this worker's cores, or None for torch's operations."""
-    if config.device != "cpu" or shape.hidden_size % ROW_GROUP or shape.intermediate_size % ROW_GROUP:
+def packing_of(
+    config: WorkerConfig, checkpoint: OnDisk, kernels: KernelLibrary | None, report: Reporter
+) -> Packing | None:
+    if kernels is None:
         return None
-    try:
-        return open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)
-    except KernelError as error:
-        raise ModelError(f"--kernels {config.kernels} is not possible: {error}") from error
+    # The quantization is for the model that generates, and so is a head.
+    settings = replace(config, quantization="none")
+    return open_packing(settings, checkpoint, "float32", kernels, report, part="embedder")

@@ -28,7 +28,7 @@ from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.ranks.driver import Driver
 from pontil.runtime.worker.start.draft_loading import load_draft, make_drafter
-from pontil.runtime.worker.start.loading import fit, load, memory_errors
+from pontil.runtime.worker.start.loading import PartWeights, fit, load, memory_errors
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.stage_model import StageModel, load_stage
 
@@ -85,7 +85,9 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     loaded = load(config, report, driver.join)
     layout = loaded.layout
     draft = load_draft(config, loaded, report)
-    stage = load_stage(config, loaded.model)
+    model = loaded.model
+    parts = PartWeights(config, model.device, model.dtype, model.kernels, report)
+    stage = load_stage(config, model, parts.read)
     room = loaded.num_blocks if draft is None else draft.shared_blocks(config, loaded)
     if loaded.kept is not None and loaded.kept.num_blocks is not None:
         room = loaded.kept.num_blocks
@@ -115,7 +117,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
         loaded.kernels, loaded.lent_cores, stage, recorder,
-        PackedGuard(loaded.mapped, None if draft is None else draft.mapped),
+        PackedGuard(loaded.mapped, None if draft is None else draft.mapped, *parts.mapped),
     )  # fmt: skip
 
 

@@ -65,16 +65,27 @@ def load_draft(config: WorkerConfig, target: ModelPart, report: Reporter) -> Loa
 def load_draft_layer(
     config: WorkerConfig, source: DraftLayerSource, target: ModelPart, report: Reporter
 ) -> LoadedDraft:
-    """Load a draft layer, computed by torch's operations in the target's type. Raises ModelError."""
+    """Load a draft layer, in the target's type and, where they can compute both, by the target's kernels. Raises
+    ModelError."""
     checkpoint = open_draft_layer(source)
     shape = replace(source.config, max_model_len=min(source.config.max_model_len, target.config.max_model_len))
-    settings = replace(config, quantization="none")
-    weights = read_weights(settings, checkpoint, target.model.device, target.dtype, None, report)
+    kernels = target.model.kernels if kernels_fit(shape, TORCH_DTYPES[target.dtype]) else None
+    settings = replace(config, quantization="none", weights_memory=config.weights_memory[1:])
+    weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     layer = build_draft_layer(shape, weights, target.model, source.form)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
-    layout = KVLayout(config.block_size, 1, shape.num_kv_heads, shape.head_dim, cells, planes=shape.kv_planes)
+    layout = KVLayout(
+        config.block_size,
+        1,
+        shape.num_kv_heads,
+        shape.head_dim,
+        cells,
+        packed=kernels is not None,
+        planes=shape.kv_planes,
+    )
     count = source.count_weights()
-    return LoadedDraft(layer, layout, count * TORCH_DTYPES[target.dtype].itemsize, count)
+    size = count * TORCH_DTYPES[target.dtype].itemsize
+    return LoadedDraft(layer, layout, size, count, weights.shelf.mapped)
 
 
 def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report: Reporter) -> LoadedDraft:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -17,6 +18,7 @@ from pontil.gpu_ops.kernels.kernel_set import AUTO, TORCH, open_kernels
 from pontil.gpu_ops.kernels.lent_cores import LentCores
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
+from pontil.gpu_ops.kernels.weights.shelf import Shelf
 from pontil.runtime.cache.kept_pool import KeptPool
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
@@ -27,7 +29,6 @@ from pontil.runtime.loaders.checkpoint import Checkpoint
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, choose_quantization
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
-from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
@@ -41,7 +42,7 @@ from pontil.runtime.worker.start.attention_check import check_attention
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
 from pontil.runtime.worker.start.packed_weights import PackedModel, shelf_for, state_of
-from pontil.runtime.worker.start.stage_model import stage_checkpoint
+from pontil.runtime.worker.start.stage_model import PartOnDisk, stage_checkpoint
 from pontil.runtime.worker.start.weights_progress import told
 
 logger = logging.getLogger("pontil.worker")
@@ -88,7 +89,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     check_division(model_config, config.ranks)
     dtype = choose_dtype(config.dtype, checkpoint)
     cells = choose_kv_dtype(config.kv_cache_dtype, dtype)
-    kernels = find_kernels(config, model_config, TORCH_DTYPES[dtype], report)
+    fits = kernels_fit(model_config, TORCH_DTYPES[dtype], config.ranks)
+    kernels = find_kernels(config, fits or config.kernels != AUTO, report)
     if kernels is not None and lent_cores is not None:
         kernels.borrow(lent_cores)
     config = replace(config, quantization=quantization_of(config, checkpoint, dtype, kernels))
@@ -199,16 +201,23 @@ def unchanged(tensors: Iterator[tuple[str, torch.Tensor]], files: Sequence[Path]
     return reading()
 
 
+class OnDisk(Protocol):
+    """The weights of a model, or of a part of one, in files."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def files(self) -> Sequence[Path]: ...
+
+
 def open_packing(
-    config: WorkerConfig,
-    checkpoint: Checkpoint | EncoderCheckpoint,
-    dtype: str,
-    kernels: KernelLibrary,
-    report: Reporter,
+    config: WorkerConfig, checkpoint: OnDisk, dtype: str, kernels: KernelLibrary, report: Reporter, part: str = ""
 ) -> Packing:
     """Find what other processes of this host have packed of the same weights for the same kernels."""
-    part = (config.quantization, config.rank, config.ranks, config.row_parallel)
-    model = PackedModel(checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, *part)
+    rank = (config.rank, config.ranks, config.row_parallel)
+    facts = (checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization)
+    model = PackedModel(*facts, *rank, part)
     shelf = shelf_for(config.cache_path, model, report.progress, next(iter(config.weights_memory), None))
     stored = None
     if isinstance(checkpoint, GgufCheckpoint) and config.quantization == "gguf":
@@ -216,12 +225,43 @@ def open_packing(
     return Packing(kernels, config.quantization == "int8", shelf, stored)
 
 
-def find_kernels(
-    config: WorkerConfig, model: ModelConfig, dtype: torch.dtype, report: Reporter
-) -> KernelLibrary | None:
-    """Return the kernels for this model on this worker's cores, or None for torch's operations. With kernels of our
-    own, torch gets one thread: two thread pools that wait by spinning must not share cores."""
-    if config.device != "cpu" or (config.kernels == AUTO and not kernels_fit(model, dtype, config.ranks)):
+class PartWeights:
+    """Reads parts of a model that one process computes beside each other, onto one device, in one type and for the same
+    kernels."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: KernelLibrary | None,
+        report: Reporter,
+    ) -> None:
+        # Memory of the launcher is for whole models, and quantizations are.
+        self.config = replace(config, quantization="none", weights_memory=())
+        self.device, self.dtype, self.kernels, self.report = device, dtype, kernels, report
+        self.shelves: list[Shelf] = []
+
+    def read(self, checkpoint: PartOnDisk, part: str) -> Weights:
+        packing = None
+        if self.kernels is not None:
+            dtype = str(self.dtype).removeprefix("torch.")
+            packing = open_packing(self.config, checkpoint, dtype, self.kernels, self.report, part)
+            self.shelves.append(packing.shelf)
+        tensors = unchanged(iter(checkpoint.tensors()), checkpoint.files)
+        arithmetic = Arithmetic(self.config.deterministic)
+        return Weights(tensors, self.device, self.dtype, packing, arithmetic=arithmetic)
+
+    @property
+    def mapped(self) -> list[MappedFile]:
+        """The files that have the weights, once these were taken."""
+        return [shelf.mapped for shelf in self.shelves if shelf.mapped is not None]
+
+
+def find_kernels(config: WorkerConfig, fits: bool, report: Reporter) -> KernelLibrary | None:
+    """Return the kernels on this worker's cores for a model that they fit, or None for torch's operations. With kernels
+    of our own, torch gets one thread: two thread pools that wait by spinning must not share cores."""
+    if config.device != "cpu" or not fits:
         return None
     try:
         kernels = open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)

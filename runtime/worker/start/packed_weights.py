@@ -34,7 +34,8 @@ ATTEMPTS = 3
 @dataclass(frozen=True, slots=True)
 class PackedModel:
     """The facts that decide the bits of packed weights: the model by its fingerprint and `files`, kernels, type,
-    quantization, and which of so many ranks, and whether these are row-parallel."""
+    quantization, and which of so many ranks, and whether these are row-parallel. `part` names what of the model it is,
+    if not all."""
 
     fingerprint: str
     files: Sequence[Path]
@@ -44,6 +45,7 @@ class PackedModel:
     rank: int
     ranks: int
     row_parallel: bool
+    part: str = ""
 
     @property
     def about(self) -> dict[str, object]:
@@ -57,6 +59,7 @@ class PackedModel:
             "rank": self.rank,
             "ranks": self.ranks,
             "row_parallel": self.row_parallel,
+            "part": self.part,
         }
 
     def key(self, folder: Path | None) -> str:

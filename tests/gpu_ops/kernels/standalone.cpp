@@ -38,9 +38,10 @@ static double error(const Reals& found, const Numbers& expected, const Reals& ba
 static const float* or_null(const Reals& values) { return values.empty() ? nullptr : values.data(); }
 
 // The contexts have 1 and 3 threads.
-static void check_linear(Context* const (&contexts)[2], int kind, int outputs, int inputs, int group, bool normed) {
+static void check_linear(Context* const (&contexts)[2], int kind, int outputs, int inputs, int group, bool normed,
+                         bool by_table = false) {
     enum { ROWS = 47 };
-    const Weight weight(kind, outputs, inputs, group, inputs % 32 == 0);
+    const Weight weight(kind, outputs, inputs, group, inputs % 32 == 0, by_table);
     const size_t stride = padded(outputs, GROUP);
     const Reals x = random_numbers(size_t(ROWS) * inputs), norms = random_numbers(normed ? inputs : 0);
     Reals whole(ROWS * stride), some(ROWS * stride), real;
@@ -267,6 +268,7 @@ int main() {
             check_linear(contexts, kind, 77, 176, kind >= NIBBLES ? 16 : 0, normed);
             check_linear(contexts, kind, 160, 96, kind >= NIBBLES ? 32 : 0, normed);
             check_linear(contexts, kind, 9, 48, 0, normed);
+            if (kind == NIBBLES) check_linear(contexts, kind, 77, 176, 16, normed, true);
         }
     for (int kind : {FLOAT32, BFLOAT16}) {
         check_layer(contexts, kind, {6, 2, 32, 80, 96, 16, 70, SILU, true});

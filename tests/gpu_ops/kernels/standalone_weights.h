@@ -53,13 +53,15 @@ static void norm(double* x, const Reals& weights, double epsilon) {
 // A random matrix, packed as kernels.h and quantized.h say, and its values as numbers. Levels have one scale for
 // `group` inputs (0: for all of them).
 struct Weight {
-    Weight(int kind, int outputs, int inputs, int group, bool biased) : values(size_t(outputs) * inputs) {
+    Weight(int kind, int outputs, int inputs, int group, bool biased, bool by_table = false)
+        : values(size_t(outputs) * inputs) {
+        for (int i = 0; by_table && i < 16; i++) table.push_back(int8_t(random_bits() >> 24));
         const int whole = padded(outputs, GROUP), words = padded(inputs / (kind == FLOAT32 ? 1 : 2), 16);
         const int pairs = kind == NIBBLES ? 4 : kind >= BYTES ? 2 : 1, scale_words = group ? group / 2 : words;
         data.resize(size_t(whole) * words / pairs), scales.resize(kind >= NIBBLES ? whole * words / scale_words : 0);
         if (biased) bias = random_numbers(whole);
         for (int output = 0; output < whole; output++) units.push_back(float(output % 7 + 1) / 1024);
-        matrix = {data.data(), scales.data(), units.data(), biased ? bias.data() : nullptr, kind, outputs, inputs, words,
+        matrix = {data.data(), scales.data(), units.data(), biased ? bias.data() : nullptr, by_table ? table.data() : nullptr, kind, outputs, inputs, words,
                   kind >= NIBBLES ? scale_words : 0, 0};
         for (int output = 0; output < outputs; output++) {
             if (kind >= NIBBLES)
@@ -85,12 +87,12 @@ struct Weight {
         int scale = 0, offset = 0;
         for (int i = 0; i < matrix.inputs; i++) {
             if (i % size == 0) {
-                scale = int(random_bits() >> 8) % (matrix.kind == NIBBLES ? 16000 : 2000), offset = scale % 4001 - 2000;
+                scale = int(random_bits() >> 8) % (matrix.kind == NIBBLES && !matrix.table ? 16000 : 2000), offset = scale % 4001 - 2000;
                 if (offset % 2) scale = -scale;
                 scales[place(output, i / size, groups)] = (scale & 0xffff) | uint32_t(offset) << 16;
             }
             const uint32_t raw = (random_bits() >> 8) & ((1u << bits) - 1);
-            const int level = matrix.kind == BYTES ? int8_t(raw) : int(raw);
+            const int level = matrix.table ? matrix.table[raw] : matrix.kind == BYTES ? int8_t(raw) : int(raw);
             const double weight = std::floor((level * scale + 64) / 128.0) + offset;
             values[size_t(output) * matrix.inputs + i] = weight * units[output];
             const int inside = i % (2 * pairs), shift = inside / 2 * bits + inside % 2 * 16;
@@ -113,6 +115,7 @@ struct Weight {
 
     Numbers values;
     std::vector<uint32_t> data, scales;
+    std::vector<int8_t> table;
     Reals units, bias;
     Matrix matrix;
 };

@@ -18,10 +18,10 @@ from tiny_llama import write_tiny_llama
 
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import per_channel
+from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
-from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
 from pontil.runtime.probe import footprint as module
@@ -37,7 +37,7 @@ from pontil.runtime.probe.footprint import (
 )
 from pontil.runtime.probe.host_memory import FreeMemory
 from pontil.runtime.probe.packed_share import lack_of_room
-from pontil.runtime.probe.weight_memory import packing, weight_memory
+from pontil.runtime.probe.weight_memory import Ranks, WeightFormats, packing, weight_memory
 
 GIB = 1 << 30
 PAIR = MemoryDemand("auto", "auto", "gguf", None, None, 16, [["cpu"], ["cpu"]], {})
@@ -77,13 +77,40 @@ def test_weights_of_several_types_in_one_product_are_as_wide_as_the_widest() -> 
     assert packed_bytes(pack(per_channel(torch.ones(64, 512)))) == NumberFormat(8, 512).size(64 * 512)
 
 
+@pytest.mark.parametrize("kind", LEVELS)
+@pytest.mark.parametrize("inputs", [512, 384, 336])
+def test_some_inputs_of_a_type_are_packed_in_as_many_bytes_as_is_said(kind: int, inputs: int) -> None:
+    """With a row-parallel rank a k-quant that is cut within a block is one no longer."""
+    form = GGUF_FORMATS[kind].columns(inputs)
+    whole = inputs + -inputs % 32
+    said = replace(form, group=shared_inputs(inputs, form.group or inputs)).size(64 * whole)
+    assert packed_bytes(pack(levels(kind, 64, 1024).columns(range(inputs)))) == said
+
+
+def test_ranks_that_add_parts_of_sums_have_wider_weights(tmp_path: Path) -> None:
+    """An inner size of 35 blocks of Q4_K or Q6_K has no half of whole blocks."""
+    shape = replace(SHAPES["8b"], hidden=1536, inner=8960, heads=12, kv_heads=2, layers=8)
+    path = write_random_gguf(tmp_path / "q.gguf", shape, has_data=False)
+    config = read_config(path)
+    divided, exact = (
+        weight_memory(path, config, "gguf", 2, Ranks(2, row_parallel)).held for row_parallel in (True, False)
+    )
+    finer = sum(name.endswith("ffn_down.weight") and one.kind == 14 for name, one in read_header(path).tensors.items())
+    half = 1536 * 8960 // 2
+    wider = half * (finer * (10 - 6.625) + (8 - finer) * 0.5) / 8
+    assert divided - exact == pytest.approx(wider, rel=0.01)
+
+
 def test_packing_takes_as_much_more_for_a_while_as_is_said() -> None:
-    run = run_program([packing_memory.__file__, "12", "14"], computing=True)
+    run = run_program([packing_memory.__file__, "12", "14", "20", "int8"], computing=True)
     assert run.returncode == 0, run.stderr
-    count = OUTPUTS * INPUTS
+    shape, count = {"x.weight": (OUTPUTS, INPUTS)}, OUTPUTS * INPUTS
     for kind, taken in json.loads(run.stdout).items():
-        said = packing(GGUF_FORMATS[int(kind)], count, count, INPUTS, 1)
-        print(f"{GGML_TYPES[int(kind)].name}: {said >> 20} MiB said, {taken >> 20} MiB taken")
+        plain, is_int8 = NumberFormat(16), kind == "int8"
+        form = NumberFormat(8, INPUTS) if is_int8 else GGUF_FORMATS[int(kind)]
+        read = WeightFormats(plain, {}, None, is_int8, None).reading(shape)
+        said = packing(form, count, count, INPUTS, 1) + read
+        print(f"{kind}: {said >> 20} MiB said, {taken >> 20} MiB taken")
         assert taken <= said * 1.15 and said <= taken * 1.3
 
 

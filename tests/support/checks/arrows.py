@@ -170,8 +170,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/transfer/nixl": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/tcp": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/worker/embed": {
-        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine/runner", "runtime/loaders", "runtime/loaders/hf",
-        "runtime/models", "runtime/models/families", "runtime/timeline/work_times", "runtime/wire",
+        "gpu_ops/kernels", "runtime/engine/runner", "runtime/loaders", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/families", "runtime/models/layers", "runtime/timeline/work_times", "runtime/wire",
         "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
@@ -185,7 +185,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/stages/worker": {
-        "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
+        "gpu_ops/kernels", "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
         "runtime/stages/qwen3_omni", "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer",
         "runtime/wire", "runtime/wire/links", "runtime/worker/generate", "runtime/worker/links",
         "runtime/worker/process", "runtime/worker/start",

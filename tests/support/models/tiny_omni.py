@@ -15,8 +15,11 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
-from pontil.runtime.stages.qwen3_omni.speech_loading import load_code2wav, load_talker, load_talker_decoder
+from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
+from pontil.runtime.stages.qwen3_omni.directory import PartCheckpoint, code2wav_checkpoint
+from pontil.runtime.stages.qwen3_omni.speech_loading import load_talker, load_talker_decoder
 from pontil.runtime.stages.qwen3_omni.talker import Talker
 
 ROLES = ("system", "user", "assistant")
@@ -175,8 +178,15 @@ class OmniPair:
 
 
 def omni_talker(path: Path, dtype: torch.dtype = torch.float32, kernels: KernelLibrary | None = None) -> Talker:
-    return load_talker(path, load_talker_decoder(path, torch.device("cpu"), dtype, kernels))
+    packing = Packing.of(kernels)
+
+    def read(checkpoint: PartCheckpoint, part: str) -> Weights:
+        return Weights(checkpoint.tensors(), torch.device("cpu"), dtype, packing)
+
+    return load_talker(path, load_talker_decoder(path, torch.device("cpu"), dtype, kernels), read)
 
 
-def omni_code2wav(path: Path) -> Code2Wav:
-    return load_code2wav(path, torch.device("cpu"))
+def omni_code2wav(path: Path, kernels: KernelLibrary | None = None) -> Code2Wav:
+    config = read_code2wav_config(path)
+    tensors = code2wav_checkpoint(path, config).tensors()
+    return Code2Wav(config, Weights(tensors, torch.device("cpu"), torch.float32, Packing.of(kernels)))

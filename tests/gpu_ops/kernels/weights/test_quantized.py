@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of less than 16 bits: products equal those of the dequantized numbers and are batch-invariant (C16)."""
 
+from dataclasses import replace
+
 import kernels
 import pytest
 import torch
@@ -12,6 +14,7 @@ from pontil.gpu_ops.kernels.compile.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_scales, per_channel, stacked
+from pontil.gpu_ops.kernels.weights.structures import BYTES, NIBBLES
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 
@@ -32,6 +35,13 @@ def random_levels(kind: str, outputs: int, inputs: int, group: int, seed: int = 
     # float16, as in a file.
     scales, offsets = (scales * 1e-3).half().float(), (offsets * 8e-3).half().float()
     return QuantizedWeights(numbers.to(torch.int8 if low else torch.uint8), scales, offsets)
+
+
+def by_table(outputs: int, inputs: int, group: int, seed: int = 1) -> QuantizedWeights:
+    """The places of numbers in a table of any."""
+    places, generator = random_levels("nibbles", outputs, inputs, group, seed), torch.Generator().manual_seed(seed)
+    table = torch.randint(-128, 128, (16,), generator=generator).to(torch.int8)
+    return replace(places, table=table)
 
 
 def random_blocks(kind: int, outputs: int, blocks: int, seed: int = 1) -> QuantizedWeights:
@@ -145,10 +155,32 @@ def test_parts_of_different_kinds_become_one(library: KernelLibrary) -> None:
     assert isinstance(mixed, Tensor) and mixed.dtype == torch.bfloat16 and mixed.shape == (35, 96)
 
 
+@pytest.mark.parametrize(("inputs", "group"), [(544, 32), (544, 16), (144, 48), (96, 96), (512, 256)])
+def test_a_table_makes_the_bits_of_its_numbers(library: KernelLibrary, inputs: int, group: int) -> None:
+    weight = by_table(70, inputs, group)
+    plain = QuantizedWeights(weight.levels, weight.scales, weight.offsets)
+    assert weight.kind == NIBBLES and plain.kind == BYTES and torch.equal(weight.dense(), plain.dense())
+    x = torch.randn(40, inputs, generator=torch.Generator().manual_seed(2))
+    check(library, weight, x)
+    assert torch.equal(library.linear(pack(weight), x), library.linear(pack(plain), x))
+
+
+def test_a_table_stays_where_all_parts_have_it() -> None:
+    first, other = by_table(32, 64, 32), by_table(32, 64, 32, seed=2)
+    both, mixed = stacked([first, replace(first, scales=first.scales / 2)]), stacked([first, other])
+    assert both.table is not None and both.kind == NIBBLES and mixed.table is None and mixed.kind == BYTES
+    assert torch.equal(mixed.dense(), torch.cat([first.dense(), other.dense()]))
+    gates = alternate(first, first)
+    assert isinstance(gates, QuantizedWeights) and gates.table is not None
+    assert torch.equal(first.columns(range(16, 48)).dense(), first.dense()[:, 16:48])
+    assert first.columns(range(16, 48)).table is not None
+
+
 def test_every_instruction_set_has_the_same_bits() -> None:
     """Sums are exact but for additions in float32, which all do in the same order."""
     opened = [kernels.opened(one.name) for one in usable_sets() if "-DPONTIL_TILES" not in one.flags]
-    for weight in (random_levels("bytes", 64, 544, 16), random_blocks(12, 64, 3), random_blocks(14, 64, 3)):
+    levels = random_levels("bytes", 64, 544, 16), by_table(64, 544, 32)
+    for weight in (*levels, random_blocks(12, 64, 3), random_blocks(14, 64, 3)):
         matrix, x = pack(weight), torch.randn(19, weight.shape[1])
         for rows in (1, len(x)):
             found = [one.linear(matrix, x[:rows]) for one in opened]

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+import kernels
 import pytest
 import torch
 from always_draft import AlwaysDraft
@@ -28,7 +29,7 @@ from pontil.runtime.loaders.draft_layers import find_draft_layer, open_draft_lay
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
 from pontil.runtime.models.layers.draft_layer import DraftLayer
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 
 CPU = torch.device("cpu")
 # The form of a layer does not matter to what its head keeps of a sequence: both forms only with --long.
@@ -41,21 +42,25 @@ class Drafting:
     layer: DraftLayer
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle"])
+KERNELS = "mtp by kernels"
+
+
+@pytest.fixture(scope="module", params=["mtp", "eagle", KERNELS])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drafting:
     folder = tmp_path_factory.mktemp(request.param)
     target, head = folder / "target", folder / "head"
-    if request.param == "mtp":
-        write_mtp_model(target)
+    packing = Packing.of(kernels.opened()) if request.param == KERNELS else None
+    if request.param != "eagle":
+        write_mtp_model(target, by_kernels=True)
     else:
         write_tiny_llama(target)
         write_eagle_head(head, target)
     checkpoint = open_checkpoint(target)
-    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), CPU, torch.float32))
-    source = find_draft_layer(target, "mtp" if request.param == "mtp" else head)
+    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), CPU, torch.float32, packing))
+    source = find_draft_layer(target, head if request.param == "eagle" else "mtp")
     assert source is not None
     own = open_draft_layer(source)
-    layer = build_draft_layer(own.config, Weights(own.tensors(), CPU, torch.float32), model, source.form)
+    layer = build_draft_layer(own.config, Weights(own.tensors(), CPU, torch.float32, packing), model, source.form)
     return Drafting(model, layer)
 
 
@@ -66,7 +71,8 @@ def plain(pair: Drafting) -> Plain:
 
 def head_of(pair: Drafting, blocks: int = 200) -> DraftHead:
     shape = pair.layer.config
-    layout = KVLayout(16, 1, shape.num_kv_heads, shape.head_dim, "float32", planes=shape.kv_planes)
+    packed = pair.layer.kernels is not None
+    layout = KVLayout(16, 1, shape.num_kv_heads, shape.head_dim, "float32", packed=packed, planes=shape.kv_planes)
     runner = DraftLayerRunner(pair.layer, KVStorage(layout, blocks, CPU))
     return DraftHead(runner, BlockPool(blocks), layout, shape.vocab_size)
 

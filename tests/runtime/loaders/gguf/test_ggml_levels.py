@@ -15,8 +15,9 @@ from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
-from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
+from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, places_in
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
+from pontil.runtime.loaders.gguf.packed_formats import TABLES
 
 BLOCKS = 60
 # Byte offsets of a block's 16-bit floats.
@@ -60,6 +61,27 @@ def test_products_are_those_of_the_numbers_that_a_type_stands_for(kind: int) -> 
     x = torch.randn(9, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
     found, expected = kernels.opened().linear(packed, x.float()), x.double() @ weight.T
     assert bool(((found - expected).abs() <= 1e-3 * (x.double().abs() @ weight.abs().T)).all())
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_numbers_of_a_type_are_all_in_its_table_and_make_the_same_bits(kind: int) -> None:
+    """In 4 bits instead of 8: what a product makes of places in a table is what it makes of the numbers there."""
+    blocks = random_blocks(kind, 37 * 768 // GGML_TYPES[kind].numbers)
+    numbers, scales, offsets = (part.reshape(37, -1) for part in LEVELS[kind](blocks))
+    table = torch.tensor(TABLES[kind], dtype=torch.int8)
+    places = places_in(table, numbers)
+    assert len(table) <= 16 and torch.equal(table[places.int()], numbers)
+    plain, by_table = (
+        QuantizedWeights(numbers, scales, offsets),
+        QuantizedWeights(places, scales, offsets, None, table),
+    )
+    assert torch.equal(plain.dense(), by_table.dense())
+    few, many = pack(by_table), pack(plain)
+    assert 2 * few.data.nbytes == many.data.nbytes
+    x = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))
+    for rows in (1, 9, 40):
+        products = [kernels.opened().linear(one, x[:rows]) for one in (few, many)]
+        assert torch.equal(*products)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import kernels
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,6 +14,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, L
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
+from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.layout import KVLayout
@@ -24,23 +26,25 @@ from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_lay
 from pontil.runtime.loaders.facts.shards import WHOLE
 from pontil.runtime.models.families.registry import build_draft_layer, build_model
 from pontil.runtime.models.layers.draft_layer import DraftLayer
-from pontil.runtime.models.weights import Weights
+from pontil.runtime.models.weights import Packing, Weights
 
 CPU = torch.device("cpu")
 LENGTH = 37
 
 
-def opened(target: Path, source: DraftLayerSource) -> DraftLayer:
-    checkpoint = open_checkpoint(target)
-    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), CPU, torch.float32))
+def opened(target: Path, source: DraftLayerSource, library: KernelLibrary | None) -> DraftLayer:
+    checkpoint, packing = open_checkpoint(target), Packing.of(library)
+    model = build_model(checkpoint.config, Weights(checkpoint.tensors(), CPU, torch.float32, packing))
     layer = open_draft_layer(source)
-    return build_draft_layer(layer.config, Weights(layer.tensors(), CPU, torch.float32), model, source.form)
+    return build_draft_layer(layer.config, Weights(layer.tensors(), CPU, torch.float32, packing), model, source.form)
 
 
 def ours(layer: DraftLayer, ids: Tensor, states: Tensor, cuts: list[int]) -> tuple[Tensor, Tensor]:
     """Compute rows in pieces; return the results, and their logits."""
     shape = layer.config
-    layout = KVLayout(16, 1, shape.num_kv_heads, shape.head_dim, "float32", planes=shape.kv_planes)
+    layout = KVLayout(
+        16, 1, shape.num_kv_heads, shape.head_dim, "float32", packed=layer.kernels is not None, planes=shape.kv_planes
+    )
     tiles = TileRunner(layer, KVStorage(layout, 8, CPU), ANY_ROWS)
     start, found = 0, []
     with torch.inference_mode():
@@ -51,7 +55,11 @@ def ours(layer: DraftLayer, ids: Tensor, states: Tensor, cuts: list[int]) -> tup
             found.append(tiles.forward(TilePlan(count == 1, part, [span], range(count), [], [], own)))
             start += count
         hidden = torch.cat(found)
-        return hidden, layer.logits(hidden)
+        logits = layer.logits(hidden)
+        if layer.kernels is not None:
+            ranked, highest = layer.ranked_logits(hidden)
+            assert torch.equal(ranked, logits) and torch.equal(highest, logits.argmax(-1))
+        return hidden, logits
 
 
 def causal(length: int) -> Tensor:
@@ -101,12 +109,13 @@ def eagle_reference(folder: Path, head: Path, ids: Tensor) -> tuple[Tensor, Tens
         return states, hidden, target.lm_head(hidden)
 
 
+@pytest.mark.parametrize("by_kernels", [False, True])
 @pytest.mark.parametrize("kind", ["mtp", "eagle"])
-def test_the_layers_logits_are_those_of_plain_torch(tmp_path: Path, kind: str) -> None:
+def test_the_layers_logits_are_those_of_plain_torch(tmp_path: Path, kind: str, by_kernels: bool) -> None:
     target, head = tmp_path / "target", tmp_path / "head"
     ids = torch.randint(3, 250, (LENGTH + 1,), generator=torch.Generator().manual_seed(1))
     if kind == "mtp":
-        write_mtp_model(target)
+        write_mtp_model(target, by_kernels=True)
         source = find_draft_layer(target, "mtp")
         states, hidden, logits = mtp_reference(target, ids)
     else:
@@ -115,7 +124,7 @@ def test_the_layers_logits_are_those_of_plain_torch(tmp_path: Path, kind: str) -
         source = find_draft_layer(target, head)
         states, hidden, logits = eagle_reference(target, head, ids)
     assert source is not None
-    layer = opened(target, source)
+    layer = opened(target, source, kernels.opened() if by_kernels else None)
     for cuts in ([LENGTH], [1] * LENGTH, [20, 1, 16]):
         found, guessed = ours(layer, ids[1:], states, cuts)
         torch.testing.assert_close(found, hidden, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+import kernels
 import pytest
 import torch
 from hypothesis import given
@@ -18,9 +19,10 @@ def codes(frames: int) -> Tensor:
     return torch.randint(0, CODES, (frames, GROUPS), generator=torch.Generator().manual_seed(frames))
 
 
+@pytest.mark.parametrize("by_kernels", [False, True])
 @pytest.mark.parametrize("frames, size, left", [(1, 300, 25), (31, 300, 25), (31, 10, 3), (30, 10, 25), (12, 1, 2)])
-def test_sound_is_that_of_transformers(pair: OmniPair, frames: int, size: int, left: int) -> None:
-    ours, found = omni_code2wav(pair.path), codes(frames)
+def test_sound_is_that_of_transformers(pair: OmniPair, frames: int, size: int, left: int, by_kernels: bool) -> None:
+    ours, found = omni_code2wav(pair.path, kernels.opened() if by_kernels else None), codes(frames)
     with torch.inference_mode():
         expected = pair.hugging.code2wav.chunked_decode(found.T.unsqueeze(0), size, left)[0, 0]
     parts = [ours.decode_chunk(found, chunk) for chunk in chunks(frames, size, left)]

@@ -11,6 +11,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 )
+from workers import Silent
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.products.linear import Linear
@@ -23,6 +24,7 @@ from pontil.runtime.stages.qwen3_omni.config import OTHER_CODES
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config
 from pontil.runtime.stages.qwen3_omni.speech_loading import load_talker_decoder
 from pontil.runtime.stages.qwen3_omni.stage_loading import load_omni_talker
+from pontil.runtime.worker.start.loading import PartWeights
 
 # More than a tile of torch's products.
 FRAMES = 37
@@ -103,7 +105,8 @@ def test_the_products_of_a_stage_are_as_its_decoders_are(pair: OmniPair, determi
         deterministic=deterministic,
     )  # fmt: skip
     decoder = load_talker_decoder(pair.path, torch.device("cpu"), torch.float32)
-    stage = load_omni_talker(config, decoder)
+    parts = PartWeights(config, decoder.device, decoder.dtype, None, Silent())
+    stage = load_omni_talker(config, decoder, parts.read)
     assert stage is not None
     talker = stage.talker
     products = [talker.project_text.up, talker.project_hidden.down, *talker.predictor.decoder.linears]

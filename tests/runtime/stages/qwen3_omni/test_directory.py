@@ -19,6 +19,7 @@ from tiny_omni import CODES, GROUPS, SPEAKERS, THINKER_SIZE, omni_code2wav, omni
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.level_formats import level_formats
 from pontil.runtime.stages.qwen3_omni.config_file import (
     is_omni,
     read_code2wav_config,
@@ -101,6 +102,32 @@ def test_quantized_parts_are_the_weights_that_they_stand_for(directory: Path) ->
             )
         assert changed
     assert dict(code2wav_checkpoint(directory, read_code2wav_config(directory)).tensors())
+
+
+def test_a_part_may_have_another_scheme_than_the_thinker(directory: Path) -> None:
+    """The Talker's decoder and its projections have one of their own, and its code predictor has none."""
+    config = read_talker_config(directory)
+    read = {
+        name: lambda opened=opened: dict(opened(directory, config).tensors())
+        for name, opened in (
+            ("", talker_checkpoint),
+            ("predictor", predictor_checkpoint),
+            ("to", projections_checkpoint),
+        )
+    }
+    plain = {name: one() for name, one in read.items()}
+    others = ("embed", "head", "norm", "gate.", "code2wav")
+    form, encode = FORMS["bytes"]
+    quantize(directory, form, encode, kept=("thinker", "predictor", *others))
+    change(directory, lambda data: data["talker_config"].update(quantization_config=data.pop("quantization_config")))
+    form, encode = FORMS["gptq-8"]
+    quantize(directory, form, encode, kept=("talker", "visual", "audio", *others))
+    assert level_formats(directory, read_config(directory))
+    for name, one in read.items():
+        found = one()
+        assert found.keys() == plain[name].keys()
+        off = max(float((found[tensor].float() - plain[name][tensor].float()).abs().max()) for tensor in found)
+        assert off < 0.1 and bool(off) == (name != "predictor")
 
 
 def test_quantized_weights_of_unknown_shapes_are_refused(directory: Path) -> None:

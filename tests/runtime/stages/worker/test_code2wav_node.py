@@ -13,6 +13,7 @@ from node_site import NodeSite, node_config, opened
 from numpy.typing import NDArray
 from omni_stages import sound
 from tiny_omni import GROUPS, omni_code2wav, write_tiny_omni
+from workers import Silent
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI, GraphModel
@@ -100,6 +101,8 @@ def test_loud_samples_are_cut_off_and_others_rounded() -> None:
 
 def test_a_worker_is_known_by_its_weights(code2wav: Code2Wav, folder: Path) -> None:
     config = node_config(folder, "code2wav:0", model=str(folder), graph="qwen3-omni", node="code2wav")
-    made = make_code2wav(config)
-    assert made.identity and made.identity == make_code2wav(config).identity
+    made = make_code2wav(config, Silent()).node
+    assert made.identity and made.identity == make_code2wav(config, Silent()).node.identity
     assert made.sample_rate == QWEN3_OMNI.sample_rate
+    other = make_code2wav(replace(config, kernels="torch"), Silent()).node
+    assert made.identity != other.identity, "other kernels round otherwise"

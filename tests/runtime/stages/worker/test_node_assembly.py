@@ -19,8 +19,8 @@ def test_every_node_of_the_catalog_can_be_made() -> None:
 
 def test_tones_need_no_model() -> None:
     config = node_config(Path("/nowhere"), "speaker:0", model="/nowhere")
-    model, node = assemble_node(config, Silent())
-    assert model is TINY_SPEECH and node.sample_rate == RATE == model.sample_rate
+    model, made = assemble_node(config, Silent())
+    assert model is TINY_SPEECH and made.node.sample_rate == RATE == model.sample_rate
 
 
 def test_a_directory_says_that_its_text_is_spoken_as_tones() -> None:

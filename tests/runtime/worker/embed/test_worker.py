@@ -151,9 +151,17 @@ def test_a_decoder_embeds_by_its_last_token(tmp_path: Path) -> None:
     one = EmbeddingSite(tmp_path / "llama", tmp_path)
     one.ask("a", [5, 6, 7])
     one.ask("b", [6, 5, 7])
-    first, second = one.vectors("a", "b")
+    one.ask("long", list(range(3, 200)))
+    first, second, long = one.vectors("a", "b", "long")
     assert one.worker.embedder.pooling == "last" and len(first) == 64 and not np.array_equal(first, second)
     one.close()
+    (tmp_path / "torch").mkdir()
+    other = EmbeddingSite(tmp_path / "llama", tmp_path / "torch", kernels="torch")
+    other.ask("a", [5, 6, 7])
+    other.ask("long", list(range(3, 200)))
+    assert all(np.allclose(*both, atol=1e-5) for both in zip(other.vectors("a", "long"), (first, long), strict=True))
+    assert other.worker.embedder.kernels != one.worker.embedder.kernels
+    other.close()
 
 
 @pytest.mark.parametrize(
@@ -248,10 +256,14 @@ def test_a_cancelled_text_is_not_computed(made: EmbeddingSite) -> None:
     assert not worker.queue and worker.sockets.stale == 1
 
 
-def test_an_encoder_of_another_process_is_mapped_and_makes_the_same_vectors(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_model_of_another_process_is_mapped_and_makes_the_same_vectors(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Even in a launch that quantizes the model that generates."""
+    if kind == "decoder":
+        folder = tmp_path / "llama"
+        write_tiny_llama(folder)
     texts = [(list(range(1, 9)), None), ([3], 16)]
     cache = tmp_path / "cache"
     cache.mkdir()
