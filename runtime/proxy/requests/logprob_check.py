@@ -20,11 +20,11 @@ def fit(frame: Tokens, prompt: Sequence[int], params: SamplingParams) -> bool:
 def fit_the_ids(logprobs: Logprobs | None, ids: Sequence[int], asked: bool) -> bool:
     """Return whether there is one item for each id, that id's own entry first; or none at all where they were not asked
     for."""
-    stated = logprobs or []
+    entries = logprobs or []
     if not asked:
-        return not stated
-    pairs = zip(stated, ids, strict=False)
-    return len(stated) == len(ids) and all(are_entries(some) and some[0][0] == token for some, token in pairs)
+        return not entries
+    pairs = zip(entries, ids, strict=False)
+    return len(entries) == len(ids) and all(are_entries(some) and some[0][0] == token for some, token in pairs)
 
 
 def fit_the_prompt(logprobs: Logprobs | None, prompt: Sequence[int], asked: bool) -> bool:

@@ -47,8 +47,8 @@ class KVTransfers:
         }
         blocks = -(-len(request.prompt) // worker.hello.block_size)
         flags = {"do_remote_prefill": True, "do_remote_decode": False}
-        signed = {} if self.key is None else {"signature": self.signature(place)}
-        return flags | place | {"remote_block_ids": list(range(blocks))} | signed
+        signature = {} if self.key is None else {"signature": self.signature(place)}
+        return flags | place | {"remote_block_ids": list(range(blocks))} | signature
 
     def claim(self, told: Mapping[str, Any]) -> "KeptPrompt":
         """Return the kept prompt that another worker's proxy told. Raises ValueError, which says why it is not
@@ -66,8 +66,8 @@ class KVTransfers:
             raise ValueError("it is not signed with this system's keys")
         if self.key is None and not is_loopback(host):
             raise ValueError("without keys only workers of this machine are asked: start both with the same --keys")
-        shown = f"[{host}]" if address.version == 6 else host
-        return KeptPrompt(engine, f"{TCP}{shown}:{port}", transfer_id, self.secret(transfer_id))
+        shown_host = f"[{host}]" if address.version == 6 else host
+        return KeptPrompt(engine, f"{TCP}{shown_host}:{port}", transfer_id, self.secret(transfer_id))
 
     def signature(self, place: Mapping[str, Any]) -> str:
         return self.made("place", json.dumps(place, sort_keys=True))
