@@ -107,8 +107,8 @@ class KVSender:
             SendAction.BUMP_EPOCH: self.bump_epoch,
             SendAction.FREE_BLOCKS: self.free_blocks,
             SendAction.FREE_SLOT: self.free_slot,
-            SendAction.SEND_FINISHED: lambda sent, now: callbacks.withdraw(sent, True),
-            SendAction.SEND_WITHDRAWN: lambda sent, now: callbacks.withdraw(sent, False),
+            SendAction.SEND_FINISHED: lambda transfer, now: callbacks.withdraw(transfer, True),
+            SendAction.SEND_WITHDRAWN: lambda transfer, now: callbacks.withdraw(transfer, False),
         }
 
     def begin(
@@ -131,11 +131,13 @@ class KVSender:
         deadline = now + self.deadlines.kv_transfer_timeout
         epoch = int(self.pools.storage.epochs[slot])
         state = SendState.PREPARING if peer is None else SendState.COMPUTING
-        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, state, announced=have, ranks=ranks, staged=staged)
-        self.open[transfer_id] = sent
+        transfer = SendTransfer(
+            transfer_id, peer, slot, epoch, deadline, state, announced=have, ranks=ranks, staged=staged
+        )
+        self.open[transfer_id] = transfer
         if secret is not None:
-            self.pools.open_grant(Grant(transfer_id, sent.epoch, secret), slot)
-        return sent
+            self.pools.open_grant(Grant(transfer_id, transfer.epoch, secret), slot)
+        return transfer
 
     def announce(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
         """Announce blocks that became final since the last call; `blocks` are all final ones so far. New blocks restart
@@ -211,7 +213,7 @@ class KVSender:
         """Send the announcements whose digests are known, in their order. A transfer that has ended announces nothing.
         Raises TransferError if a rank's digests cannot be right: its driver can trust it no more."""
         while self.announcements:
-            sent, message = self.announcements[0].sent, self.announcements[0].message
+            transfer, message = self.announcements[0].sent, self.announcements[0].message
             try:
                 digests = self.announcements[0].publication.digests()
             except ValueError as error:
@@ -219,23 +221,23 @@ class KVSender:
             if digests is None:
                 return
             self.announcements.popleft()
-            if sent.state not in SENDING_ENDS:
+            if transfer.state not in SENDING_ENDS:
                 self.callbacks.announce_blocks(replace(message, digests=digests))
 
     def heard(self, transfer_id: str, epoch: int, event: SendEvent, now: float) -> None:
         """Handle a peer's message about a transfer. A message about one that has ended, or with another epoch, is stale
         and changes nothing."""
-        sent = self.open.get(transfer_id)
-        if sent is not None:
-            self.happened(sent, event if epoch == sent.epoch else SendEvent.STALE, now)
+        transfer = self.open.get(transfer_id)
+        if transfer is not None:
+            self.happened(transfer, event if epoch == transfer.epoch else SendEvent.STALE, now)
 
     def release(self, transfer_id: str, event: SendEvent, now: float, reason: str = "") -> SendTransfer | None:
         """End a transfer in any state. Return None when it has ended before (idempotent)."""
-        sent = self.open.get(transfer_id)
-        if sent is not None:
-            sent.reason = reason
-            self.happened(sent, event, now)
-        return sent
+        transfer = self.open.get(transfer_id)
+        if transfer is not None:
+            transfer.reason = reason
+            self.happened(transfer, event, now)
+        return transfer
 
     def happened(self, sent: SendTransfer, event: SendEvent, now: float) -> None:
         """Apply an event by the table, and perform its actions. A transfer that has ended is removed before any action
@@ -249,7 +251,7 @@ class KVSender:
 
     def late(self, now: float) -> list[SendTransfer]:
         """Return the transfers whose deadline has passed: the lease, or the time to compute."""
-        return [sent for sent in self.open.values() if sent.deadline <= now]
+        return [transfer for transfer in self.open.values() if transfer.deadline <= now]
 
     def start_lease(self, sent: SendTransfer, now: float) -> None:
         sent.held_since, sent.deadline = now, now + self.deadlines.kv_lease
