@@ -95,17 +95,17 @@ class Shape:
 
     def build(self, data: dict[str, Any]) -> Message:
         checks = self.checks
-        known = {name: value for name, value in data.items() if name in checks}
-        if "schema" in known and is_int(known["schema"]) and known["schema"] != SCHEMA:
-            known = self.understood(known)
-        if not self.required <= known.keys():
-            raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(self.required - known.keys()))}")
-        for name, value in known.items():
+        known_fields = {name: value for name, value in data.items() if name in checks}
+        if "schema" in known_fields and is_int(known_fields["schema"]) and known_fields["schema"] != SCHEMA:
+            known_fields = self.understood(known_fields)
+        if not self.required <= known_fields.keys():
+            raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(self.required - known_fields.keys()))}")
+        for name, value in known_fields.items():
             check = checks[name]
             # As `passes`, whose call takes as long as most checks.
             if not (type(value) in check if isinstance(check, frozenset) else check(value)):
                 raise MalformedFrame(f"{self.kind.__name__}.{name} has a value of the wrong type")
-        return self.kind(**known)
+        return self.kind(**known_fields)
 
     def understood(self, known: dict[str, Any]) -> dict[str, Any]:
         """Keep the fields of another version's introduction that have the known type; fill in EMPTY for the rest but
@@ -128,8 +128,8 @@ def encode(message: Message) -> bytes:
     for name, value in zip(shape.checks, shape.values(message), strict=True):
         if value is not None:
             there[name] = value
-    packed: bytes = msgpack.packb(there, use_bin_type=True)
-    return packed
+    frame: bytes = msgpack.packb(there, use_bin_type=True)
+    return frame
 
 
 def decode(frame: bytes) -> Message:
@@ -186,9 +186,9 @@ def joined(frames: Sequence[Tokens]) -> Iterator[Tokens | Step]:
 
 
 def row_of(frame: Tokens) -> list[int]:
-    prompt, cached = frame.prompt_tokens, frame.cached_tokens
-    assert prompt is not None and cached is not None, "a plain frame has both"
-    return [frame.attempt, frame.choice, frame.index, prompt, cached, *frame.ids]
+    prompt_tokens, cached_tokens = frame.prompt_tokens, frame.cached_tokens
+    assert prompt_tokens is not None and cached_tokens is not None, "a plain frame has both"
+    return [frame.attempt, frame.choice, frame.index, prompt_tokens, cached_tokens, *frame.ids]
 
 
 def rows_of(step: Step) -> Iterator[tuple[str, list[int]]]:
