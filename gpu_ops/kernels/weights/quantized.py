@@ -67,13 +67,13 @@ class QuantizedWeights:
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
-        scales, offsets = (one.repeat_interleave(self.group, dim=1) for one in (self.scales, self.offsets))
+        scales, offsets = (factors.repeat_interleave(self.group, dim=1) for factors in (self.scales, self.offsets))
         return scales * self.numbers.float() + offsets
 
     def alike(self, dtype: torch.dtype, group: int) -> "QuantizedWeights":
         """The same weight with another type of numbers and with smaller groups."""
         times = self.group // group
-        scales, offsets = (one.repeat_interleave(times, dim=1) for one in (self.scales, self.offsets))
+        scales, offsets = (factors.repeat_interleave(times, dim=1) for factors in (self.scales, self.offsets))
         return QuantizedWeights(self.numbers.to(dtype), scales, offsets)
 
 
@@ -87,12 +87,12 @@ def per_channel(weight: Tensor) -> QuantizedWeights:
 
 def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
     """One weight with the outputs of all parts, whose kinds may differ."""
-    signed = any(part.numbers.dtype == torch.int8 for part in parts)
+    is_signed = any(part.numbers.dtype == torch.int8 for part in parts)
     group = math.gcd(*(part.group for part in parts))
     steps = [part.steps for part in parts if part.steps is not None and part.group == group]
-    same = [part.alike(torch.int8 if signed else torch.uint8, group) for part in parts]
+    same = [part.alike(torch.int8 if is_signed else torch.uint8, group) for part in parts]
     numbers, scales, offsets = (
-        torch.cat([getattr(one, name) for one in same]) for name in ("numbers", "scales", "offsets")
+        torch.cat([getattr(part, name) for part in same]) for name in ("numbers", "scales", "offsets")
     )
     return QuantizedWeights(numbers, scales, offsets, torch.cat(steps) if len(steps) == len(parts) else None)
 
@@ -117,6 +117,6 @@ def packed_scales(levels: QuantizedWeights) -> tuple[Tensor, Tensor]:
     highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * STEP / MOST_SCALE)
     units = highest.clamp(min=SMALLEST_UNIT)
     low, high = (
-        (one / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for one in (scales * STEP, offsets)
+        (part / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for part in (scales * STEP, offsets)
     )
     return (low & 0xFFFF) | (high << 16), units
