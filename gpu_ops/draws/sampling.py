@@ -259,13 +259,13 @@ def cut_rows(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping) 
     floor_rows(logits, highest, masses, shaping, (~ranked_rows & (shaping.min_p > 0.0)).nonzero().squeeze(1))
 
 
-def floor_rows(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, floored: Tensor) -> None:
-    """Set the masses of ids that min_p cuts to 0, in place, in the rows whose numbers are in `floored`."""
-    if len(floored) == len(masses):
+def floor_rows(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, numbers: Tensor) -> None:
+    """Set the masses of ids that min_p cuts to 0, in place, in the rows whose numbers are in `numbers`."""
+    if len(numbers) == len(masses):
         masses.mul_(logits.clone().ge_(lowest_by_min_p(highest, shaping)))
-    elif len(floored):
-        rows = floored.to(logits.device)
-        masses[rows] *= logits[rows].ge_(lowest_by_min_p(highest[rows], shaping.rows(floored)))
+    elif len(numbers):
+        rows = numbers.to(logits.device)
+        masses[rows] *= logits[rows].ge_(lowest_by_min_p(highest[rows], shaping.rows(numbers)))
 
 
 def lowest_by_min_p(highest: Tensor, shaping: Shaping) -> Tensor:
@@ -274,9 +274,9 @@ def lowest_by_min_p(highest: Tensor, shaping: Shaping) -> Tensor:
     return (highest.double() + column(below, highest)).float()
 
 
-def keep_ranked(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, chosen: Tensor, width: int) -> None:
+def keep_ranked(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, numbers: Tensor, width: int) -> None:
     """Cut the chosen rows by their `width` highest logits, in falling order."""
-    rows, row_shaping = chosen.to(logits.device), shaping.rows(chosen)
+    rows, row_shaping = numbers.to(logits.device), shaping.rows(numbers)
     candidates = logits[rows]
     top_logits = descending(candidates, width)
     count = kept_places(top_logits, highest[rows], row_shaping)
@@ -300,21 +300,21 @@ def descending(logits: Tensor, width: int) -> Tensor:
     return negative.neg_()
 
 
-def kept_places(ordered: Tensor, highest: Tensor, shaping: Shaping) -> Tensor:
+def kept_places(top_logits: Tensor, highest: Tensor, shaping: Shaping) -> Tensor:
     """The number of ordered logits [rows, width] that stay: int64 [rows, 1], at least 1."""
-    width = ordered.shape[1]
+    width = top_logits.shape[1]
     top_k = torch.where(shaping.top_k > 0, shaping.top_k.clamp(max=width), width)
-    count = column(top_k, ordered)
+    count = column(top_k, top_logits)
     if bool((shaping.min_p > 0.0).any()):
-        above = ordered.clone().ge_(lowest_by_min_p(highest, shaping)).sum(-1, keepdim=True).long()
+        above = top_logits.clone().ge_(lowest_by_min_p(highest, shaping)).sum(-1, keepdim=True).long()
         count = torch.minimum(count, above.clamp_(min=1))
     if not bool((shaping.top_p < 1.0).any()):
         return count
-    scaled_logits = (ordered - highest).div_(divisor(shaping, ordered))
+    scaled_logits = (top_logits - highest).div_(divisor(shaping, top_logits))
     if bool((count < width).any()):
-        scaled_logits.masked_fill_(torch.arange(width, device=ordered.device) >= count, -torch.inf)
+        scaled_logits.masked_fill_(torch.arange(width, device=top_logits.device) >= count, -torch.inf)
     cumulative = whole(torch.softmax(scaled_logits, dim=-1)).cumsum(-1)
-    top_p = column(shaping.top_p, ordered)
+    top_p = column(shaping.top_p, top_logits)
     # A place stays when the mass before it is less than this. A whole number is less than a fraction exactly when it is
     # less than the next whole number.
     enough = (top_p * cumulative[:, -1:].double()).ceil().long()

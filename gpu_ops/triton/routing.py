@@ -12,7 +12,7 @@ from pontil.gpu_ops.triton.launch import launch, power_of_2
 
 @triton.jit
 def choose_kernel(
-    products, bias, weights, chosen, row_stride, factor, smallest, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr,
+    products, bias, weights, expert_ids, row_stride, factor, smallest, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
     NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def choose_kernel(
     if NORMALIZE:
         shares = shares / (tl.sum(shares, 0) + smallest)
     tl.store(weights + row * PER_TOKEN + place, shares * factor, mask=place < PER_TOKEN)
-    tl.store(chosen + row * PER_TOKEN + place, numbers.to(tl.int64), mask=place < PER_TOKEN)
+    tl.store(expert_ids + row * PER_TOKEN + place, numbers.to(tl.int64), mask=place < PER_TOKEN)
 
 
 def choose_experts(products: Tensor, choice: ExpertChoice, smallest_sum: float) -> tuple[Tensor, Tensor]:

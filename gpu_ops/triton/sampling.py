@@ -85,9 +85,9 @@ def amounts(x, keys, top, temperature, BY_MASS: tl.constexpr):
 
 @triton.jit
 def key_reaching(
-    logits, size, highest, top, temperature, needed, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
+    logits, size, highest, top, temperature, target, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The greatest key such that the ids with at least this key are `needed` in number, or in mass. All ids from the
+    """The greatest key such that the ids with at least this key are `target` in number, or in mass. All ids from the
     key `low` on suffice, and those from `high` on do not. Each pass over the row leaves a quarter of the keys."""
     while high - low > 1:
         quarter = tl.maximum((high - low) // 4, 1)
@@ -101,12 +101,12 @@ def key_reaching(
             from_first += tl.where(keys >= first.to(tl.int32), amount, 0)
             from_second += tl.where(keys >= second.to(tl.int32), amount, 0)
             from_third += tl.where(keys >= third.to(tl.int32), amount, 0)
-        if tl.sum(from_third, 0) >= needed:
+        if tl.sum(from_third, 0) >= target:
             low = third
-        elif tl.sum(from_second, 0) >= needed:
+        elif tl.sum(from_second, 0) >= target:
             low = second
             high = tl.minimum(high, third)
-        elif tl.sum(from_first, 0) >= needed:
+        elif tl.sum(from_first, 0) >= target:
             low = first
             high = tl.minimum(high, second)
         else:

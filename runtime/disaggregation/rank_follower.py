@@ -88,13 +88,13 @@ class FollowerTransfers:
     def published(self, number: int, digests: list[int]) -> None:
         self.digests.put([number, *digests])
 
-    def change_grant(self, told: dict[str, Any]) -> None:
-        if "secret" in told:
-            self.grants.open(Grant(told["id"], told["epoch"], told["secret"]), told["slot"])
-        elif "blocks" in told:
-            self.grants.allow(told["id"], told["blocks"])
+    def change_grant(self, grant: dict[str, Any]) -> None:
+        if "secret" in grant:
+            self.grants.open(Grant(grant["id"], grant["epoch"], grant["secret"]), grant["slot"])
+        elif "blocks" in grant:
+            self.grants.allow(grant["id"], grant["blocks"])
         else:
-            self.grants.close(told["id"])
+            self.grants.close(grant["id"])
 
     def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
         try:

@@ -76,9 +76,9 @@ def word_of(path: Path) -> str:
         return ""
 
 
-def shared_bridges(one: Place, other: Place) -> int:
+def shared_bridges(first: Place, second: Place) -> int:
     count = 0
-    while count < min(len(one), len(other)) and one[count] == other[count]:
+    while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
     return count
 

@@ -243,12 +243,12 @@ class AdaptivePolicy:
         """Return the seconds that a single guess of the draft model adds to a step."""
         return self.draft_seconds(1) + self.target.added(len(options), 1)
 
-    def benefit(self, one: Option, pace: float) -> float:
+    def benefit(self, option: Option, pace: float) -> float:
         """Return the seconds that the draft model is expected to save one sequence, whose last token no guess saves."""
         price = pace * (self.target.per_row + self.draft_seconds(1))
-        count = depth(one.model, price, one.limit)
-        right = gain(one.model, count)
-        return (right - count * price) / pace * min(max(0, one.left - 1), HORIZON) / (1 + right)
+        count = depth(option.model, price, option.limit)
+        right = gain(option.model, count)
+        return (right - count * price) / pace * min(max(0, option.left - 1), HORIZON) / (1 + right)
 
     def try_out(self, options: abc.Sequence[Option], plan: DraftPlan, room: int) -> None:
         """Have one guess made that is not expected to help, or a text read for that, if a trial is due."""

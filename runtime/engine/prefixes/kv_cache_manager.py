@@ -102,9 +102,9 @@ class KVCacheManager:
         self.pool.release([block])
         return True
 
-    def find_room(self, count: int, found: abc.Sequence[int] = (), spare: int = 0) -> bool:
-        is_reserved = self.pool.reserve(count, found, spare)
-        return is_reserved or (self.give_way() and self.pool.reserve(count, found, spare))
+    def find_room(self, count: int, hit_blocks: abc.Sequence[int] = (), spare: int = 0) -> bool:
+        is_reserved = self.pool.reserve(count, hit_blocks, spare)
+        return is_reserved or (self.give_way() and self.pool.reserve(count, hit_blocks, spare))
 
     def give_back(self, sequence: Sequence) -> None:
         """Return all blocks and credits of a sequence. Copies into them are cancelled."""

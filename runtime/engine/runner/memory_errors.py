@@ -53,9 +53,9 @@ def compute_what_fits(
     return compute(batch), ends
 
 
-def left_out_of(sampled: Iterable[Sampled]) -> frozenset[Sequence]:
+def left_out_of(samples: Iterable[Sampled]) -> frozenset[Sequence]:
     """Return the sequences of a step that memory did not suffice for: nothing of them was computed."""
-    return frozenset(sample.sequence for sample in sampled if sample.failure == MEMORY_RAN_OUT)
+    return frozenset(sample.sequence for sample in samples if sample.failure == MEMORY_RAN_OUT)
 
 
 def largest_of(batch: Batch) -> Sequence:

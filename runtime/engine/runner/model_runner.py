@@ -144,11 +144,11 @@ class ModelRunner:
         first, sequence = span.start + span.count - len(hidden), span.sequence
         sequence.drafting.record(first, list(self.model.normed(hidden)))
 
-    def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
-        """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
+    def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, targets: list[tuple[Sequence, int]]) -> None:
+        """Record the logprobs of prompt tokens for sequences that asked for them. `targets`: the position of the token
         whose logprob each recorded row gives. Logits of at most HEAD_ROWS positions exist at a time."""
         for part, logits in enumerate(self.tiles.prompt_logits(plan, hidden)):
-            sequences, positions = zip(*wanted[part * HEAD_ROWS : (part + 1) * HEAD_ROWS], strict=True)
+            sequences, positions = zip(*targets[part * HEAD_ROWS : (part + 1) * HEAD_ROWS], strict=True)
             tokens = [sequence.prompt[position] for sequence, position in zip(sequences, positions, strict=True)]
             counts = [sequence.params.prompt_logprobs for sequence in sequences]
             rows = torch.arange(len(logits), device=logits.device)
@@ -176,12 +176,12 @@ def give_states(tile: Tile, states: HiddenStates) -> None:
         row += span.count
 
 
-def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list[Sampled]:
+def completed(maker: FrameMaker, samples: list[Sampled], hidden: Tensor) -> list[Sampled]:
     """Return the sampled ids with their whole frames. `hidden` has a row for each of them, as there are no drafts."""
     rows = [
         (sample.sequence.params.seed, sample.sequence.length, token, sample.sequence.params.greedy)
-        for sample in sampled
+        for sample in samples
         for token in sample.tokens
     ]
     frames = iter(maker.frames(rows, hidden))
-    return [replace(sample, frames=[next(frames) for _ in sample.tokens]) for sample in sampled]
+    return [replace(sample, frames=[next(frames) for _ in sample.tokens]) for sample in samples]

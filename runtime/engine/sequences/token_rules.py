@@ -106,14 +106,14 @@ class SamplingState:
 
 
 def mask_of(
-    bans: tuple[frozenset[int], ...], allowed: frozenset[int], vocab_size: int, device: torch.device
+    bans: tuple[frozenset[int], ...], allowed_ids: frozenset[int], vocab_size: int, device: torch.device
 ) -> Mask | None:
     """Apply the first of the bans that leaves any id. Bans that contradict the rest yield: first min_tokens, then bad
-    ids; `allowed`, if there is any, holds always."""
-    total = len(allowed) or vocab_size
-    banned_ids = next((ban for ban in bans if len(ban & allowed if allowed else ban) < total), frozenset())
-    ids = sorted(allowed - banned_ids if allowed else banned_ids)
-    return Mask(bool(allowed), torch.tensor(ids, dtype=torch.int64, device=device)) if ids else None
+    ids; `allowed_ids`, if there is any, holds always."""
+    total = len(allowed_ids) or vocab_size
+    banned_ids = next((ban for ban in bans if len(ban & allowed_ids if allowed_ids else ban) < total), frozenset())
+    ids = sorted(allowed_ids - banned_ids if allowed_ids else banned_ids)
+    return Mask(bool(allowed_ids), torch.tensor(ids, dtype=torch.int64, device=device)) if ids else None
 
 
 class Narrowing:

@@ -178,9 +178,9 @@ class InFlight:
         self.metrics.add_request(request, usage, label)
         self.keep_timeline(request, label, usage)
 
-    def keep_timeline(self, request: Request, label: str, billed: Usage) -> None:
+    def keep_timeline(self, request: Request, label: str, usage: Usage) -> None:
         now = self.clock()
-        row = last_row(request, self.model, label, billed, now)
+        row = last_row(request, self.model, label, usage, now)
         self.timelines.end(row, now)
         if self.tracer is not None and request.recorder.is_hidden:
             # Nobody is told of its parts, but it belongs to the sums of its trace.
@@ -192,9 +192,9 @@ def row_of(request: Request, model: str, now: float) -> TimelineRow:
     return made_row(request, model, timeline.OPEN, None, request.usage, now)
 
 
-def last_row(request: Request, model: str, label: str, billed: Usage, now: float) -> TimelineRow:
+def last_row(request: Request, model: str, label: str, usage: Usage, now: float) -> TimelineRow:
     """Return the line of a request that has ended with this label."""
-    return made_row(request, model, STATES.get(label, timeline.COMPLETE), request.finish or label, billed, now)
+    return made_row(request, model, STATES.get(label, timeline.COMPLETE), request.finish or label, usage, now)
 
 
 def made_row(request: Request, model: str, state: str, finish: str | None, usage: Usage, now: float) -> TimelineRow:

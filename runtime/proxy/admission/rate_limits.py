@@ -159,21 +159,21 @@ class RateLimits:
         if self.table is not None and allotment is not None and allotment.allowance.is_limited:
             self.table.state(caller, allotment.stated())
 
-    def check_in_flight(self, allotment: Allotment, requests: int, tokens: int, others: tuple[int, int]) -> None:
+    def check_in_flight(self, allotment: Allotment, requests: int, tokens: int, other_usage: tuple[int, int]) -> None:
         allowance = allotment.allowance
         for unit, has, amount, limit in (
-            ("requests", allotment.requests + others[0], requests, allowance.requests),
-            ("tokens", allotment.tokens + others[1], tokens, allowance.tokens),
+            ("requests", allotment.requests + other_usage[0], requests, allowance.requests),
+            ("tokens", allotment.tokens + other_usage[1], tokens, allowance.tokens),
         ):
             if limit is not None and has + amount > limit:
                 says = f"{has} {unit} of your API key are in flight, {amount} more would be above its limit of {limit}"
                 raise TooManyRequests(f"{says}: wait until some have ended", self.spread(SEAT_SECONDS))
 
-    def check_rate(self, spent: float, rate: float | None, what: str) -> None:
+    def check_rate(self, amount: float, rate: float | None, unit: str) -> None:
         most = bucket(rate)
-        if rate is not None and most is not None and spent > most:
-            wait = self.spread((spent - most) / rate * MINUTE_SECONDS)
-            says = f"your API key allows {rate:g} {what} per minute: try again in {max(1, math.ceil(wait))} s"
+        if rate is not None and most is not None and amount > most:
+            wait = self.spread((amount - most) / rate * MINUTE_SECONDS)
+            says = f"your API key allows {rate:g} {unit} per minute: try again in {max(1, math.ceil(wait))} s"
             raise TooManyRequests(says, wait)
 
     def spread(self, wait: float) -> float:

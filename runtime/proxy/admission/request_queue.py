@@ -163,17 +163,17 @@ class RequestQueue:
         ahead = self.waiting.ahead_of(ticket.priority, ticket.caller, ticket.weight)
         return self.wait_after(ahead, tokens, self.known_to(share, estimate))
 
-    def known_to(self, share: FairShare, known: WaitEstimate) -> WaitEstimate:
+    def known_to(self, share: FairShare, estimate: WaitEstimate) -> WaitEstimate:
         """Return the estimate for a caller: seats that others are to give back are free to it."""
-        free = known.seats.free or self.claimable(share)
-        return known if free == known.seats.free else replace(known, seats=replace(known.seats, free=free))
+        free = estimate.seats.free or self.claimable(share)
+        return estimate if free == estimate.seats.free else replace(estimate, seats=replace(estimate.seats, free=free))
 
-    def wait_after(self, cost: float, tokens: int, known: WaitEstimate) -> float:
+    def wait_after(self, cost: float, tokens: int, estimate: WaitEstimate) -> float:
         """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
         turns with them."""
         part = min(1.0, cost / self.cost) if self.cost else 0.0
         sent_tokens = tokens_before(tokens, self.to_compute, len(self.uncomputed))
-        return known.after(part * self.tokens + sent_tokens, part * self.choices)
+        return estimate.after(part * self.tokens + sent_tokens, part * self.choices)
 
     def check(self, works: Sequence[Work], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
         """Check that all of these can be admitted together. Raise Unavailable, with the time after which they could be,

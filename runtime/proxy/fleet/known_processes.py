@@ -78,6 +78,6 @@ class KnownProcesses:
         return True
 
 
-def state_name(told: object) -> str:
+def state_name(state: object) -> str:
     """Return a state of the supervisor's table as it is shown."""
-    return str(told).upper().replace(" ", "_")
+    return str(state).upper().replace(" ", "_")

@@ -281,9 +281,9 @@ class Registry:
         worker.leaving = draining
         self.version += 1
 
-    def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
+    def kept_role(self, worker: RegisteredWorker, role: str) -> str:
         """Return the role that a worker gets: a FIXED one stays so, and no other can turn to it."""
-        return worker.role if wanted in FIXED or worker.role in FIXED or wanted not in ROLES else wanted
+        return worker.role if role in FIXED or worker.role in FIXED or role not in ROLES else role
 
     def is_leaving(self, incarnation: str) -> bool:
         """Return whether the worker is registered and takes no new requests."""

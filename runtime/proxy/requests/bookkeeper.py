@@ -186,16 +186,16 @@ class Bookkeeper:
             return row
         return replace(row, completion_tokens=0, delivered=0, discarded=row.discarded + row.delivered)
 
-    def request_row(self, request: Request, state: str, billed: Usage, finish: str | None) -> RequestRow:
+    def request_row(self, request: Request, state: str, usage: Usage, finish: str | None) -> RequestRow:
         entry, times, attempts = request.entry, request.times, request.attempts
         age, first = self.clock() - times.arrived, times.first_token
         return RequestRow(
             request.id, self.incarnation, request.id.rpartition("-")[0], request.ticket.caller,
             request.work.model or self.config.served_model_name, attempts.route_name, state, finish, request.params.n,
-            attempts.number + 1, billed.prompt_tokens, billed.cached_tokens, billed.completion_tokens, entry.generated,
+            attempts.number + 1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, entry.generated,
             entry.delivered, sum(entry.discarded.values()), time.time() - age, times.queued,
             None if first is None else first - times.arrived, None if state == OPEN else age,
-            entry.computed_beside(billed.cached_tokens), None if request.is_clients else request.work.stage,
+            entry.computed_beside(usage.cached_tokens), None if request.is_clients else request.work.stage,
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:

@@ -137,15 +137,15 @@ def transfer_of(request: Request) -> str:
     return f"{request.id}.{request.attempts.number}"
 
 
-def text_of(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
+def text_of(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST or not value.isascii() or not value.isprintable():
         raise ValueError(f"{name} is missing, or no short text")
     return value
 
 
-def signature_of(told: Mapping[str, Any]) -> str:
+def signature_of(fields: Mapping[str, Any]) -> str:
     try:
-        return text_of(told, "signature")
+        return text_of(fields, "signature")
     except ValueError:
         return ""

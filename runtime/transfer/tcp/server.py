@@ -319,8 +319,8 @@ class TcpServer:
                 connection.put(self.data[start : min(start + piece, (first + count) * size)])
 
 
-def heads_named(named: bytes) -> range:
-    first, count = HEADS.unpack(named)
+def heads_named(heads_field: bytes) -> range:
+    first, count = HEADS.unpack(heads_field)
     return range(first, first + count)
 
 
