@@ -33,12 +33,12 @@ def text(descriptor: dict[str, Any], name: str) -> str:
 def secret(descriptor: dict[str, Any], name: str, length: int) -> bytes:
     """Return a field that is `length` bytes in hexadecimal."""
     try:
-        found = bytes.fromhex(text(descriptor, name))
+        field_bytes = bytes.fromhex(text(descriptor, name))
     except ValueError:
-        found = b""
-    if len(found) != length:
+        field_bytes = b""
+    if len(field_bytes) != length:
         raise unusable(name)
-    return found
+    return field_bytes
 
 
 def unusable(name: str) -> CollectiveError:

@@ -69,22 +69,22 @@ class SharedMemoryCommunicator:
         }
         try:
             write_header(fd, descriptor)
-            made = cls(library, descriptor, 0, fd)
+            communicator = cls(library, descriptor, 0, fd)
         except CollectiveError:
             os.close(fd)
             raise
-        made.held = fd
-        return made
+        communicator.held = fd
+        return communicator
 
     @classmethod
     def open(cls, library: KernelLibrary, descriptor: dict[str, Any], rank: int) -> "SharedMemoryCommunicator":
         """Map the memory that rank 0 described. Raises CollectiveError, also for a descriptor that is not usable."""
-        checked = usable(descriptor)
-        if not 0 < rank < checked["ranks"]:
-            raise CollectiveError(f"this worker has {checked['ranks']} ranks, and {rank} is none of the others")
-        fd = opened(checked)
+        fields = usable(descriptor)
+        if not 0 < rank < fields["ranks"]:
+            raise CollectiveError(f"this worker has {fields['ranks']} ranks, and {rank} is none of the others")
+        fd = opened(fields)
         try:
-            return cls(library, checked, rank, fd)
+            return cls(library, fields, rank, fd)
         finally:
             os.close(fd)
 

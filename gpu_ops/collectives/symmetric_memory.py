@@ -49,9 +49,9 @@ class SymmetricSums:
     def __call__(self, part: Tensor) -> Tensor:
         """Return the sums of the ranks' parts, contiguous and of one shape and type. The kernel ends once all have
         read, so that the next part may be written."""
-        own = self.memory[: part.nbytes].view(part.dtype).view(part.shape)
-        own.copy_(part)
-        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(own, "sum", self.group_name)
+        own_part = self.memory[: part.nbytes].view(part.dtype).view(part.shape)
+        own_part.copy_(part)
+        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(own_part, "sum", self.group_name)
         return total
 
 
@@ -72,13 +72,13 @@ def open_symmetric(
             return of_all(False)
         return of_all(True)
 
-    made = SymmetricSums(group, device)
+    sums = SymmetricSums(group, device)
     # No rank meets the others before all have memory: they would wait for one that does not come.
-    if not (can_all(made.take) and can_all(made.meet)):
+    if not (can_all(sums.take) and can_all(sums.meet)):
         return None
     # Whole numbers, whose sum is the same in any order.
     probe = torch.arange(64, dtype=torch.float32, device=device).view(4, 16) * (rank + 1)
-    right = torch.equal(made(probe), library(probe.clone()))
+    right = torch.equal(sums(probe), library(probe.clone()))
     if not right:
         logger.warning("ranks add without symmetric memory, whose sum is wrong here")
-    return made if of_all(right) else None
+    return sums if of_all(right) else None

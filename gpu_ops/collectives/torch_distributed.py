@@ -48,10 +48,10 @@ class TorchCommunicator:
     @classmethod
     def open(cls, device: torch.device, descriptor: dict[str, Any], rank: int) -> "TorchCommunicator":
         """Be another rank, with the descriptor of rank 0. Raises CollectiveError if it is not usable."""
-        checked = usable(descriptor)
-        if not 0 < rank < checked["ranks"]:
-            raise CollectiveError(f"this worker has {checked['ranks']} ranks, and {rank} is none of the others")
-        return cls(device, checked, rank)
+        fields = usable(descriptor)
+        if not 0 < rank < fields["ranks"]:
+            raise CollectiveError(f"this worker has {fields['ranks']} ranks, and {rank} is none of the others")
+        return cls(device, fields, rank)
 
     def meet(self) -> None:
         if self.group is None:
@@ -72,8 +72,8 @@ class TorchCommunicator:
         parts = part.new_empty(self.size, *part.shape)
         if part.numel():
             # As bytes, since the backends do not know all types.
-            target, own = parts.view(torch.uint8), part.contiguous().view(torch.uint8)
-            self.together(lambda group: dist.all_gather_into_tensor(target.flatten(0, 1), own, group))
+            target, part_bytes = parts.view(torch.uint8), part.contiguous().view(torch.uint8)
+            self.together(lambda group: dist.all_gather_into_tensor(target.flatten(0, 1), part_bytes, group))
         return parts
 
     def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
@@ -89,8 +89,8 @@ class TorchCommunicator:
         """Return the way to add parts on devices."""
         if self.device.type != "cuda":
             return self.library_sums
-        found = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
-        return self.library_sums if found is None else partial(self.symmetric_sums, found)
+        symmetric = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
+        return self.library_sums if symmetric is None else partial(self.symmetric_sums, symmetric)
 
     def symmetric_sums(self, symmetric: SymmetricSums, part: Tensor) -> Tensor:
         if symmetric.can_add(part):
@@ -105,15 +105,15 @@ class TorchCommunicator:
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         """Sum whole numbers of which all ranks but one have 0: the bits are those of that one, and no rank needs memory
         for what the others have."""
-        chosen = torch.where(
+        own_rows = torch.where(
             owner.to(x.device)[:, None] == self.rank, x, torch.zeros((), dtype=x.dtype, device=x.device)
         )
         if x.numel():
             whole_numbers = torch.int32 if x.shape[1] * x.element_size() % 4 == 0 else torch.uint8
-            bits = chosen.contiguous().view(whole_numbers)
+            bits = own_rows.contiguous().view(whole_numbers)
             self.together(lambda group: dist.all_reduce(bits, group=group))
             return bits.view(x.dtype)
-        return chosen
+        return own_rows
 
     def broadcast(self, x: Tensor) -> None:
         self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))
@@ -134,17 +134,17 @@ class TorchCommunicator:
     def connect(self) -> dist.ProcessGroup:
         """Meet the other ranks. The first collective on GPUs may come long after the last rank is there: it is made
         here, with a meeting's patience."""
-        on_gpu, given = self.device.type != "cpu", self.descriptor
+        on_gpu, descriptor = self.device.type != "cpu", self.descriptor
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            given["store"],
+            descriptor["store"],
             rank=self.rank,
             world_size=self.size,
-            timeout=timedelta(seconds=given["meet_within"]),
+            timeout=timedelta(seconds=descriptor["meet_within"]),
             device_id=self.device if on_gpu else None,
         )
         dist.barrier()
-        self.group = dist.new_group(timeout=timedelta(seconds=given["deadline"]))
+        self.group = dist.new_group(timeout=timedelta(seconds=descriptor["deadline"]))
         return self.group
 
     def close(self) -> None:

@@ -41,14 +41,14 @@ def forbid(logits: Tensor, row: Tensor, token: Tensor) -> None:
 
 def allow_only(logits: Tensor, row: Tensor, token: Tensor) -> None:
     """Forbid all other ids in the rows that have an entry."""
-    kept = logits[row, token]
+    allowed_logits = logits[row, token]
     if logits.device.type == "cpu":
         logits[row.unique()] = -torch.inf
     else:
         # The number of distinct rows is not known here.
-        named = torch.zeros(len(logits), 1, dtype=torch.bool, device=logits.device).index_fill_(0, row, True)
-        logits.masked_fill_(named, -torch.inf)
-    logits[row, token] = kept
+        row_mask = torch.zeros(len(logits), 1, dtype=torch.bool, device=logits.device).index_fill_(0, row, True)
+        logits.masked_fill_(row_mask, -torch.inf)
+    logits[row, token] = allowed_logits
 
 
 def allow_bits(logits: Tensor, row: Tensor, words: Tensor) -> None:

@@ -21,8 +21,8 @@ def token_logprobs(logits: Tensor, row: Tensor, token: Tensor) -> tuple[Tensor, 
 
 def ranks_of(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
     ids = torch.arange(logits.shape[1], device=logits.device)
-    theirs, own = logits[row], logits[row, token].unsqueeze(1)
-    before = (theirs > own) | ((theirs == own) & (ids < token.unsqueeze(1)))
+    theirs, token_logits = logits[row], logits[row, token].unsqueeze(1)
+    before = (theirs > token_logits) | ((theirs == token_logits) & (ids < token.unsqueeze(1)))
     return before.sum(-1) + 1
 
 
@@ -31,15 +31,15 @@ def most_likely(logits: Tensor, count: int) -> Tensor:
     if logits.device.type != "cpu":
         return keys(logits).topk(min(count, logits.shape[1])).indices
     values, tokens = logits.topk(min(count + 1, logits.shape[1]))
-    tied = (values[:, 1:] == values[:, :-1]).any(-1)
-    if bool(tied.any()):
+    tied_rows = (values[:, 1:] == values[:, :-1]).any(-1)
+    if bool(tied_rows.any()):
         # topk puts equal values in any order, so on a tie each value gets its id as a second key.
-        tokens[tied] = keys(logits[tied]).topk(tokens.shape[1]).indices
+        tokens[tied_rows] = keys(logits[tied_rows]).topk(tokens.shape[1]).indices
     return tokens[:, :count]
 
 
 def keys(logits: Tensor) -> Tensor:
     """int64 keys in the order of the logits; of equal logits the lowest id is highest."""
     bits = (logits + 0.0).view(torch.int32)  # the sum turns -0.0 into 0.0, which equals it
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return (ordered.long() << 32) - torch.arange(logits.shape[1], device=logits.device)
+    ordered_bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered_bits.long() << 32) - torch.arange(logits.shape[1], device=logits.device)

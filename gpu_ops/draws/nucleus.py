@@ -45,22 +45,22 @@ def nucleus(logits: Floats, masses: Floats, total: float, top_p: float) -> Nucle
     target = top_p * total
     below, above = guesses(logits, masses, total - target)
     ids = numpy.flatnonzero(logits >= below)
-    candidates, own = logits[ids], masses[ids]
-    if float(own.sum(dtype=numpy.float64)) < target:
-        ids, candidates, own = numpy.arange(len(logits)), logits, masses
-    found = place_of_cut(candidates, own, target, above)
-    if found is None:
+    candidates, candidate_masses = logits[ids], masses[ids]
+    if float(candidate_masses.sum(dtype=numpy.float64)) < target:
+        ids, candidates, candidate_masses = numpy.arange(len(logits)), logits, masses
+    cut_place = place_of_cut(candidates, candidate_masses, target, above)
+    if cut_place is None:
         return None
-    lowest, count = found
-    kept = numpy.flatnonzero(candidates >= lowest)
-    if len(kept) > count:
-        surplus = numpy.flatnonzero(candidates[kept] == lowest)[count - len(kept) :]
-        kept = numpy.delete(kept, surplus)
-    result = Nucleus(ids[kept], own[kept])
-    reached = float(result.masses.sum(dtype=numpy.float64))
-    before = reached - float(result.masses[candidates[kept].argmin()])
+    lowest, count = cut_place
+    kept_places = numpy.flatnonzero(candidates >= lowest)
+    if len(kept_places) > count:
+        surplus = numpy.flatnonzero(candidates[kept_places] == lowest)[count - len(kept_places) :]
+        kept_places = numpy.delete(kept_places, surplus)
+    result = Nucleus(ids[kept_places], candidate_masses[kept_places])
+    kept_mass = float(result.masses.sum(dtype=numpy.float64))
+    before = kept_mass - float(result.masses[candidates[kept_places].argmin()])
     doubt = DOUBT * total
-    if reached - doubt < target or (count > 1 and before + doubt >= target):
+    if kept_mass - doubt < target or (count > 1 and before + doubt >= target):
         return None
     return result
 
@@ -69,10 +69,10 @@ def guesses(logits: Floats, masses: Floats, cut: float) -> list[float]:
     """Logits that the cut probably lies between, from a few ids: what is cut are many small masses."""
     step = math.ceil(len(logits) / PROBES)
     # Sorted by themselves, masses are in the order of their logits but for rounding.
-    reached = numpy.sort(masses[::step]).cumsum()
+    cumulative = numpy.sort(masses[::step]).cumsum()
     rising = numpy.sort(logits[::step])
     last = len(rising) - 1
-    return [float(rising[min(int(reached.searchsorted(times * cut / step)), last)]) for times in GUESSES]
+    return [float(rising[min(int(cumulative.searchsorted(times * cut / step)), last)]) for times in GUESSES]
 
 
 def place_of_cut(logits: Floats, masses: Floats, target: float, pivot: float) -> tuple[float, int] | None:
@@ -83,16 +83,16 @@ def place_of_cut(logits: Floats, masses: Floats, target: float, pivot: float) ->
     while len(logits) > FEW:
         upper = logits >= pivot
         places = numpy.flatnonzero(upper)
-        own = masses[places]
-        mass = float(own.sum(dtype=numpy.float64))
+        upper_masses = masses[places]
+        mass = float(upper_masses.sum(dtype=numpy.float64))
         if above + mass < target:
             above, count = above + mass, count + len(places)
-            rest = numpy.flatnonzero(~upper)
-            logits, masses = logits[rest], masses[rest]
-            if not len(rest):
+            lower = numpy.flatnonzero(~upper)
+            logits, masses = logits[lower], masses[lower]
+            if not len(lower):
                 return None
         elif len(places) < len(logits):
-            logits, masses = logits[places], own
+            logits, masses = logits[places], upper_masses
         else:
             # Most are equal to their lowest.
             break

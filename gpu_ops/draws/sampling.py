@@ -78,37 +78,37 @@ def sample(logits: Tensor, shaping: Shaping, row: Tensor, uniform: Tensor, draw_
     """
     if logits.device.type != "cpu":
         return drawn_there(logits, shaping, row, uniform)
-    drawn = torch.empty_like(row)
+    tokens = torch.empty_like(row)
     nuclei: dict[int, Nucleus] = {}
     step = max(1, PIECE // logits.shape[1])
     for start in range(0, len(logits), step):
         some = slice(start, start + step)
-        shaped = shaping.rows(some)
-        piece, highest, masses = probabilities(logits[some], shaped)
-        own, place = draws_from(torch.arange(start, start + len(piece)), row, len(logits))
+        piece_shaping = shaping.rows(some)
+        piece, highest, masses = probabilities(logits[some], piece_shaping)
+        piece_draws, place = draws_from(torch.arange(start, start + len(piece)), row, len(logits))
         if draw_rows is None:
-            found = nuclei_of(piece, highest, masses, shaped)
-            nuclei |= {start + number: one for number, one in found.items()}
-            done = torch.tensor([number in found for number in range(len(masses))])
+            row_nuclei = nuclei_of(piece, highest, masses, piece_shaping)
+            nuclei |= {start + number: row_nucleus for number, row_nucleus in row_nuclei.items()}
+            done_rows = torch.tensor([number in row_nuclei for number in range(len(masses))])
         else:
-            floors, tried = lowest_by_min_p(highest, shaped), shaped.top_k == 0
-            rows = DrawnRows(piece, masses, floors, shaped.top_p, tried, DOUBT)
-            drawn[own], done = draw_rows(rows, place, uniform[own])
-        others = (~done).nonzero().squeeze(1)
-        if not len(others):
+            floors, tried_rows = lowest_by_min_p(highest, piece_shaping), piece_shaping.top_k == 0
+            rows = DrawnRows(piece, masses, floors, piece_shaping.top_p, tried_rows, DOUBT)
+            tokens[piece_draws], done_rows = draw_rows(rows, place, uniform[piece_draws])
+        other_rows = (~done_rows).nonzero().squeeze(1)
+        if not len(other_rows):
             continue
-        if len(others) < len(piece):
-            piece, highest, masses = piece[others], highest[others], masses[others]
-            shaped = shaped.rows(others)
-        mine, place = draws_from(start + others, row, len(logits))
+        if len(other_rows) < len(piece):
+            piece, highest, masses = piece[other_rows], highest[other_rows], masses[other_rows]
+            piece_shaping = piece_shaping.rows(other_rows)
+        mine, place = draws_from(start + other_rows, row, len(logits))
         if not len(mine):
             continue
-        cumulative = cumulative_masses(piece, highest, masses, shaped)
-        drawn[mine] = invert(cumulative, place, uniform[mine])
+        cumulative = cumulative_masses(piece, highest, masses, piece_shaping)
+        tokens[mine] = invert(cumulative, place, uniform[mine])
     if nuclei:
         mine, place = draws_from(torch.tensor(list(nuclei)), row, len(logits))
-        drawn[mine] = invert_nuclei(list(nuclei.values()), place, uniform[mine])
-    return drawn
+        tokens[mine] = invert_nuclei(list(nuclei.values()), place, uniform[mine])
+    return tokens
 
 
 def draw(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:
@@ -144,7 +144,7 @@ def drawn_there(logits: Tensor, shaping: Shaping | None, row: Tensor, uniform: T
         draws = DeviceDraws(row.int(), real, whole, real, real, real)
     else:
         temperature, top_k, top_p, min_p = (
-            each.to(logits.device)[row] for each in (shaping.temperature, shaping.top_k, shaping.top_p, shaping.min_p)
+            field.to(logits.device)[row] for field in (shaping.temperature, shaping.top_k, shaping.top_p, shaping.min_p)
         )
         draws = DeviceDraws(row.int(), temperature, top_k.int(), top_p, min_p, uniform)
     draw(logits, draws, out)
@@ -168,8 +168,8 @@ def probabilities(logits: Tensor, shaping: Shaping) -> tuple[Tensor, Tensor, Ten
     if not bool(highest.isfinite().all()):
         logits = finite_at_best(logits)
         highest = logits.amax(dim=-1, keepdim=True)
-    scaled = (logits - highest).div_(divisor(shaping, logits))
-    return logits, highest, torch.softmax(scaled, dim=-1)
+    scaled_logits = (logits - highest).div_(divisor(shaping, logits))
+    return logits, highest, torch.softmax(scaled_logits, dim=-1)
 
 
 def cumulative_masses(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping) -> Tensor:
@@ -182,35 +182,35 @@ def nuclei_of(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping)
     """The rows that only top_p and perhaps min_p cut, where the cut is beyond doubt. Sets masses that min_p cuts to
     0."""
     top_p = shaping.top_p.tolist()
-    chosen = [number for number, top_k in enumerate(shaping.top_k.tolist()) if top_k == 0 and top_p[number] < 1.0]
-    if not chosen:
+    numbers = [number for number, top_k in enumerate(shaping.top_k.tolist()) if top_k == 0 and top_p[number] < 1.0]
+    if not numbers:
         return {}
-    rows = torch.tensor(chosen)
+    rows = torch.tensor(numbers)
     floor_rows(logits, highest, masses, shaping, rows[shaping.min_p[rows] > 0.0])
     totals = masses.sum(-1, dtype=torch.float64).tolist()
     values, weights = logits.numpy(), masses.numpy()
-    cut = {number: nucleus(values[number], weights[number], totals[number], top_p[number]) for number in chosen}
-    return {number: one for number, one in cut.items() if one is not None}
+    nuclei = {number: nucleus(values[number], weights[number], totals[number], top_p[number]) for number in numbers}
+    return {number: row_nucleus for number, row_nucleus in nuclei.items() if row_nucleus is not None}
 
 
 def invert_nuclei(nuclei: list[Nucleus], row: Tensor, uniform: Tensor) -> Tensor:
     """`invert` for rows [nuclei] of which the kept ids are known: int64 [draws]."""
     # The rows' masses stand one after the other, and so do their numbers' shares.
-    ends = torch.tensor([len(one.ids) for one in nuclei]).cumsum(0)
-    cumulative = whole(torch.from_numpy(numpy.concatenate([one.masses for one in nuclei]))).cumsum(0)
-    reached = cumulative[ends - 1]
-    total = reached.diff(prepend=reached.new_zeros(1))
-    places = torch.searchsorted(cumulative, (reached - total)[row] + shares(total[row], uniform), right=True)
-    return torch.from_numpy(numpy.concatenate([one.ids for one in nuclei]))[places]
+    ends = torch.tensor([len(row_nucleus.ids) for row_nucleus in nuclei]).cumsum(0)
+    cumulative = whole(torch.from_numpy(numpy.concatenate([row_nucleus.masses for row_nucleus in nuclei]))).cumsum(0)
+    end_masses = cumulative[ends - 1]
+    total = end_masses.diff(prepend=end_masses.new_zeros(1))
+    places = torch.searchsorted(cumulative, (end_masses - total)[row] + shares(total[row], uniform), right=True)
+    return torch.from_numpy(numpy.concatenate([row_nucleus.ids for row_nucleus in nuclei]))[places]
 
 
 def invert(cumulative: Tensor, row: Tensor, uniform: Tensor) -> Tensor:
     """The first id in each draw's row whose cumulative mass exceeds the number's share of the whole: int64 [draws]."""
     target = shares(cumulative[row, -1], uniform)
     # All draws of a row stand in one row of targets, one place each, so that no row of masses is copied.
-    ordered, order = row.sort(stable=True)
+    sorted_rows, order = row.sort(stable=True)
     place = torch.empty_like(row)
-    place[order] = torch.arange(len(row), device=row.device) - torch.searchsorted(ordered, ordered)
+    place[order] = torch.arange(len(row), device=row.device) - torch.searchsorted(sorted_rows, sorted_rows)
     targets = target.new_zeros(len(cumulative), int(place.max()) + 1)
     targets[row, place] = target
     ids = torch.searchsorted(cumulative, targets, right=True)[row, place]
@@ -250,22 +250,22 @@ def column(values: Tensor, like: Tensor) -> Tensor:
 def cut_rows(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping) -> None:
     """Set the masses of ids that are not kept to 0, in place. Rows are grouped by their own parameters: those that need
     no order, those that need the order of the first NARROW places, and those that need all of it."""
-    ranked = (shaping.top_k > 0) | (shaping.top_p < 1.0)
+    ranked_rows = (shaping.top_k > 0) | (shaping.top_p < 1.0)
     narrow = (shaping.top_k > 0) & (shaping.top_k <= NARROW)
     vocabulary = logits.shape[1]
-    for some, width in ((narrow, min(NARROW, vocabulary)), (ranked & ~narrow, vocabulary)):
+    for some, width in ((narrow, min(NARROW, vocabulary)), (ranked_rows & ~narrow, vocabulary)):
         if some.any():
             keep_ranked(logits, highest, masses, shaping, some.nonzero().squeeze(1), width)
-    floor_rows(logits, highest, masses, shaping, (~ranked & (shaping.min_p > 0.0)).nonzero().squeeze(1))
+    floor_rows(logits, highest, masses, shaping, (~ranked_rows & (shaping.min_p > 0.0)).nonzero().squeeze(1))
 
 
-def floor_rows(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, floored: Tensor) -> None:
-    """Set the masses of ids that min_p cuts to 0, in place, in the rows whose numbers are in `floored`."""
-    if len(floored) == len(masses):
+def floor_rows(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, numbers: Tensor) -> None:
+    """Set the masses of ids that min_p cuts to 0, in place, in the rows whose numbers are in `numbers`."""
+    if len(numbers) == len(masses):
         masses.mul_(logits.clone().ge_(lowest_by_min_p(highest, shaping)))
-    elif len(floored):
-        rows = floored.to(logits.device)
-        masses[rows] *= logits[rows].ge_(lowest_by_min_p(highest[rows], shaping.rows(floored)))
+    elif len(numbers):
+        rows = numbers.to(logits.device)
+        masses[rows] *= logits[rows].ge_(lowest_by_min_p(highest[rows], shaping.rows(numbers)))
 
 
 def lowest_by_min_p(highest: Tensor, shaping: Shaping) -> Tensor:
@@ -274,21 +274,21 @@ def lowest_by_min_p(highest: Tensor, shaping: Shaping) -> Tensor:
     return (highest.double() + column(below, highest)).float()
 
 
-def keep_ranked(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, chosen: Tensor, width: int) -> None:
+def keep_ranked(logits: Tensor, highest: Tensor, masses: Tensor, shaping: Shaping, numbers: Tensor, width: int) -> None:
     """Cut the chosen rows by their `width` highest logits, in falling order."""
-    rows, own = chosen.to(logits.device), shaping.rows(chosen)
+    rows, row_shaping = numbers.to(logits.device), shaping.rows(numbers)
     candidates = logits[rows]
-    ordered = descending(candidates, width)
-    count = kept_places(ordered, highest[rows], own)
-    lowest = ordered.gather(1, count - 1)
-    kept = candidates.clone().ge_(lowest)
-    crowded = (kept.sum(-1, keepdim=True) > count).squeeze(1)
-    if bool(crowded.any()):
-        kept[crowded] = without_later_ties(candidates[crowded], lowest[crowded], count[crowded])
+    top_logits = descending(candidates, width)
+    count = kept_places(top_logits, highest[rows], row_shaping)
+    lowest = top_logits.gather(1, count - 1)
+    kept_mask = candidates.clone().ge_(lowest)
+    tie_rows = (kept_mask.sum(-1, keepdim=True) > count).squeeze(1)
+    if bool(tie_rows.any()):
+        kept_mask[tie_rows] = without_later_ties(candidates[tie_rows], lowest[tie_rows], count[tie_rows])
     if len(rows) == len(masses):
-        masses.mul_(kept)
+        masses.mul_(kept_mask)
     else:
-        masses[rows] *= kept
+        masses[rows] *= kept_mask
 
 
 def descending(logits: Tensor, width: int) -> Tensor:
@@ -300,21 +300,21 @@ def descending(logits: Tensor, width: int) -> Tensor:
     return negative.neg_()
 
 
-def kept_places(ordered: Tensor, highest: Tensor, shaping: Shaping) -> Tensor:
+def kept_places(top_logits: Tensor, highest: Tensor, shaping: Shaping) -> Tensor:
     """The number of ordered logits [rows, width] that stay: int64 [rows, 1], at least 1."""
-    width = ordered.shape[1]
+    width = top_logits.shape[1]
     top_k = torch.where(shaping.top_k > 0, shaping.top_k.clamp(max=width), width)
-    count = column(top_k, ordered)
+    count = column(top_k, top_logits)
     if bool((shaping.min_p > 0.0).any()):
-        above = ordered.clone().ge_(lowest_by_min_p(highest, shaping)).sum(-1, keepdim=True).long()
+        above = top_logits.clone().ge_(lowest_by_min_p(highest, shaping)).sum(-1, keepdim=True).long()
         count = torch.minimum(count, above.clamp_(min=1))
     if not bool((shaping.top_p < 1.0).any()):
         return count
-    scaled = (ordered - highest).div_(divisor(shaping, ordered))
+    scaled_logits = (top_logits - highest).div_(divisor(shaping, top_logits))
     if bool((count < width).any()):
-        scaled.masked_fill_(torch.arange(width, device=ordered.device) >= count, -torch.inf)
-    cumulative = whole(torch.softmax(scaled, dim=-1)).cumsum(-1)
-    top_p = column(shaping.top_p, ordered)
+        scaled_logits.masked_fill_(torch.arange(width, device=top_logits.device) >= count, -torch.inf)
+    cumulative = whole(torch.softmax(scaled_logits, dim=-1)).cumsum(-1)
+    top_p = column(shaping.top_p, top_logits)
     # A place stays when the mass before it is less than this. A whole number is less than a fraction exactly when it is
     # less than the next whole number.
     enough = (top_p * cumulative[:, -1:].double()).ceil().long()

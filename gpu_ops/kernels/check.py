@@ -27,21 +27,21 @@ def fault(library: KernelLibrary) -> str | None:
     for dtype, tolerance in TOLERANCES.items():
         layer = Layer(library, dtype)
         for cells in (dtype, *CELLS):
-            if found := fault_with(layer, cells, tolerance if cells == dtype else max(tolerance, TOLERANCE_OF_8_BITS)):
-                return found
+            if reason := fault_with(layer, cells, tolerance if cells == dtype else max(tolerance, TOLERANCE_OF_8_BITS)):
+                return reason
     return None
 
 
 def fault_with(layer: "Layer", cells: torch.dtype, tolerance: float) -> str | None:
     """Describe the layer's fault with keys and values in these cells."""
-    what = str(layer.dtype) if cells == layer.dtype else f"{layer.dtype} with keys in {cells}"
+    subject = str(layer.dtype) if cells == layer.dtype else f"{layer.dtype} with keys in {cells}"
     x = torch.randn(LENGTH, HIDDEN, generator=torch.Generator().manual_seed(2))
-    whole, expected = layer.computed(x, [LENGTH], cells), layer.expected(x, cells)
-    error = float((whole - expected).norm() / (expected - x).norm())
+    whole, reference = layer.computed(x, [LENGTH], cells), layer.expected(x, cells)
+    error = float((whole - reference).norm() / (reference - x).norm())
     if not error < tolerance:
-        return f"{what} is off by {error:.1e}"
+        return f"{subject} is off by {error:.1e}"
     if not torch.equal(layer.computed(x, [1, 40, 1, 1, 29, 11], cells), whole):
-        return f"rows of {what} depend on the others"
+        return f"rows of {subject} depend on the others"
     return None
 
 

@@ -20,6 +20,6 @@ def draw_rows(kernels: KernelLibrary, rows: DrawnRows, row: Tensor, uniform: Ten
     tensors = (logits, masses, floors, top_p, numbers, ends, ids, certain)
     addresses = (tensor.data_ptr() for tensor in tensors)
     kernels.draw(DrawFields(*addresses, rows.doubt, logits.stride(0), *logits.shape))
-    drawn = torch.empty_like(row)
-    drawn[order] = ids
-    return drawn, certain
+    tokens = torch.empty_like(row)
+    tokens[order] = ids
+    return tokens, certain

@@ -48,12 +48,12 @@ class ExpertHalf:
         shared: SharedHalf | None = None,
     ) -> None:
         self.library = library
-        own = (MlpFields * len(experts.halves))(*(expert.fields for expert in experts.halves))
-        self.held = (choice, router, experts, own, norms, shared)
+        halves = (MlpFields * len(experts.halves))(*(expert.fields for expert in experts.halves))
+        self.held = (choice, router, experts, halves, norms, shared)
         self.fields = ExpertFields(
             router.fields, MatrixFields() if shared is None or shared.gate is None else shared.gate.fields,
-            MlpFields() if shared is None else shared.mlp.fields, own, address(norms.before), address(norms.after),
-            address(choice.bias), norms.epsilon, choice.factor, router.inputs, choice.count, experts.first, len(own),
+            MlpFields() if shared is None else shared.mlp.fields, halves, address(norms.before), address(norms.after),
+            address(choice.bias), norms.epsilon, choice.factor, router.inputs, choice.count, experts.first, len(halves),
             choice.per_token, SIGMOID if choice.sigmoid else SOFTMAX, choice.normalize, choice.groups,
             choice.kept_groups, choice.group_best, experts.partial,
         )  # fmt: skip

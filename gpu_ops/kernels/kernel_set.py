@@ -29,30 +29,32 @@ def open_kernels(
         return None
     if choice != AUTO:
         return open_set(named(choice), threads, cache_dir, report)
-    for one in usable_sets():
+    for instruction_set in usable_sets():
         try:
-            return open_set(one, threads, cache_dir, report)
+            return open_set(instruction_set, threads, cache_dir, report)
         except KernelError as error:
-            logger.warning("computing without the %s kernels: %s", one.name, error)
+            logger.warning("computing without the %s kernels: %s", instruction_set.name, error)
             if not error.is_about_one_set:
                 break
     return None
 
 
 def named(choice: str) -> InstructionSet:
-    for one in usable_sets():
-        if one.name == choice:
-            return one
+    for instruction_set in usable_sets():
+        if instruction_set.name == choice:
+            return instruction_set
     raise KernelError(f"this processor does not have {choice}")
 
 
-def open_set(one: InstructionSet, threads: int, cache_dir: Path | None, report: Callable[[str], None]) -> KernelLibrary:
+def open_set(
+    instruction_set: InstructionSet, threads: int, cache_dir: Path | None, report: Callable[[str], None]
+) -> KernelLibrary:
     with tempfile.TemporaryDirectory(prefix="pontil-kernels-") as nowhere:
-        path = build(one, Path(nowhere) if cache_dir is None else cache_dir / "kernels", report)
-        library = load(path, f"{one.title}-{source_digest()[:8]}", threads)
-    if found := fault(library):
+        path = build(instruction_set, Path(nowhere) if cache_dir is None else cache_dir / "kernels", report)
+        library = load(path, f"{instruction_set.title}-{source_digest()[:8]}", threads)
+    if reason := fault(library):
         library.close()
-        raise KernelError(f"their results are wrong here: {found}", is_about_one_set=True)
+        raise KernelError(f"their results are wrong here: {reason}", is_about_one_set=True)
     return library
 
 

@@ -26,7 +26,7 @@ class HeadMatrices:
 
     @classmethod
     def packed(cls, weight: Tensor) -> "HeadMatrices":
-        return cls([pack(one.T) for one in weight])
+        return cls([pack(head_weight.T) for head_weight in weight])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class LatentHalf:
         down = MatrixFields() if matrices.down is None else matrices.down.fields
         self.fields = LatentFields(
             matrices.compress.fields, down, matrices.query.fields, matrices.out.fields,
-            *(ctypes.cast(one.fields, ctypes.POINTER(MatrixFields)) for one in (absorb, expand)),
-            *(address(one) for one in (norms.before, norms.after, norms.query, norms.key)),
+            *(ctypes.cast(head_matrices.fields, ctypes.POINTER(MatrixFields)) for head_matrices in (absorb, expand)),
+            *(address(tensor) for tensor in (norms.before, norms.after, norms.query, norms.key)),
             rotation.fields, norms.epsilon, epsilon, layer.scale, matrices.compress.inputs, heads, absorb.outputs,
             absorb.inputs, expand.outputs, layer.layer, layer.window or 0,
         )  # fmt: skip

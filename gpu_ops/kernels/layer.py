@@ -117,7 +117,7 @@ class AttentionHalf:
     ) -> None:
         self.library = library
         self.held = (qkv, out, norms, rotation, layer)
-        pointers = (address(one) for one in (norms.before, norms.after, norms.query, norms.key, layer.sinks))
+        pointers = (address(tensor) for tensor in (norms.before, norms.after, norms.query, norms.key, layer.sinks))
         sizes = (qkv.inputs, shape.heads, shape.kv_heads, shape.head_dim)
         self.fields = AttentionFields(
             qkv.fields, out.fields, *pointers, rotation.fields, norms.epsilon, layer.scale, *sizes, layer.layer,

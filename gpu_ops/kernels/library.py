@@ -72,8 +72,8 @@ class KernelLibrary:
     def multiply_adds(self, dtype: torch.dtype, rounds: int) -> int:
         """Do independent multiply-adds with all threads, `rounds` times some, as fast as the processor can; return how
         many were done. Products are compared with their rate."""
-        done: int = self.library.pontil_multiply_adds(self.context, KINDS[dtype], rounds)
-        return done
+        count: int = self.library.pontil_multiply_adds(self.context, KINDS[dtype], rounds)
+        return count
 
     def read(self, memory: Tensor) -> None:
         """Read a contiguous tensor once, with all threads."""

@@ -39,10 +39,10 @@ def attention_half(
     cos, sin = (angle[:rows] for angle in angles)
     q = apply_rotary(normed(q, norms.query, norms.epsilon), cos, sin)
     k = apply_rotary(normed(k, norms.key, norms.epsilon), cos, sin)
-    k, v = (decode(encode(one, cells)) for one in (k, v))
+    k, v = (decode(encode(tensor, cells)) for tensor in (k, v))
     keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    attended = attend(q, keys, values, layer.scale, layer.window)
-    return hidden + normed(attended.reshape(rows, -1) @ out.T, norms.after, norms.epsilon)
+    attention = attend(q, keys, values, layer.scale, layer.window)
+    return hidden + normed(attention.reshape(rows, -1) @ out.T, norms.after, norms.epsilon)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
@@ -82,15 +82,15 @@ def latent_half(
     x = normed(hidden, norms.before, norms.epsilon)
     below = x if weights.down is None else normed(x @ weights.down.float().T, norms.query, epsilon)
     q = (below @ weights.query.float().T).view(rows, heads, -1)
-    made, key = (x @ weights.compress.float().T).split((rank, 2 * cos.shape[1]), dim=1)
+    raw_latent, key = (x @ weights.compress.float().T).split((rank, 2 * cos.shape[1]), dim=1)
     key = apply_rotary(key.unsqueeze(1), cos, sin, interleaved=True)
-    stored = decode(encode(torch.cat((normed(made, norms.key, epsilon).unsqueeze(1), key), dim=-1), cells))
-    latent, key = stored[:, 0, :rank], stored[..., rank:].expand(-1, heads, -1)
+    cell_rows = decode(encode(torch.cat((normed(raw_latent, norms.key, epsilon).unsqueeze(1), key), dim=-1), cells))
+    latent, key = cell_rows[:, 0, :rank], cell_rows[..., rank:].expand(-1, heads, -1)
     keys = torch.cat((torch.einsum("rl,hkl->rhk", latent, weights.keys.float()), key), dim=-1)
     values = torch.einsum("rl,hlv->rhv", latent, weights.values.float())
-    turned = apply_rotary(q[..., key_dim:], cos, sin, interleaved=True)
-    attended = attend(torch.cat((q[..., :key_dim], turned), dim=-1), keys, values, scale, None)
-    return hidden + normed(attended.reshape(rows, -1) @ weights.out.float().T, norms.after, norms.epsilon)
+    rotary_q = apply_rotary(q[..., key_dim:], cos, sin, interleaved=True)
+    attention = attend(torch.cat((q[..., :key_dim], rotary_q), dim=-1), keys, values, scale, None)
+    return hidden + normed(attention.reshape(rows, -1) @ weights.out.float().T, norms.after, norms.epsilon)
 
 
 def mlp_half(hidden: Tensor, weights: tuple[Tensor, Tensor, Tensor], norms: Norms, gelu: bool) -> Tensor:
@@ -117,6 +117,6 @@ def expert_half(
     ratings = torch.zeros_like(scores).scatter(1, best, scores.gather(1, best))
     if choice.normalize:
         ratings = ratings / ratings.sum(-1, keepdim=True)
-    made = torch.stack([mlp_half(x, expert, Norms(0.0), gelu=False) - x for expert in experts], dim=1)
-    total = (made * ratings.unsqueeze(-1)).sum(1) * choice.factor
+    expert_outputs = torch.stack([mlp_half(x, expert, Norms(0.0), gelu=False) - x for expert in experts], dim=1)
+    total = (expert_outputs * ratings.unsqueeze(-1)).sum(1) * choice.factor
     return hidden + normed(total, norms.after, norms.epsilon)

@@ -50,12 +50,12 @@ class KernelTile:
 
     def only(self, rows: Sequence[int]) -> "KernelTile":
         """Some of the rows, in rising order, as a tile."""
-        chosen, first = set(rows), 0
-        kept: list[TileSpan] = []
+        row_set, first = set(rows), 0
+        spans: list[TileSpan] = []
         for span in self.spans:
-            inside = [offset for offset in range(span.count) if first + offset in chosen]
-            begins = [offset for offset in inside if first + offset - 1 not in chosen or not offset]
-            ends = [offset + 1 for offset in inside if first + offset + 1 not in chosen or offset + 1 == span.count]
-            kept += [TileSpan(span.start + one, end - one, span.blocks) for one, end in zip(begins, ends, strict=True)]
+            inside = [offset for offset in range(span.count) if first + offset in row_set]
+            begins = [offset for offset in inside if first + offset - 1 not in row_set or not offset]
+            ends = [offset + 1 for offset in inside if first + offset + 1 not in row_set or offset + 1 == span.count]
+            spans += [TileSpan(span.start + at, end - at, span.blocks) for at, end in zip(begins, ends, strict=True)]
             first += span.count
-        return KernelTile(self.pool, kept, self.dtype)
+        return KernelTile(self.pool, spans, self.dtype)

@@ -26,8 +26,8 @@ def copy_kernel(
         there = tl.load(targets + number).to(tl.int64)
     word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = word < size
-    read = tl.load(source + here * source_block + run * source_run + word, mask=inside)
-    tl.store(target + there * target_block + run * target_run + word, read, mask=inside)
+    words = tl.load(source + here * source_block + run * source_run + word, mask=inside)
+    tl.store(target + there * target_block + run * target_run + word, words, mask=inside)
 
 
 @triton.jit
@@ -53,10 +53,10 @@ def as_words(blocks: Tensor, word: torch.dtype) -> tuple[Tensor, int, int, int]:
         axis -= 1
         run *= words.shape[axis]
     runs, step = 1, 0
-    for one in reversed(range(1, axis)):
-        step = step or words.stride(one)
-        assert words.stride(one) == runs * step, "the runs of a block are not evenly apart"
-        runs *= words.shape[one]
+    for dimension in reversed(range(1, axis)):
+        step = step or words.stride(dimension)
+        assert words.stride(dimension) == runs * step, "the runs of a block are not evenly apart"
+        runs *= words.shape[dimension]
     return words, runs, run, step
 
 
@@ -77,7 +77,7 @@ def copy_blocks(source: Tensor, sources: Tensor | None, target: Tensor, targets:
     if not count:
         return
     word = largest_word(source, target)
-    (read, runs, size, step), (written, *shape, other_step) = as_words(source, word), as_words(target, word)
+    (from_words, runs, size, step), (to_words, *shape, other_step) = as_words(source, word), as_words(target, word)
     if shape != [runs, size]:
         # One of them has gaps where the other has none: in the runs of the former both are evenly apart.
         small = min(size, shape[1])
@@ -88,8 +88,9 @@ def copy_blocks(source: Tensor, sources: Tensor | None, target: Tensor, targets:
         )
         size = small
     launch(
-        copy_kernel, (count, runs, ceil_div(size, WORDS)), read, written, read if sources is None else sources,
-        read if targets is None else targets, read.stride(0), written.stride(0), step, other_step, size,
+        copy_kernel, (count, runs, ceil_div(size, WORDS)), from_words, to_words,
+        from_words if sources is None else sources, from_words if targets is None else targets,
+        from_words.stride(0), to_words.stride(0), step, other_step, size,
         PICKED=sources is not None, PLACED=targets is not None, BLOCK=WORDS, num_warps=4,
     )  # fmt: skip
 

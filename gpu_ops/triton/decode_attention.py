@@ -43,9 +43,9 @@ def seen_strips(length, KEYS: tl.constexpr, STRIP: tl.constexpr, MOST: tl.conste
     first = 0
     if WINDOW > 0:
         first = tl.maximum(length - WINDOW, 0) // KEYS * KEYS
-    seen = length - first
-    size = tl.maximum(tl.cdiv(seen, STRIP * MOST), 1) * STRIP
-    return first, size, tl.cdiv(seen, size)
+    positions = length - first
+    size = tl.maximum(tl.cdiv(positions, STRIP * MOST), 1) * STRIP
+    return first, size, tl.cdiv(positions, size)
 
 
 @triton.jit(
@@ -71,14 +71,14 @@ def strips_kernel(
     cell = tl.arange(0, MAIN)
     # Within a row 32 bits count everything, and need half the registers.
     query = q + row * q_row + heads[:, None] * q_head
-    wanted = pool.dtype.element_ty
+    pool_type = pool.dtype.element_ty
     inside = ours[:, None] & (cell < VALUES)[None, :]
-    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(wanted)
+    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(pool_type)
     rest_queries = queries
     if REST > 0:
-        other = tl.arange(0, REST)
-        some = ours[:, None] & (other < WIDTH - VALUES)[None, :]
-        rest_queries = tl.load(query + VALUES + other[None, :], mask=some, other=0.0).to(wanted)
+        rest_cell = tl.arange(0, REST)
+        some = ours[:, None] & (rest_cell < WIDTH - VALUES)[None, :]
+        rest_queries = tl.load(query + VALUES + rest_cell[None, :], mask=some, other=0.0).to(pool_type)
     table = tables + tl.load(owners + row).to(tl.int64) * table_row
     asking = tl.zeros([HEADS], tl.int32) + length - 1
     for strip in range(tl.program_id(2), count, tl.num_programs(2)):
@@ -161,19 +161,19 @@ def decode(
     tiles = tiles or decode_tiles(group, main, pool.dtype == torch.float32)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
     positions = tables.shape[1] * constants["SLOTS"]
-    seen = positions if window is None else min(positions, window + tiles.keys - 1)
-    room = min(tiles.most, ceil_div(seen, tiles.strip))
+    seen_positions = positions if window is None else min(positions, window + tiles.keys - 1)
+    room = min(tiles.most, ceil_div(seen_positions, tiles.strip))
     at_once = min(rows, max(1, PARTS_BYTES // (heads * room * (values + 2) * 4)))
     parts = torch.empty(at_once, heads, room, values, dtype=torch.float32, device=q.device)
     weights = torch.empty(at_once, heads, room, 2, dtype=torch.float32, device=q.device)
     out = torch.empty(rows, heads, values, dtype=q.dtype, device=q.device)
     sizes = {"VALUES": values, "MAIN": main, "KEYS": tiles.keys, "STRIP": tiles.strip, "MOST": tiles.most}
-    shared = kv_heads * ceil_div(group, tiles.heads)
-    programs = min(room, ceil_div(PROGRAMS, at_once * shared))
+    head_parts = kv_heads * ceil_div(group, tiles.heads)
+    programs = min(room, ceil_div(PROGRAMS, at_once * head_parts))
     for first in range(0, rows, at_once):
         count = min(at_once, rows - first)
         launch(
-            strips_kernel, (count, shared, programs), q, pool, tables, owners, lengths, parts, weights, layer.layer,
+            strips_kernel, (count, head_parts, programs), q, pool, tables, owners, lengths, parts, weights, layer.layer,
             first, room, tables.stride(0), *q.stride()[:2], layer.scale * QUERY_SCALE, **constants, **sizes,
             GROUP=group, REST=rest_block(dim - values), HEADS=tiles.heads, WINDOW=window or 0, WIDE=WIDE,
             num_warps=tiles.warps, num_stages=tiles.stages,

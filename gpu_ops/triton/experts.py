@@ -66,22 +66,22 @@ def gate_up_kernel(
     place = begin + tl.arange(0, BLOCK_M)
     rows = x + (tl.load(order + tl.minimum(place, end - 1)) // PER_TOKEN).to(tl.int64) * x_row
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    known = tl.minimum(n, SIZE - 1).to(tl.int64)
+    valid_n = tl.minimum(n, SIZE - 1).to(tl.int64)
     w += expert.to(tl.int64) * w_expert
     scales += expert.to(tl.int64) * scale_expert
     gate = multiplied(
-        rows, w, scales, known, w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K
+        rows, w, scales, valid_n, w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K
     )
     up = multiplied(
-        rows, w, scales, known + SIZE, w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K
+        rows, w, scales, valid_n + SIZE, w_out, w_in, scale_out, INPUTS, KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K
     )
     if BIASED:
         bias += expert * bias_expert
-        gate += tl.load(bias + known).to(tl.float32)[None, :]
-        up += tl.load(bias + SIZE + known).to(tl.float32)[None, :]
-    made = activated(gate, up, alpha, limit, ACTIVATION)
+        gate += tl.load(bias + valid_n).to(tl.float32)[None, :]
+        up += tl.load(bias + SIZE + valid_n).to(tl.float32)[None, :]
+    activations = activated(gate, up, alpha, limit, ACTIVATION)
     places = out + place.to(tl.int64)[:, None] * SIZE + n[None, :]
-    tl.store(places, made.to(out.dtype.element_ty), mask=(place < end)[:, None] & (n < SIZE)[None, :])
+    tl.store(places, activations.to(out.dtype.element_ty), mask=(place < end)[:, None] & (n < SIZE)[None, :])
 
 
 @triton.jit
@@ -98,14 +98,14 @@ def down_kernel(
     place = begin + tl.arange(0, BLOCK_M)
     present = tl.minimum(place, end - 1)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    known = tl.minimum(n, SIZE - 1).to(tl.int64)
+    valid_n = tl.minimum(n, SIZE - 1).to(tl.int64)
     total = multiplied(
         x + present.to(tl.int64) * INPUTS, w + expert.to(tl.int64) * w_expert,
-        scales + expert.to(tl.int64) * scale_expert, known, w_out, w_in, scale_out, INPUTS,
+        scales + expert.to(tl.int64) * scale_expert, valid_n, w_out, w_in, scale_out, INPUTS,
         KIND, GROUP, WIDE, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     if BIASED:
-        total += tl.load(bias + expert * bias_expert + known).to(tl.float32)[None, :]
+        total += tl.load(bias + expert * bias_expert + valid_n).to(tl.float32)[None, :]
     places = out + tl.load(order + present).to(tl.int64)[:, None] * SIZE + n[None, :]
     tl.store(places, total, mask=(place < end)[:, None] & (n < SIZE)[None, :])
 
@@ -116,8 +116,8 @@ def add_kernel(results, ratings, out, SIZE: tl.constexpr, PER_TOKEN: tl.constexp
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for turn in range(PER_TOKEN):
-        one = row * PER_TOKEN + turn
-        total += tl.load(results + one * SIZE + place, mask=place < SIZE, other=0.0) * tl.load(ratings + one)
+        choice = row * PER_TOKEN + turn
+        total += tl.load(results + choice * SIZE + place, mask=place < SIZE, other=0.0) * tl.load(ratings + choice)
     tl.store(out + row * SIZE + place, total, mask=place < SIZE)
 
 
@@ -173,11 +173,11 @@ def expert_results(
 
 def pointers(weights: DeviceWeights) -> tuple[Tensor, Tensor, Tensor]:
     words = weights.words
-    unused = words
+    dummy = words
     return (
         words,
-        unused if weights.scales is None else weights.scales,
-        unused if weights.bias is None else weights.bias,
+        dummy if weights.scales is None else weights.scales,
+        dummy if weights.bias is None else weights.bias,
     )
 
 

@@ -53,9 +53,9 @@ def write_kv(pool: Tensor, layer: int, slots: Tensor, k: Tensor, v: Tensor | Non
     constants = geometry(pool)
     rows, heads, dim = k.shape
     assert (v is None) == (constants["PLANES"] == 1) and (heads, dim) == (constants["KV_HEADS"], constants["WIDTH"])
-    other = k if v is None else v
-    assert k.stride(2) == other.stride(2) == 1 and slots.element_size() == 4
+    values = k if v is None else v
+    assert k.stride(2) == values.stride(2) == 1 and slots.element_size() == 4
     launch(
-        write_kernel, (rows, heads), pool, slots, k, other, layer, *k.stride()[:2], *other.stride()[:2],
+        write_kernel, (rows, heads), pool, slots, k, values, layer, *k.stride()[:2], *values.stride()[:2],
         **constants, BLOCK=power_of_2(dim), num_warps=1 if dim <= 256 else 4,
     )  # fmt: skip

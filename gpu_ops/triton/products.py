@@ -71,8 +71,8 @@ def weight_tile(
         exponents = numbers_at(scales + n[:, None] * scale_out + groups[None, :], groups * GROUP, INPUTS, BLOCK_K)
         factors = power_of_exponent(exponents)[:, :, None]
         bits = tl.reshape(bits, (BLOCK_N, BLOCK_K // GROUP, GROUP // 2))
-        both = tl.join(from_float4(bits & 15) * factors, from_float4(bits >> 4) * factors)
-        return tl.reshape(both, (BLOCK_N, BLOCK_K))
+        weights = tl.join(from_float4(bits & 15) * factors, from_float4(bits >> 4) * factors)
+        return tl.reshape(weights, (BLOCK_N, BLOCK_K))
 
 
 @triton.jit
@@ -184,11 +184,11 @@ def start(x: Tensor, weights: DeviceWeights, words: Tensor, out: Tensor) -> None
     """Multiply x [batch, rows, inputs], words [batch, outputs, ...] into out [batch, rows, outputs]."""
     shape = tile_of(x.dtype)
     programs = ceil_div(x.shape[1], shape.rows) * ceil_div(weights.outputs, shape.outputs)
-    unused = words
+    dummy = words
     scales, bias = weights.scales, weights.bias
     launch(
-        product_kernel, (programs, len(x)), x, words, unused if scales is None else scales,
-        unused if bias is None else bias, out, x.shape[1], x.stride(0), x.stride(1), words.stride(0), words.stride(1),
+        product_kernel, (programs, len(x)), x, words, dummy if scales is None else scales,
+        dummy if bias is None else bias, out, x.shape[1], x.stride(0), x.stride(1), words.stride(0), words.stride(1),
         words.stride(2), 0 if scales is None else scales.stride(-2), out.stride(0), out.stride(1),
         OUTPUTS=weights.outputs, INPUTS=weights.inputs, KIND=weights.kind, GROUP=group_of(weights),
         BIASED=bias is not None, WIDE=WIDE, **shape.options,

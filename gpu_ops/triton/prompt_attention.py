@@ -53,14 +53,14 @@ def prompt_kernel(
     above, rows = first_row.to(tl.int64), asking - first
     cell = tl.arange(0, MAIN)
     query = q + above * q_row + (rows * q_row + heads * q_head)[:, None]
-    wanted = pool.dtype.element_ty
+    pool_type = pool.dtype.element_ty
     inside = ours[:, None] & (cell < VALUES)[None, :]
-    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(wanted)
+    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(pool_type)
     rest_queries = queries
     if REST > 0:
-        other = tl.arange(0, REST)
-        some = ours[:, None] & (other < WIDTH - VALUES)[None, :]
-        rest_queries = tl.load(query + VALUES + other[None, :], mask=some, other=0.0).to(wanted)
+        rest_cell = tl.arange(0, REST)
+        some = ours[:, None] & (rest_cell < WIDTH - VALUES)[None, :]
+        rest_queries = tl.load(query + VALUES + rest_cell[None, :], mask=some, other=0.0).to(pool_type)
     table = tables + tl.load(about + 3).to(tl.int64) * table_row
     sums = tl.zeros([HEADS * QUERIES, MAIN], tl.float32)
     if SINKS:

@@ -20,29 +20,29 @@ def turn_head(
 ):  # fmt: skip
     """Turn one head of one row by that row's cosines and sines."""
     pair = tl.arange(0, HALF)
-    paired = pair < TURNED // 2
+    is_paired = pair < TURNED // 2
     if INTERLEAVED:
-        one, two = 2 * pair, 2 * pair + 1
+        first_cell, second_cell = 2 * pair, 2 * pair + 1
     else:
-        one, two = pair, pair + TURNED // 2
-    first = tl.load(source + one, mask=paired, other=0.0).to(tl.float32)
-    second = tl.load(source + two, mask=paired, other=0.0).to(tl.float32)
+        first_cell, second_cell = pair, pair + TURNED // 2
+    first = tl.load(source + first_cell, mask=is_paired, other=0.0).to(tl.float32)
+    second = tl.load(source + second_cell, mask=is_paired, other=0.0).to(tl.float32)
     last = tl.arange(0, REST) + TURNED
-    rest = tl.load(source + last, mask=last < DIM, other=0.0).to(tl.float32)
+    tail = tl.load(source + last, mask=last < DIM, other=0.0).to(tl.float32)
     if NORMED:
-        squares = tl.sum(first * first, 0) + tl.sum(second * second, 0) + tl.sum(rest * rest, 0)
+        squares = tl.sum(first * first, 0) + tl.sum(second * second, 0) + tl.sum(tail * tail, 0)
         scale = tl.rsqrt(squares / DIM + eps)
         # Rounded between norm and rotation, as the two are apart.
-        first = (first * scale * tl.load(weight + one, mask=paired, other=0.0)).to(ROUNDED).to(tl.float32)
-        second = (second * scale * tl.load(weight + two, mask=paired, other=0.0)).to(ROUNDED).to(tl.float32)
-        rest = rest * scale * tl.load(weight + last, mask=last < DIM, other=0.0)
-    c = tl.load(cos + pair, mask=paired, other=0.0)
-    s = tl.load(sin + pair, mask=paired, other=0.0)
+        first = (first * scale * tl.load(weight + first_cell, mask=is_paired, other=0.0)).to(ROUNDED).to(tl.float32)
+        second = (second * scale * tl.load(weight + second_cell, mask=is_paired, other=0.0)).to(ROUNDED).to(tl.float32)
+        tail = tail * scale * tl.load(weight + last, mask=last < DIM, other=0.0)
+    c = tl.load(cos + pair, mask=is_paired, other=0.0)
+    s = tl.load(sin + pair, mask=is_paired, other=0.0)
     # Rounded as the turned heads are where they go through memory.
     kind = out.dtype.element_ty
-    tl.store(out + pair, (first * c - second * s).to(ROUNDED).to(kind), mask=paired)
-    tl.store(out + TURNED // 2 + pair, (second * c + first * s).to(ROUNDED).to(kind), mask=paired)
-    tl.store(out + last, rest.to(ROUNDED).to(kind), mask=last < DIM)
+    tl.store(out + pair, (first * c - second * s).to(ROUNDED).to(kind), mask=is_paired)
+    tl.store(out + TURNED // 2 + pair, (second * c + first * s).to(ROUNDED).to(kind), mask=is_paired)
+    tl.store(out + last, tail.to(ROUNDED).to(kind), mask=last < DIM)
 
 
 @triton.jit
@@ -80,19 +80,19 @@ def turn_and_write_kernel(
     else:
         slot = tl.load(slots + row)
         if slot >= 0:
-            own = (head - QUERIES) % KV_HEADS
+            kv_head = (head - QUERIES) % KV_HEADS
             plane = (head - QUERIES) // KV_HEADS
             block, offset = slot // SLOTS, slot % SLOTS
-            place = pool + row_places(block, offset, layer, plane, own, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH)
+            place = pool + row_places(block, offset, layer, plane, kv_head, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH)
             if plane == 0:
                 turn_head(
-                    k + row * k_row + own * k_head, place, k_norm, cos, sin, eps,
+                    k + row * k_row + kv_head * k_head, place, k_norm, cos, sin, eps,
                     DIM, TURNED, INTERLEAVED, NORMED, ROUNDED, HALF, REST,
                 )  # fmt: skip
             else:
                 cell = tl.arange(0, BLOCK)
                 inside = cell < DIM
-                numbers = tl.load(v + row * v_row + own * v_head + cell, mask=inside, other=0.0)
+                numbers = tl.load(v + row * v_row + kv_head * v_head + cell, mask=inside, other=0.0)
                 tl.store(place + cell, numbers.to(pool.dtype.element_ty), mask=inside)
 
 
@@ -103,15 +103,16 @@ def turn_heads(q: Tensor, k: Tensor, turn: HeadTurn) -> tuple[Tensor, Tensor]:
     """Turn q [rows, heads, dim] and k [rows, kv_heads, dim]. The results are contiguous."""
     q, k, cos, sin = (in_rows(numbers) for numbers in (q, k, turn.cos, turn.sin))
     rows, queries, dim = q.shape
-    keys, turned = k.shape[1], 2 * cos.shape[1]
+    keys, rotary_dim = k.shape[1], 2 * cos.shape[1]
     assert cos.stride() == sin.stride() and k.dtype == q.dtype
-    out_q, out_k = (torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (q, k))
+    out_q, out_k = (torch.empty(source.shape, dtype=source.dtype, device=source.device) for source in (q, k))
     q_norm, k_norm, eps = turn.norms or (cos, cos, 0.0)
     launch(
         turn_kernel, (rows, queries + keys), q, k, out_q, out_k, q_norm, k_norm, cos, sin,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), eps,
-        QUERIES=queries, KEYS=keys, DIM=dim, TURNED=turned, INTERLEAVED=turn.interleaved, NORMED=turn.norms is not None,
-        ROUNDED=TYPES[q.dtype], HALF=power_of_2(turned // 2), REST=power_of_2(max(1, dim - turned)), num_warps=1,
+        QUERIES=queries, KEYS=keys, DIM=dim, TURNED=rotary_dim, INTERLEAVED=turn.interleaved,
+        NORMED=turn.norms is not None, ROUNDED=TYPES[q.dtype], HALF=power_of_2(rotary_dim // 2),
+        REST=power_of_2(max(1, dim - rotary_dim)), num_warps=1,
     )  # fmt: skip
     return out_q, out_k
 
@@ -121,7 +122,7 @@ def turn_and_write(pool: Tensor, layer: int, slots: Tensor, q: Tensor, k: Tensor
     layer of the pool, int32 `block * block_size + offset`; rows with slot -1 are left out. Return the queries."""
     q, k, v, cos, sin = (in_rows(numbers) for numbers in (q, k, v, turn.cos, turn.sin))
     rows, queries, dim = q.shape
-    constants, turned = geometry(pool), 2 * cos.shape[1]
+    constants, rotary_dim = geometry(pool), 2 * cos.shape[1]
     keys = constants["KV_HEADS"]
     assert k.shape == v.shape == (rows, keys, dim) and (constants["PLANES"], constants["WIDTH"]) == (2, dim)
     assert cos.stride() == sin.stride() and k.dtype == v.dtype == q.dtype and slots.element_size() == 4
@@ -130,8 +131,8 @@ def turn_and_write(pool: Tensor, layer: int, slots: Tensor, q: Tensor, k: Tensor
     launch(
         turn_and_write_kernel, (rows, queries + 2 * keys), q, k, v, out_q, pool, slots, layer, q_norm, k_norm, cos, sin,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1), cos.stride(0), eps,
-        QUERIES=queries, DIM=dim, TURNED=turned, INTERLEAVED=turn.interleaved, NORMED=turn.norms is not None,
-        ROUNDED=TYPES[q.dtype], HALF=power_of_2(turned // 2), REST=power_of_2(max(1, dim - turned)),
+        QUERIES=queries, DIM=dim, TURNED=rotary_dim, INTERLEAVED=turn.interleaved, NORMED=turn.norms is not None,
+        ROUNDED=TYPES[q.dtype], HALF=power_of_2(rotary_dim // 2), REST=power_of_2(max(1, dim - rotary_dim)),
         BLOCK=power_of_2(dim), **constants, num_warps=1,
     )  # fmt: skip
     return out_q

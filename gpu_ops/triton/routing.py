@@ -12,7 +12,7 @@ from pontil.gpu_ops.triton.launch import launch, power_of_2
 
 @triton.jit
 def choose_kernel(
-    products, bias, weights, chosen, row_stride, factor, smallest, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr,
+    products, bias, weights, expert_ids, row_stride, factor, smallest, COUNT: tl.constexpr, PER_TOKEN: tl.constexpr,
     GROUPS: tl.constexpr, KEPT: tl.constexpr, GROUP_BEST: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr,
     NORMALIZE: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_CHOSEN: tl.constexpr,
 ):  # fmt: skip
@@ -27,39 +27,39 @@ def choose_kernel(
     else:
         scores = tl.exp(scores - tl.max(tl.max(scores, 1), 0))
         scores = scores / tl.sum(tl.sum(scores, 1), 0)
-    rated = scores
+    ratings = scores
     if BIASED:
-        rated += tl.load(bias + number, mask=inside, other=0.0)
-    rated = tl.where(inside, rated, float("-inf"))
+        ratings += tl.load(bias + number, mask=inside, other=0.0)
+    ratings = tl.where(inside, ratings, float("-inf"))
     if GROUPS > 1:
-        left, sums = rated, tl.zeros((BLOCK_GROUPS,), tl.float32)
+        remaining, sums = ratings, tl.zeros((BLOCK_GROUPS,), tl.float32)
         for _ in tl.static_range(GROUP_BEST):
-            best = tl.max(left, 1)
+            best = tl.max(remaining, 1)
             sums += best
-            first = tl.min(tl.where(left == best[:, None], number, COUNT), 1)
-            left = tl.where(number == first[:, None], float("-inf"), left)
+            first = tl.min(tl.where(remaining == best[:, None], number, COUNT), 1)
+            remaining = tl.where(number == first[:, None], float("-inf"), remaining)
         sums = tl.where(group < GROUPS, sums, float("-inf"))
-        kept = group < 0
+        kept_groups = group < 0
         for _ in tl.static_range(KEPT):
             first = tl.min(tl.where(sums == tl.max(sums, 0), group, GROUPS), 0)
-            kept = kept | (group == first)
+            kept_groups = kept_groups | (group == first)
             sums = tl.where(group == first, float("-inf"), sums)
-        rated = tl.where(kept[:, None], rated, float("-inf"))
+        ratings = tl.where(kept_groups[:, None], ratings, float("-inf"))
     place = tl.arange(0, BLOCK_CHOSEN)
-    taken = tl.zeros((BLOCK_CHOSEN,), tl.float32)
+    shares = tl.zeros((BLOCK_CHOSEN,), tl.float32)
     numbers = tl.zeros((BLOCK_CHOSEN,), tl.int32)
     for turn in tl.static_range(PER_TOKEN):
-        highest = tl.max(tl.max(rated, 1), 0)
+        highest = tl.max(tl.max(ratings, 1), 0)
         # Of equal ones the lowest number; a row of NaN chooses the last expert rather than none.
-        first = tl.min(tl.min(tl.where(rated == highest, number, COUNT - 1), 1), 0)
+        first = tl.min(tl.min(tl.where(ratings == highest, number, COUNT - 1), 1), 0)
         share = tl.sum(tl.sum(tl.where(number == first, scores, 0.0), 1), 0)
-        taken = tl.where(place == turn, share, taken)
+        shares = tl.where(place == turn, share, shares)
         numbers = tl.where(place == turn, first, numbers)
-        rated = tl.where(number == first, float("-inf"), rated)
+        ratings = tl.where(number == first, float("-inf"), ratings)
     if NORMALIZE:
-        taken = taken / (tl.sum(taken, 0) + smallest)
-    tl.store(weights + row * PER_TOKEN + place, taken * factor, mask=place < PER_TOKEN)
-    tl.store(chosen + row * PER_TOKEN + place, numbers.to(tl.int64), mask=place < PER_TOKEN)
+        shares = shares / (tl.sum(shares, 0) + smallest)
+    tl.store(weights + row * PER_TOKEN + place, shares * factor, mask=place < PER_TOKEN)
+    tl.store(expert_ids + row * PER_TOKEN + place, numbers.to(tl.int64), mask=place < PER_TOKEN)
 
 
 def choose_experts(products: Tensor, choice: ExpertChoice, smallest_sum: float) -> tuple[Tensor, Tensor]:
@@ -67,12 +67,12 @@ def choose_experts(products: Tensor, choice: ExpertChoice, smallest_sum: float) 
     first. `smallest_sum` is added to the sum that divides scores."""
     (rows, count), per_token, bias = products.shape, choice.per_token, choice.bias
     weights = torch.empty(rows, per_token, dtype=torch.float32, device=products.device)
-    chosen = torch.empty(rows, per_token, dtype=torch.int64, device=products.device)
+    expert_ids = torch.empty(rows, per_token, dtype=torch.int64, device=products.device)
     launch(
-        choose_kernel, (rows,), products, products if bias is None else bias, weights, chosen, products.stride(0),
+        choose_kernel, (rows,), products, products if bias is None else bias, weights, expert_ids, products.stride(0),
         choice.factor, smallest_sum, COUNT=count, PER_TOKEN=per_token, GROUPS=choice.groups, KEPT=choice.kept_groups,
         GROUP_BEST=choice.group_best, SIGMOID=choice.sigmoid, BIASED=bias is not None, NORMALIZE=choice.normalize,
         BLOCK_GROUPS=power_of_2(choice.groups), BLOCK_SIZE=power_of_2(count // choice.groups),
         BLOCK_CHOSEN=power_of_2(per_token), num_warps=1,
     )  # fmt: skip
-    return weights, chosen
+    return weights, expert_ids

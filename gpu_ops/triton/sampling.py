@@ -85,9 +85,9 @@ def amounts(x, keys, top, temperature, BY_MASS: tl.constexpr):
 
 @triton.jit
 def key_reaching(
-    logits, size, highest, top, temperature, needed, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
+    logits, size, highest, top, temperature, target, low, high, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The greatest key such that the ids with at least this key are `needed` in number, or in mass. All ids from the
+    """The greatest key such that the ids with at least this key are `target` in number, or in mass. All ids from the
     key `low` on suffice, and those from `high` on do not. Each pass over the row leaves a quarter of the keys."""
     while high - low > 1:
         quarter = tl.maximum((high - low) // 4, 1)
@@ -101,12 +101,12 @@ def key_reaching(
             from_first += tl.where(keys >= first.to(tl.int32), amount, 0)
             from_second += tl.where(keys >= second.to(tl.int32), amount, 0)
             from_third += tl.where(keys >= third.to(tl.int32), amount, 0)
-        if tl.sum(from_third, 0) >= needed:
+        if tl.sum(from_third, 0) >= target:
             low = third
-        elif tl.sum(from_second, 0) >= needed:
+        elif tl.sum(from_second, 0) >= target:
             low = second
             high = tl.minimum(high, third)
-        elif tl.sum(from_first, 0) >= needed:
+        elif tl.sum(from_first, 0) >= target:
             low = first
             high = tl.minimum(high, second)
         else:
@@ -117,18 +117,18 @@ def key_reaching(
 @triton.jit
 def parts_at(logits, size, highest, top, temperature, key, BLOCK: tl.constexpr):
     """The number and mass of ids above a key, and of those that have it, all int64."""
-    more = tl.zeros((BLOCK,), tl.int64)
+    higher = tl.zeros((BLOCK,), tl.int64)
     mass = tl.zeros((BLOCK,), tl.int64)
     equal = tl.zeros((BLOCK,), tl.int64)
-    own = tl.zeros((BLOCK,), tl.int64)
+    equal_mass = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, size, BLOCK):
         keys, x = load_row(logits, start, size, highest, BLOCK)
         amount = masses_of(x, keys, top, temperature)
-        more += tl.where(keys > key, 1, 0)
+        higher += tl.where(keys > key, 1, 0)
         mass += tl.where(keys > key, amount, 0)
         equal += tl.where(keys == key, 1, 0)
-        own += tl.where(keys == key, amount, 0)
-    return tl.sum(more, 0), tl.sum(mass, 0), tl.sum(equal, 0), tl.sum(own, 0)
+        equal_mass += tl.where(keys == key, amount, 0)
+    return tl.sum(higher, 0), tl.sum(mass, 0), tl.sum(equal, 0), tl.sum(equal_mass, 0)
 
 
 @triton.jit
@@ -137,8 +137,8 @@ def kept_amounts(logits, start, size, highest, top, temperature, key, last, BY_M
     the key."""
     keys, x = load_row(logits, start, size, highest, BLOCK)
     if BY_MASS:
-        kept = (keys > key) | ((keys == key) & (start + tl.arange(0, BLOCK) <= last))
-        return tl.where(kept, masses_of(x, keys, top, temperature), 0)
+        is_kept = (keys > key) | ((keys == key) & (start + tl.arange(0, BLOCK) <= last))
+        return tl.where(is_kept, masses_of(x, keys, top, temperature), 0)
     else:
         return tl.where(keys == key, 1, 0).to(tl.int64)
 
@@ -154,17 +154,17 @@ def id_beyond(logits, size, highest, top, temperature, key, last, target, BY_MAS
         start += BLOCK
         part = tl.sum(kept_amounts(logits, start, size, highest, top, temperature, key, last, BY_MASS, BLOCK), 0)
     amount = kept_amounts(logits, start, size, highest, top, temperature, key, last, BY_MASS, BLOCK)
-    passed = before + tl.cumsum(amount, 0) <= target
-    return tl.minimum(start + tl.sum(passed.to(tl.int32), 0), size - 1)
+    is_before = before + tl.cumsum(amount, 0) <= target
+    return tl.minimum(start + tl.sum(is_before.to(tl.int32), 0), size - 1)
 
 
 @triton.jit
 def draw_kernel(logits, row, temperature, top_k, top_p, min_p, uniform, out, stride, size, BLOCK: tl.constexpr):
     draw = tl.program_id(0)
-    own = tl.load(row + draw)
-    if own >= 0:
-        logits += own.to(tl.int64) * stride
-        highest, chosen = highest_of(logits, size, BLOCK)
+    row_index = tl.load(row + draw)
+    if row_index >= 0:
+        logits += row_index.to(tl.int64) * stride
+        highest, token = highest_of(logits, size, BLOCK)
         warmth = tl.load(temperature + draw)
         if warmth > 0.0:
             top = tl.where((highest == INFINITY) | (highest == -INFINITY), 0.0, highest)
@@ -173,37 +173,37 @@ def draw_kernel(logits, row, temperature, top_k, top_p, min_p, uniform, out, str
             floor = (top.to(tl.float64) + tl.log(tl.load(min_p + draw)) * warmth).to(tl.float32)
             key = key_of(floor)
             above = key_of(top).to(tl.int64) + 1
-            more, mass, equal, own_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
+            higher, mass, equal, equal_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
             room = equal
             most = tl.load(top_k + draw).to(tl.int64)
-            if (most > 0) & (most < more + equal):
+            if (most > 0) & (most < higher + equal):
                 key = key_reaching(logits, size, highest, top, divisor, most, key.to(tl.int64), above, False, BLOCK).to(
                     tl.int32
                 )
-                more, mass, equal, own_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
-                room = most - more
-            each = own_mass // tl.maximum(equal, 1)
+                higher, mass, equal, equal_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
+                room = most - higher
+            id_mass = equal_mass // tl.maximum(equal, 1)
             share = tl.load(top_p + draw)
             if share < 1.0:
-                wanted = share * (mass + room * each).to(tl.float64)
-                enough = wanted.to(tl.int64)
-                enough = tl.maximum(enough + (enough.to(tl.float64) < wanted).to(tl.int64), 1)
+                target_mass = share * (mass + room * id_mass).to(tl.float64)
+                enough = target_mass.to(tl.int64)
+                enough = tl.maximum(enough + (enough.to(tl.float64) < target_mass).to(tl.int64), 1)
                 if mass >= enough:
                     key = key_reaching(
                         logits, size, highest, top, divisor, enough, key.to(tl.int64) + 1, above, True, BLOCK
                     ).to(tl.int32)
-                    more, mass, equal, own_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
-                    each = own_mass // tl.maximum(equal, 1)
+                    higher, mass, equal, equal_mass = parts_at(logits, size, highest, top, divisor, key, BLOCK)
+                    id_mass = equal_mass // tl.maximum(equal, 1)
                     room = equal
-                room = tl.minimum(room, (enough - mass + each - 1) // tl.maximum(each, 1))
+                room = tl.minimum(room, (enough - mass + id_mass - 1) // tl.maximum(id_mass, 1))
             last = size
             if room < equal:
                 # Of equal logits at the cut the lowest ids stay.
                 last = id_beyond(logits, size, highest, top, divisor, key, size, room - 1, False, BLOCK)
-            total = mass + room * each
+            total = mass + room * id_mass
             target = tl.minimum((tl.load(uniform + draw) * total.to(tl.float64)).to(tl.int64), total - 1)
-            chosen = id_beyond(logits, size, highest, top, divisor, key, last, target, True, BLOCK)
-        tl.store(out + draw, chosen)
+            token = id_beyond(logits, size, highest, top, divisor, key, last, target, True, BLOCK)
+        tl.store(out + draw, token)
 
 
 def draw(logits: Tensor, draws: DeviceDraws, out: Tensor) -> None:

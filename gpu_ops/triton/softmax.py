@@ -39,16 +39,16 @@ def load_rows(
     no number, which no weight of zero takes away. Not BOUNDED: all positions are before `end`."""
     cell = tl.arange(0, BLOCK)
     if BOUNDED:
-        stored = positions < end
-        blocks = tl.load(table + positions // SLOTS, mask=stored, other=0)
+        is_stored = positions < end
+        blocks = tl.load(table + positions // SLOTS, mask=is_stored, other=0)
     else:
         blocks = tl.load(table + positions // SLOTS)
     places = row_places(blocks, positions % SLOTS, layer, plane, head, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH)
     pointers = pool + places[:, None] + (first + cell)[None, :]
     if BOUNDED and BLOCK > SIZE:
-        return tl.load(pointers, mask=stored[:, None] & (cell < SIZE)[None, :], other=0.0)
+        return tl.load(pointers, mask=is_stored[:, None] & (cell < SIZE)[None, :], other=0.0)
     elif BOUNDED:
-        return tl.load(pointers, mask=stored[:, None], other=0.0)
+        return tl.load(pointers, mask=is_stored[:, None], other=0.0)
     elif BLOCK > SIZE:
         return tl.load(pointers, mask=(cell < SIZE)[None, :], other=0.0)
     else:
@@ -71,11 +71,11 @@ def add_chunk(
     scores = tl.zeros([queries.shape[0], KEYS], tl.float32)
     scores = add_product(scores, queries, tl.trans(keys), WIDE)
     if REST > 0:
-        others = load_rows(
+        rest_keys = load_rows(
             pool, table, layer, 0, head, positions, end, VALUES, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH,
             WIDTH - VALUES, REST, MASKED,
         )  # fmt: skip
-        scores = add_product(scores, rest_queries, tl.trans(others), WIDE)
+        scores = add_product(scores, rest_queries, tl.trans(rest_keys), WIDE)
     scores *= scale
     if MASKED:
         visible = positions[None, :] <= asking[:, None]

@@ -92,14 +92,14 @@ class BlockRecorder:
             if block not in self.unchecked:
                 self.records.clear(block)
         self.storage.erase(block for block in range(self.storage.num_blocks) if block not in self.unchecked)
-        useless = {block for left in self.followers.left for block in left if block not in self.unchecked}
+        useless = {block for tags in self.followers.left for block in tags if block not in self.unchecked}
         self.followers.drop(sorted(useless))
         self.restored = len(self.unchecked)
         self.pool.watch(self)
 
     def has_all_parts(self, record: BlockRecord) -> bool:
         """Return whether every rank has its part of a block."""
-        return all(left.get(record.block) == tag_of(record.keys[0]) for left in self.followers.left)
+        return all(tags.get(record.block) == tag_of(record.keys[0]) for tags in self.followers.left)
 
     @property
     def is_due(self) -> bool:

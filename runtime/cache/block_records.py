@@ -104,15 +104,15 @@ class BlockRecords:
 
     def read(self, block: int) -> BlockRecord | None:
         """Return the record of a block, or None if it has none that counts."""
-        check, used, digest, first, second = RECORD.unpack_from(self.map, self.place(block))
+        check, last_use, digest, first, second = RECORD.unpack_from(self.map, self.place(block))
         if check == NOTHING or check != check_of(block, digest, first, second):
             return None
-        return BlockRecord(block, used, digest, (first,) if second == NO_KEY else (first, second))
+        return BlockRecord(block, last_use, digest, (first,) if second == NO_KEY else (first, second))
 
     def all(self) -> list[BlockRecord]:
         """Return all records that count, the block that was used last at the end. Block 0 has none."""
-        found = [record for block in range(1, self.num_blocks) if (record := self.read(block)) is not None]
-        return sorted(found, key=lambda record: record.used)
+        records = [record for block in range(1, self.num_blocks) if (record := self.read(block)) is not None]
+        return sorted(records, key=lambda record: record.used)
 
     def place(self, block: int) -> int:
         return HEADER_BYTES + block * RECORD_BYTES
@@ -128,5 +128,5 @@ def checksum(data: bytes) -> bytes:
 
 def check_of(block: int, digest: int, first: Key, second: Key) -> bytes:
     """Return the checksum of a record. It is never zero, which is that of no record."""
-    made = checksum(USED.pack(block) + CONTENT.pack(digest, first, second))
-    return made if any(made) else b"\x01" + made[1:]
+    check = checksum(USED.pack(block) + CONTENT.pack(digest, first, second))
+    return check if any(check) else b"\x01" + check[1:]

@@ -147,9 +147,9 @@ class CudaMemory:
                 pointer = self.runtime.malloc(size)
         except OSError as error:
             raise MemoryError(f"{size >> 20} MiB of KV memory cannot be had on {self.device} ({error})") from None
-        made = self.runtime.tensor(pointer, size, self.device)
-        made.zero_()
-        return made
+        tensor = self.runtime.tensor(pointer, size, self.device)
+        tensor.zero_()
+        return tensor
 
     def free(self, memory: Tensor) -> None:
         torch.cuda.current_stream(self.device).synchronize()
@@ -176,9 +176,9 @@ class CudaMemory:
             return None
 
     def mark(self) -> torch.cuda.Event:
-        made = torch.cuda.Event()
-        made.record(torch.cuda.current_stream(self.device))
-        return made
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     @contextmanager
     def after(self, mark: Any) -> Iterator[None]:

@@ -22,16 +22,16 @@ class FollowerRecords:
 
     def __init__(self, records: BlockRecords, storage: KVStorage) -> None:
         self.records, self.storage = records, storage
-        found = {record.block: record for record in records.all()}
+        records_by_block = {record.block: record for record in records.all()}
         self.left: dict[int, int] = {}
         # Checked now, by all ranks at the same time: later the driver would have to wait for them.
-        for block, record in found.items():
+        for block, record in records_by_block.items():
             if storage.digests([block]) == [record.digest]:
                 self.left[block] = tag_of(record.keys[0])
-        others = [block for block in range(records.num_blocks) if block not in self.left]
-        for block in others:
+        lost_blocks = [block for block in range(records.num_blocks) if block not in self.left]
+        for block in lost_blocks:
             records.clear(block)
-        storage.erase(others)
+        storage.erase(lost_blocks)
 
     def told(self) -> bytes:
         """Return `left` as a message carries it."""

@@ -44,8 +44,8 @@ class HeadGroups:
         return next(rank for rank in range(self.giving) if group in self.given_by(rank))
 
     def inside(self, share: range) -> range:
-        held = [number for number, heads in enumerate(self.all) if heads.start in share]
-        return range(held[0], held[-1] + 1)
+        numbers = [number for number, heads in enumerate(self.all) if heads.start in share]
+        return range(numbers[0], numbers[-1] + 1)
 
 
 def groups_between(heads: int, giving: int, taking: int) -> tuple[range, ...]:

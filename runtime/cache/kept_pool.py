@@ -58,9 +58,9 @@ class KeptPool:
     ) -> BlockRecorder:
         """Return what records the blocks of a fresh pool from now on, those that were left here among them."""
         assert self.records is not None, "the pool is opened first"
-        made = BlockRecorder(self.records, storage, pool, clock, followers)
-        made.restore()
-        return made
+        recorder = BlockRecorder(self.records, storage, pool, clock, followers)
+        recorder.restore()
+        return recorder
 
     def follower_records(self, storage: KVStorage) -> FollowerRecords:
         """Return the same for the pool of a rank that is not its worker's driver."""

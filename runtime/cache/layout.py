@@ -78,8 +78,8 @@ class KVLayout:
         """A hash that is equal for pools whose blocks can be exchanged, however their heads are divided over ranks."""
         # Layouts with two planes have the fingerprints that they had before there were others.
         left_out = {"rank", "ranks"} | ({"planes"} if self.planes == 2 else set())
-        compared = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return hashlib.sha256(json.dumps(compared, sort_keys=True).encode()).hexdigest()[:16]
+        compared_fields = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return hashlib.sha256(json.dumps(compared_fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def heads_of(heads: int, rank: int, ranks: int) -> range:

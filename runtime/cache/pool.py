@@ -172,9 +172,9 @@ class BlockPool:
 
     def check(self) -> None:
         """Assert the conservation law."""
-        free, idle, owned = set(self.free_list), set(self.idle), set(self.owners)
-        assert len(self.free_list) + len(idle) + len(owned) == self.capacity
-        assert len(free | idle | owned) == self.capacity and 0 not in free | idle | owned
+        free, idle, owned_blocks = set(self.free_list), set(self.idle), set(self.owners)
+        assert len(self.free_list) + len(idle) + len(owned_blocks) == self.capacity
+        assert len(free | idle | owned_blocks) == self.capacity and 0 not in free | idle | owned_blocks
         assert 0 <= self.credits <= len(free) + len(idle)
         assert all(count > 0 for count in self.owners.values())
         assert idle <= self.index.keys.keys() and not free & self.index.keys.keys()

@@ -117,9 +117,9 @@ class PrefixIndex:
 
     def open_journal(self) -> PrefixJournal:
         """Begin another journal with all keys that are known."""
-        made = PrefixJournal([*self.below.known(), *self.blocks])
-        self.journals.append(made)
-        return made
+        journal = PrefixJournal([*self.below.known(), *self.blocks])
+        self.journals.append(journal)
+        return journal
 
     def find(self, key: Key) -> int | None:
         block = self.blocks.get(key)

@@ -41,11 +41,11 @@ class PrefixJournal:
     def take(self, most: int) -> tuple[bytes, bytes]:
         """Remove and return the oldest changes, at most so many: the keys that were added, and those that were
         forgotten, each one behind the other."""
-        taken = list(islice(self.changes.items(), most))
-        if len(taken) == len(self.changes):
+        changes = list(islice(self.changes.items(), most))
+        if len(changes) == len(self.changes):
             self.changes.clear()
         else:
-            for short, _ in taken:
+            for short, _ in changes:
                 del self.changes[short]
-        added = b"".join([short for short, is_held in taken if is_held])
-        return added, b"".join([short for short, is_held in taken if not is_held])
+        added_keys = b"".join([short for short, is_held in changes if is_held])
+        return added_keys, b"".join([short for short, is_held in changes if not is_held])

@@ -109,9 +109,9 @@ class KVStorage:
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
         self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = self.identity
         size = num_blocks * layout.block_bytes
-        own = self.shared.view(-1) if self.memory is None else self.memory.allocate(size)
-        self.own = own.view(num_blocks, layout.block_bytes)
-        self.tensor = own.view(CELL_DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
+        own_bytes = self.shared.view(-1) if self.memory is None else self.memory.allocate(size)
+        self.own = own_bytes.view(num_blocks, layout.block_bytes)
+        self.tensor = own_bytes.view(CELL_DTYPES[layout.dtype]).view(num_blocks, *layout.block_shape)
 
     def give_back(self) -> None:
         """Give the device's memory back; nothing may use `own` and `tensor` after it."""
@@ -184,9 +184,9 @@ class KVStorage:
     def digests(self, blocks: Iterable[int], heads: range | None = None) -> list[int]:
         """Digest each block in `shared`, or some of the model's heads in it. Thread-safe. Pools with other heads
         besides these have the same digests."""
-        held = self.layout.kv_heads
-        pool = self.bytes if heads is None or heads == held else self.slices(self.bytes, held, heads)
-        return block_digests(pool, blocks, self.weights_of(len(heads or held)))
+        kv_heads = self.layout.kv_heads
+        pool = self.bytes if heads is None or heads == kv_heads else self.slices(self.bytes, kv_heads, heads)
+        return block_digests(pool, blocks, self.weights_of(len(heads or kv_heads)))
 
     def own_digests(self, blocks: Sequence[int], heads: range | None = None) -> list[int]:
         """`digests` of what the engine's memory holds. Waits for the device."""

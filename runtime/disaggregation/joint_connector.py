@@ -64,8 +64,8 @@ class JointConnector:
 
     def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
         """Attach a peer here, and order it. A follower that cannot makes the peer unreachable later."""
-        known = self.peers.get(peer)
-        if known is not None and known.is_attached:
+        previous_pools = self.peers.get(peer)
+        if previous_pools is not None and previous_pools.is_attached:
             return
         layout, pools = self.layout, pools_of(descriptor, self.layout.num_kv_heads)
         division = HeadGroups(layout.num_kv_heads, len(pools), layout.ranks)
@@ -79,11 +79,11 @@ class JointConnector:
             for key in sources:
                 self.transport.detach(key)
             raise
-        found = self.peers.setdefault(peer, PeerPools(self.orders, self.clock))
-        found.is_attached, found.sources = True, sources
+        peer_pools = self.peers.setdefault(peer, PeerPools(self.orders, self.clock))
+        peer_pools.is_attached, peer_pools.sources = True, sources
         # Answers to earlier plans are not about this attachment.
-        found.since, found.direct = self.orders.sent + 1, set()
-        found.columns = self.columns(sources, division)
+        peer_pools.since, peer_pools.direct = self.orders.sent + 1, set()
+        peer_pools.columns = self.columns(sources, division)
         self.orders.attach(peer, descriptor)
 
     def columns(self, sources: dict[str, range | None], division: HeadGroups) -> dict[Part, range]:
@@ -93,28 +93,28 @@ class JointConnector:
 
     def detach(self, peer: str) -> None:
         """Forget a peer. Its pulls go on, and what comes for them counts until the last has ended."""
-        found = self.peers.get(peer)
-        if found is not None and found.is_attached:
-            for key in found.sources:
+        peer_pools = self.peers.get(peer)
+        if peer_pools is not None and peer_pools.is_attached:
+            for key in peer_pools.sources:
                 self.transport.detach(key)
-            found.is_attached, found.broken = False, None
+            peer_pools.is_attached, peer_pools.broken = False, None
             self.forget(peer)
         self.orders.detach(peer)
 
     def forget(self, peer: str) -> None:
         """Forget a peer that was detached, once none of its pulls is open."""
-        found = self.peers.get(peer)
-        if found is not None and not found.is_attached and not found.waiting:
+        peer_pools = self.peers.get(peer)
+        if peer_pools is not None and not peer_pools.is_attached and not peer_pools.waiting:
             del self.peers[peer]
 
     def staged(self, peer: str) -> bool:
         """Return whether the peer has to stage its blocks for some rank: it has to for a follower that has not said
         that it reads the peer's own memory."""
-        found = self.peers.get(peer)
-        if found is None:
+        peer_pools = self.peers.get(peer)
+        if peer_pools is None:
             return self.orders.ranks > 1 or self.transport.staged(peer)
-        told = all(rank in found.direct for rank in self.orders.followers)
-        return not told or any(self.transport.staged(key) for key in found.sources)
+        all_direct = all(rank in peer_pools.direct for rank in self.orders.followers)
+        return not all_direct or any(self.transport.staged(key) for key in peer_pools.sources)
 
     def lost(self) -> list[str]:
         return list(self.unreachable())
@@ -158,8 +158,8 @@ class JointConnector:
         for part in self.transport.poll():
             if isinstance(part, PullPart) and part in part.whole.read:
                 self.end(part.whole, part.peer, part.end)
-        ended, self.ended = self.ended, []
-        return ended
+        pulls, self.ended = self.ended, []
+        return pulls
 
     def end(self, whole: JointPull, part: Part, result: PullResult) -> None:
         if whole.end(part, result):
@@ -172,20 +172,20 @@ class JointConnector:
         if done.rank not in self.orders.followers:
             return
         self.orders.heard(done.rank, done.number)
-        for name, received in done.received.items():
+        for name, beat in done.received.items():
             if name in self.peers:
-                self.peers[name].told[done.rank] = received
+                self.peers[name].told[done.rank] = beat
         for name, reason in (dict.fromkeys(done.lost, PEER_ENDED) | done.failed_peers).items():
             if name in self.peers and self.peers[name].is_attached:
                 self.peers[name].broken = reason
         for name in done.direct:
             if name in self.peers and self.peers[name].is_attached and done.number >= self.peers[name].since:
                 self.peers[name].direct.add(done.rank)
-        for told in done.pulls:
-            ticket = told.get("ticket")
+        for report in done.pulls:
+            ticket = report.get("ticket")
             whole = self.ordered.get(ticket) if isinstance(ticket, int) else None
             if whole is not None:
-                self.end(whole, done.rank, result_of(told, done.rank))
+                self.end(whole, done.rank, result_of(report, done.rank))
 
     def close(self) -> None:
         self.transport.close()

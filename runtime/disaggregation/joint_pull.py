@@ -41,8 +41,8 @@ class PeerPools:
         stops it, whatever comes to the others. Followers that compute cannot say, and count as ones that receive."""
         counts: dict[Part, int] = {key: reader.received for key, reader in self.readers.items()} | self.told
         computing = self.orders.computing(self.clock())
-        moved = counts != self.seen or self.waiting.keys() & computing
-        if moved and all(counts.get(part, 0) != self.seen.get(part, 0) for part in self.waiting.keys() - computing):
+        has_moved = counts != self.seen or self.waiting.keys() & computing
+        if has_moved and all(counts.get(part, 0) != self.seen.get(part, 0) for part in self.waiting.keys() - computing):
             self.beat, self.seen = self.beat + 1, counts
         return self.beat
 
@@ -101,16 +101,16 @@ class JointPull:
     def joined(self) -> PullResult:
         """The end of the whole pull: good if all parts are. The first error is stated."""
         ends = list(self.ends.values())
-        moved, seconds = sum(end.bytes for end in ends), max(end.seconds for end in ends)
+        moved_bytes, seconds = sum(end.bytes for end in ends), max(end.seconds for end in ends)
         error = next((end.error for end in ends if end.error), None)
         if error is None and len({end.epoch for end in ends}) > 1:
             error = REUSED
         if error is None:
-            stated = [(self.columns[part], end.digests) for part, end in self.ends.items()]
+            part_digests = [(self.columns[part], end.digests) for part, end in self.ends.items()]
             groups = max(columns.stop for columns in self.columns.values())
             try:
-                digests = in_order(stated, len(self.pull.pairs), groups)
-                return PullResult(None, ends[0].epoch, moved, seconds, digests)
+                digests = in_order(part_digests, len(self.pull.pairs), groups)
+                return PullResult(None, ends[0].epoch, moved_bytes, seconds, digests)
             except ValueError as fault:
                 error = str(fault)
-        return PullResult(error, None, moved, seconds)
+        return PullResult(error, None, moved_bytes, seconds)

@@ -102,10 +102,10 @@ class DevicePublisher:
     def clear(self, blocks: Sequence[int]) -> None:
         """Give back what no other transfer needs."""
         self.staged.subtract(blocks)
-        unused = [block for block in set(blocks) if self.staged[block] <= 0]
-        for block in unused:
+        unused_blocks = [block for block in set(blocks) if self.staged[block] <= 0]
+        for block in unused_blocks:
             del self.staged[block]
-        self.storage.forget(unused)
+        self.storage.forget(unused_blocks)
 
 
 def in_rows(columns: list[list[int]]) -> list[int]:

@@ -64,16 +64,16 @@ class FollowerTransfers:
             self.records.obey(plan.recorded, plan.dropped)
         for slot, epoch in plan.epochs:
             self.storage.set_epoch(slot, epoch)
-        for told in plan.grants:
-            self.change_grant(told)
+        for grant in plan.grants:
+            self.change_grant(grant)
         for first, after in plan.erased:
             self.storage.erase(range(first, after))
-        for block, filled in plan.cleared:
-            self.storage.clear_tail(block, filled)
+        for block, filled_slots in plan.cleared:
+            self.storage.clear_tail(block, filled_slots)
         for number, taking, *blocks in plan.published:
             division = HeadGroups(self.storage.layout.num_kv_heads, self.storage.layout.ranks, taking)
-            wanted = published(blocks, division, self.storage.layout.rank, number not in plan.unstaged)
-            self.publisher.publish(wanted, partial(self.published, number))
+            publication = published(blocks, division, self.storage.layout.rank, number not in plan.unstaged)
+            self.publisher.publish(publication, partial(self.published, number))
         self.publisher.forget(plan.forgotten)
         for peer in plan.detached:
             self.detach(peer)
@@ -88,13 +88,13 @@ class FollowerTransfers:
     def published(self, number: int, digests: list[int]) -> None:
         self.digests.put([number, *digests])
 
-    def change_grant(self, told: dict[str, Any]) -> None:
-        if "secret" in told:
-            self.grants.open(Grant(told["id"], told["epoch"], told["secret"]), told["slot"])
-        elif "blocks" in told:
-            self.grants.allow(told["id"], told["blocks"])
+    def change_grant(self, grant: dict[str, Any]) -> None:
+        if "secret" in grant:
+            self.grants.open(Grant(grant["id"], grant["epoch"], grant["secret"]), grant["slot"])
+        elif "blocks" in grant:
+            self.grants.allow(grant["id"], grant["blocks"])
         else:
-            self.grants.close(told["id"])
+            self.grants.close(grant["id"])
 
     def attach(self, peer: str, descriptor: dict[str, Any]) -> None:
         try:
@@ -109,20 +109,20 @@ class FollowerTransfers:
 
     def pull(self, order: dict[str, Any]) -> None:
         pairs = [(theirs, ours) for theirs, ours in order["pairs"]]
-        shown = Grant(*order["grant"]) if "grant" in order else None
+        grant = Grant(*order["grant"]) if "grant" in order else None
         pull = self.pulls[order["ticket"]] = OrderedPull(
-            order["peer"], pairs, order["slot"], shown, ticket=order["ticket"]
+            order["peer"], pairs, order["slot"], grant, ticket=order["ticket"]
         )
         self.connector.pull(pull)
 
     def report(self) -> dict[str, Any]:
         """Return the fields of a RankDone that have news since the last call; empty if there is none."""
-        ended = [self.ended(pull) for pull in self.connector.poll() if isinstance(pull, OrderedPull)]
+        pull_results = [self.ended(pull) for pull in self.connector.poll() if isinstance(pull, OrderedPull)]
         counts = {name: peer.look() for name, peer in self.connector.peers.items()}
         fresh = {name: count for name, count in counts.items() if count != self.received.get(name, 0)}
         lost = [peer for peer in self.connector.lost() if peer not in self.lost]
-        attached = [name for name, peer in self.connector.peers.items() if peer.is_attached]
-        direct = [name for name in attached if not self.connector.staged(name)]
+        attached_peers = [name for name, peer in self.connector.peers.items() if peer.is_attached]
+        direct = [name for name in attached_peers if not self.connector.staged(name)]
         untold = [name for name in direct if name not in self.direct]
         self.direct = set(direct)
         self.received = counts
@@ -130,14 +130,14 @@ class FollowerTransfers:
         digests = [self.digests.get() for _ in range(self.digests.qsize())]
         news = {
             "digests": digests,
-            "pulls": ended,
+            "pulls": pull_results,
             "failed_peers": self.failed_peers,
             "received": fresh,
             "lost": lost,
             "direct": untold,
         }
         self.failed_peers = {}
-        return {name: told for name, told in news.items() if told}
+        return {name: changes for name, changes in news.items() if changes}
 
     def ended(self, pull: OrderedPull) -> dict[str, Any]:
         del self.pulls[pull.ticket]

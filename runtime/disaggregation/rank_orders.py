@@ -63,12 +63,12 @@ class RankOrders:
     def drop(self, blocks: Iterable[int]) -> None:
         """Have the records of blocks dropped, before these are written. Of one that was recorded since the last plan,
         too: a plan's records come first."""
-        if dropped := list(blocks):
-            self.add("dropped", *dropped)
+        if dropped_blocks := list(blocks):
+            self.add("dropped", *dropped_blocks)
 
     def open_grant(self, granted: Grant, slot: int) -> None:
-        told = {"id": granted.transfer_id, "epoch": granted.epoch, "secret": granted.secret, "slot": slot}
-        self.add("grants", told)
+        order = {"id": granted.transfer_id, "epoch": granted.epoch, "secret": granted.secret, "slot": slot}
+        self.add("grants", order)
 
     def allow(self, transfer_id: str, blocks: list[int]) -> None:
         self.add("grants", {"id": transfer_id, "blocks": blocks})

@@ -30,8 +30,8 @@ class Publication:
         answer is not for these blocks."""
         if len(self.parts) < self.division.giving:
             return None
-        stated = [(self.division.given_by(rank), digests) for rank, digests in self.parts.items()]
-        return in_order(stated, len(self.blocks), len(self.division.all))
+        part_digests = [(self.division.given_by(rank), digests) for rank, digests in self.parts.items()]
+        return in_order(part_digests, len(self.blocks), len(self.division.all))
 
 
 class RankPools:
@@ -69,17 +69,17 @@ class RankPools:
     def publish(self, blocks: list[int], taking: int, staged: bool = True) -> Publication:
         """Make blocks readable for a peer of so many ranks, and digest them. `staged`: in host memory."""
         division = HeadGroups(self.layout.num_kv_heads, self.layout.ranks, taking)
-        made = Publication(list(blocks), division)
-        self.publisher.publish(published(blocks, division, self.layout.rank, staged), partial(made.stated, 0))
+        publication = Publication(list(blocks), division)
+        self.publisher.publish(published(blocks, division, self.layout.rank, staged), partial(publication.stated, 0))
         if blocks and self.orders.ranks > 1:
             self.last += 1
-            self.unanswered[self.last] = made
+            self.unanswered[self.last] = publication
             self.orders.add("published", [self.last, taking, *blocks])
             if not staged:
                 self.orders.add("unstaged", self.last)
         else:
-            made.parts.update({rank: [] for rank in self.orders.followers})
-        return made
+            publication.parts.update({rank: [] for rank in self.orders.followers})
+        return publication
 
     def forget(self, blocks: list[int]) -> None:
         """Give back the host memory in which blocks were published."""
@@ -89,12 +89,12 @@ class RankPools:
 
     def take(self, done: RankDone) -> None:
         """Record a follower's digests. Those that were not asked for, or came before, are ignored."""
-        for number, *digests in (told for told in done.digests if told):
-            made = self.unanswered.get(number)
-            if made is None or done.rank not in self.orders.followers:
+        for number, *digests in (answer for answer in done.digests if answer):
+            publication = self.unanswered.get(number)
+            if publication is None or done.rank not in self.orders.followers:
                 continue
-            made.parts.setdefault(done.rank, digests)
-            if made.parts.keys() >= set(self.orders.followers):
+            publication.parts.setdefault(done.rank, digests)
+            if publication.parts.keys() >= set(self.orders.followers):
                 del self.unanswered[number]
 
     def open_grant(self, granted: Grant, slot: int) -> None:

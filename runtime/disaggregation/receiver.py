@@ -215,29 +215,29 @@ class KVReceiver:
         elif now >= transfer.deadline:
             self.fail(transfer, f"the handoff was not complete within {transfer.patience:g} s", now)
         elif transfer.pending:
-            received = transfer.pending[0].received
-            if received != transfer.received:
-                transfer.received, transfer.last_progress = received, now
+            progress = transfer.pending[0].received
+            if progress != transfer.received:
+                transfer.received, transfer.last_progress = progress, now
             elif now - transfer.last_progress > self.deadlines.kv_stall_timeout:
                 self.fail(transfer, f"no bytes came for {self.deadlines.kv_stall_timeout:g} s", now)
 
     def finish_pull(self, pull: BlockPull, now: float) -> None:
         """Handle the end of a pull. The end of one that has ended before is ignored."""
-        transfer, done = pull.transfer, pull.end
+        transfer, result = pull.transfer, pull.end
         if pull not in transfer.pending:
             return
         transfer.pending.remove(pull)
         transfer.last_progress = now
-        transfer.bytes += done.bytes
-        transfer.seconds += done.seconds
-        transfer.pulls.add(pull.begun, now, len(pull.pairs), done.bytes)
+        transfer.bytes += result.bytes
+        transfer.seconds += result.seconds
+        transfer.pulls.add(pull.begun, now, len(pull.pairs), result.bytes)
         if transfer.error is not None:
             return
-        if done.error == REUSED or (done.error is None and done.epoch != transfer.epoch):
+        if result.error == REUSED or (result.error is None and result.epoch != transfer.epoch):
             self.reused(transfer, now)
-        elif done.error:
-            self.fail(transfer, done.error, now)
-        elif done.digests != pull.digests:
+        elif result.error:
+            self.fail(transfer, result.error, now)
+        elif result.digests != pull.digests:
             self.fail(transfer, "the blocks that arrived are not the ones that were sent", now)
         else:
             transfer.ready = pull

@@ -107,8 +107,8 @@ class KVSender:
             SendAction.BUMP_EPOCH: self.bump_epoch,
             SendAction.FREE_BLOCKS: self.free_blocks,
             SendAction.FREE_SLOT: self.free_slot,
-            SendAction.SEND_FINISHED: lambda sent, now: callbacks.withdraw(sent, True),
-            SendAction.SEND_WITHDRAWN: lambda sent, now: callbacks.withdraw(sent, False),
+            SendAction.SEND_FINISHED: lambda transfer, now: callbacks.withdraw(transfer, True),
+            SendAction.SEND_WITHDRAWN: lambda transfer, now: callbacks.withdraw(transfer, False),
         }
 
     def begin(
@@ -131,87 +131,98 @@ class KVSender:
         deadline = now + self.deadlines.kv_transfer_timeout
         epoch = int(self.pools.storage.epochs[slot])
         state = SendState.PREPARING if peer is None else SendState.COMPUTING
-        sent = SendTransfer(transfer_id, peer, slot, epoch, deadline, state, announced=have, ranks=ranks, staged=staged)
-        self.open[transfer_id] = sent
+        transfer = SendTransfer(
+            transfer_id, peer, slot, epoch, deadline, state, announced=have, ranks=ranks, staged=staged
+        )
+        self.open[transfer_id] = transfer
         if secret is not None:
-            self.pools.open_grant(Grant(transfer_id, sent.epoch, secret), slot)
-        return sent
+            self.pools.open_grant(Grant(transfer_id, transfer.epoch, secret), slot)
+        return transfer
 
-    def announce(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
+    def announce(self, transfer: SendTransfer, blocks: list[int], now: float) -> None:
         """Announce blocks that became final since the last call; `blocks` are all final ones so far. New blocks restart
         the time limit of the prompt. Without a peer there is nobody to tell."""
-        first, fresh = sent.announced, blocks[sent.announced :]
+        first, fresh = transfer.announced, blocks[transfer.announced :]
         if fresh:
-            sent.deadline = now + self.deadlines.kv_transfer_timeout
-        if fresh and sent.peer is None:
-            sent.announced = len(blocks)
+            transfer.deadline = now + self.deadlines.kv_transfer_timeout
+        if fresh and transfer.peer is None:
+            transfer.announced = len(blocks)
         elif fresh:
             self.publish(
-                sent,
-                ChunkReady(self.incarnation, peer_of(sent), sent.transfer_id, sent.epoch, sent.slot, first, fresh, []),
+                transfer,
+                ChunkReady(
+                    self.incarnation,
+                    peer_of(transfer),
+                    transfer.transfer_id,
+                    transfer.epoch,
+                    transfer.slot,
+                    first,
+                    fresh,
+                    [],
+                ),
             )
 
-    def hold(self, sent: SendTransfer, blocks: list[int], done: PrefillResult, now: float) -> None:
+    def hold(self, transfer: SendTransfer, blocks: list[int], result: PrefillResult, now: float) -> None:
         """Announce the remaining blocks of a computed prompt and keep all of them under a lease."""
-        self.keep(sent, blocks, now)
-        self.hand_over(sent, done)
+        self.keep(transfer, blocks, now)
+        self.hand_over(transfer, result)
 
-    def keep(self, sent: SendTransfer, blocks: list[int], now: float) -> None:
+    def keep(self, transfer: SendTransfer, blocks: list[int], now: float) -> None:
         """Keep the blocks of a computed prompt under a lease."""
-        sent.blocks = list(blocks)
-        self.happened(sent, SendEvent.COMPUTED, now)
+        transfer.blocks = list(blocks)
+        self.happened(transfer, SendEvent.COMPUTED, now)
 
     def claim(
-        self, sent: SendTransfer, peer: str, have: int, ranks: int, staged: bool, done: PrefillResult, now: float
+        self, transfer: SendTransfer, peer: str, have: int, ranks: int, staged: bool, result: PrefillResult, now: float
     ) -> None:
         """Hand a kept prompt over to the peer that claims it, as one that was computed for this peer."""
-        sent.peer, sent.announced, sent.ranks, sent.staged = peer, have, ranks, staged
-        self.happened(sent, SendEvent.CLAIMED, now)
-        self.hand_over(sent, done)
+        transfer.peer, transfer.announced, transfer.ranks, transfer.staged = peer, have, ranks, staged
+        self.happened(transfer, SendEvent.CLAIMED, now)
+        self.hand_over(transfer, result)
 
-    def hand_over(self, sent: SendTransfer, done: PrefillResult) -> None:
+    def hand_over(self, transfer: SendTransfer, result: PrefillResult) -> None:
         """Announce the blocks that were not announced yet, and the result."""
-        first, fresh = sent.announced, sent.blocks[sent.announced :]
+        first, fresh = transfer.announced, transfer.blocks[transfer.announced :]
         handoff = Handoff(
             self.incarnation,
-            peer_of(sent),
-            sent.transfer_id,
-            sent.epoch,
-            sent.slot,
+            peer_of(transfer),
+            transfer.transfer_id,
+            transfer.epoch,
+            transfer.slot,
             first,
             fresh,
             [],
-            done.computed,
-            done.first_tokens,
-            done.prompt_tokens,
-            done.cached_tokens,
+            result.computed,
+            result.first_tokens,
+            result.prompt_tokens,
+            result.cached_tokens,
             self.pools.fingerprint,
-            done.seconds,
-            done.choices,
-            done.logprobs,
-            done.drafts,
-            done.frames,
-            done.next_index,
-            done.hidden_state,
-            done.hidden_digest,
+            result.seconds,
+            result.choices,
+            result.logprobs,
+            result.drafts,
+            result.frames,
+            result.next_index,
+            result.hidden_state,
+            result.hidden_digest,
         )
-        self.publish(sent, handoff)
+        self.publish(transfer, handoff)
 
-    def publish(self, sent: SendTransfer, message: ChunkReady | Handoff) -> None:
+    def publish(self, transfer: SendTransfer, message: ChunkReady | Handoff) -> None:
         """Make the message's blocks readable, and send it when their digests are known."""
-        self.pools.allow(sent.transfer_id, message.block_ids)
-        sent.announced += len(message.block_ids)
-        if sent.staged:
-            sent.published += message.block_ids
-        publication = self.pools.publish(message.block_ids, sent.ranks, sent.staged)
-        self.announcements.append(PendingAnnouncement(sent, message, publication))
+        self.pools.allow(transfer.transfer_id, message.block_ids)
+        transfer.announced += len(message.block_ids)
+        if transfer.staged:
+            transfer.published += message.block_ids
+        publication = self.pools.publish(message.block_ids, transfer.ranks, transfer.staged)
+        self.announcements.append(PendingAnnouncement(transfer, message, publication))
         self.flush()
 
     def flush(self) -> None:
         """Send the announcements whose digests are known, in their order. A transfer that has ended announces nothing.
         Raises TransferError if a rank's digests cannot be right: its driver can trust it no more."""
         while self.announcements:
-            sent, message = self.announcements[0].sent, self.announcements[0].message
+            transfer, message = self.announcements[0].sent, self.announcements[0].message
             try:
                 digests = self.announcements[0].publication.digests()
             except ValueError as error:
@@ -219,57 +230,57 @@ class KVSender:
             if digests is None:
                 return
             self.announcements.popleft()
-            if sent.state not in SENDING_ENDS:
+            if transfer.state not in SENDING_ENDS:
                 self.callbacks.announce_blocks(replace(message, digests=digests))
 
     def heard(self, transfer_id: str, epoch: int, event: SendEvent, now: float) -> None:
         """Handle a peer's message about a transfer. A message about one that has ended, or with another epoch, is stale
         and changes nothing."""
-        sent = self.open.get(transfer_id)
-        if sent is not None:
-            self.happened(sent, event if epoch == sent.epoch else SendEvent.STALE, now)
+        transfer = self.open.get(transfer_id)
+        if transfer is not None:
+            self.happened(transfer, event if epoch == transfer.epoch else SendEvent.STALE, now)
 
     def release(self, transfer_id: str, event: SendEvent, now: float, reason: str = "") -> SendTransfer | None:
         """End a transfer in any state. Return None when it has ended before (idempotent)."""
-        sent = self.open.get(transfer_id)
-        if sent is not None:
-            sent.reason = reason
-            self.happened(sent, event, now)
-        return sent
+        transfer = self.open.get(transfer_id)
+        if transfer is not None:
+            transfer.reason = reason
+            self.happened(transfer, event, now)
+        return transfer
 
-    def happened(self, sent: SendTransfer, event: SendEvent, now: float) -> None:
+    def happened(self, transfer: SendTransfer, event: SendEvent, now: float) -> None:
         """Apply an event by the table, and perform its actions. A transfer that has ended is removed before any action
         runs."""
-        sent.state, actions = rule(SENDING, sent.state, event)
-        if sent.state in SENDING_ENDS:
-            del self.open[sent.transfer_id]
-            self.pools.close_grant(sent.transfer_id)
+        transfer.state, actions = rule(SENDING, transfer.state, event)
+        if transfer.state in SENDING_ENDS:
+            del self.open[transfer.transfer_id]
+            self.pools.close_grant(transfer.transfer_id)
         for action in actions:
-            self.acts[action](sent, now)
+            self.acts[action](transfer, now)
 
     def late(self, now: float) -> list[SendTransfer]:
         """Return the transfers whose deadline has passed: the lease, or the time to compute."""
-        return [sent for sent in self.open.values() if sent.deadline <= now]
+        return [transfer for transfer in self.open.values() if transfer.deadline <= now]
 
-    def start_lease(self, sent: SendTransfer, now: float) -> None:
-        sent.held_since, sent.deadline = now, now + self.deadlines.kv_lease
+    def start_lease(self, transfer: SendTransfer, now: float) -> None:
+        transfer.held_since, transfer.deadline = now, now + self.deadlines.kv_lease
 
-    def extend_lease(self, sent: SendTransfer, now: float) -> None:
-        longest = sent.held_since + self.deadlines.kv_transfer_timeout
-        sent.deadline = min(now + self.deadlines.kv_lease, longest)
+    def extend_lease(self, transfer: SendTransfer, now: float) -> None:
+        longest = transfer.held_since + self.deadlines.kv_transfer_timeout
+        transfer.deadline = min(now + self.deadlines.kv_lease, longest)
 
-    def free_blocks(self, sent: SendTransfer, now: float) -> None:
-        self.pools.forget(sent.published)
-        self.callbacks.free_blocks(sent)
+    def free_blocks(self, transfer: SendTransfer, now: float) -> None:
+        self.pools.forget(transfer.published)
+        self.callbacks.free_blocks(transfer)
 
-    def bump_epoch(self, sent: SendTransfer, now: float) -> None:
+    def bump_epoch(self, transfer: SendTransfer, now: float) -> None:
         self.last_epoch += 1
-        self.pools.set_epoch(sent.slot, self.last_epoch)
+        self.pools.set_epoch(transfer.slot, self.last_epoch)
 
-    def free_slot(self, sent: SendTransfer, now: float) -> None:
-        self.free_slots.append(sent.slot)
+    def free_slot(self, transfer: SendTransfer, now: float) -> None:
+        self.free_slots.append(transfer.slot)
 
 
-def peer_of(sent: SendTransfer) -> str:
-    assert sent.peer is not None, "nothing is announced before a prompt is claimed"
-    return sent.peer
+def peer_of(transfer: SendTransfer) -> str:
+    assert transfer.peer is not None, "nothing is announced before a prompt is claimed"
+    return transfer.peer

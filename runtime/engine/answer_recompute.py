@@ -79,8 +79,8 @@ class AnswerRecompute:
         if current is None:
             return None
         span = Span(current, current.computed, min(CHUNK, current.remaining))
-        promised = self.memory.grow(current, span.start + span.count)
-        assert promised, "what is known of a sequence is reserved"
+        has_grown = self.memory.grow(current, span.start + span.count)
+        assert has_grown, "what is known of a sequence is reserved"
         return Batch((span,), self.memory.take_copies())
 
     def admit(self, sequence: Sequence) -> bool:

@@ -75,21 +75,21 @@ class StepInFlight:
 
     def waited(self) -> StepInFlight:
         """Wait until it is over. Its results stay to be accepted."""
-        sampled = self.launched.collect()
-        launched = Launched(lambda: sampled, self.launched.places, self.launched.left_out)
-        return replace(self, launched=launched, alone=True)
+        samples = self.launched.collect()
+        launch = Launched(lambda: samples, self.launched.places, self.launched.left_out)
+        return replace(self, launched=launch, alone=True)
 
-    def note_chunks(self, ended: float) -> list[Sequence]:
+    def note_chunks(self, end: float) -> list[Sequence]:
         """Note the time of the step with each sequence of whose prompt it computed a part. Return those of whose prompt
         this was the first part, and not the last."""
-        left_out, begun = self.launched.left_out, list[Sequence]()
+        left_out, begun_sequences = self.launched.left_out, list[Sequence]()
         for span in self.batch.spans:
             times = span.sequence.history.times
             if span.start < len(span.sequence.prompt) and times is not None and span.sequence not in left_out:
                 if not times.chunks.rows and span.start + span.count < len(span.sequence.prompt):
-                    begun.append(span.sequence)
-                times.chunks.add(self.began, ended, span.count)
-        return begun
+                    begun_sequences.append(span.sequence)
+                times.chunks.add(self.began, end, span.count)
+        return begun_sequences
 
 
 class Engine:
@@ -183,13 +183,13 @@ class Engine:
 
     def launch(self, batch: Batch) -> StepInFlight:
         began = self.scheduler.clock()
-        launched = self.runner.launch(batch)
-        self.scheduler.advance(batch.without(launched.left_out))
-        if launched.late:
+        launch = self.runner.launch(batch)
+        self.scheduler.advance(batch.without(launch.left_out))
+        if launch.late:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
-        for sequence, place in launched.places.items():
+        for sequence, place in launch.places.items():
             sequence.drawn(place)
-        return StepInFlight(batch, launched, began, self.scheduler.drafts.asked)
+        return StepInFlight(batch, launch, began, self.scheduler.drafts.asked)
 
     def may_stay_in_flight(self, step: StepInFlight) -> bool:
         """Return whether the next step may be launched before this one is over. Not if something reads what it computed
@@ -210,20 +210,22 @@ class Engine:
     def collect(self, step: StepInFlight) -> list[Output]:
         """Wait for a step, and accept its tokens. Those of a sequence that ended meanwhile are dropped: the token that
         ended it was not known when they were drawn."""
-        sampled = [one if one.sequence.output else as_given(one) for one in step.launched.collect()]
-        ended = self.scheduler.clock()
+        samples = [sample if sample.sequence.output else as_given(sample) for sample in step.launched.collect()]
+        end = self.scheduler.clock()
         if step.asked:
-            self.scheduler.drafts.drafter.computed(step.batch, ended - step.began)
-        self.begun = step.note_chunks(ended)
-        if sampled:
+            self.scheduler.drafts.drafter.computed(step.batch, end - step.began)
+        self.begun = step.note_chunks(end)
+        if samples:
             # Sequences may have waited for these tokens.
             self.scheduler.stalled = False
-        alive = [one for one in sampled if one.sequence.state is not SequenceState.FINISHED]
+        alive = [sample for sample in samples if sample.sequence.state is not SequenceState.FINISHED]
         # All forks are made before any token is accepted: a choice that ends at once must not release the blocks of the
         # others.
         owners = [
-            one.sequence if one.choice == one.sequence.branch.choice else self.fork(one.sequence, one.choice)
-            for one in alive
+            sample.sequence
+            if sample.choice == sample.sequence.branch.choice
+            else self.fork(sample.sequence, sample.choice)
+            for sample in alive
         ]
         return list(map(self.accept, owners, alive))
 
@@ -246,34 +248,34 @@ class Engine:
         self.sequences[stem.id].append(fork)
         return fork
 
-    def accept(self, sequence: Sequence, sampled: Sampled) -> Output:
+    def accept(self, sequence: Sequence, sample: Sampled) -> Output:
         """Turn sampled tokens into a result; the only place that does (rules B)."""
         assert sequence.state in (SequenceState.RUNNING, SequenceState.PAUSED)
         record, before = sequence.record, len(sequence.output)
         is_new = record.generated == 0
-        opens = is_new and opens_request(sequence, sampled)
+        opens = is_new and opens_request(sequence, sample)
         if opens:
             self.prompt_computed += sequence.history.prompt_computed
-        finish = sequence.append_all(sampled.tokens, sampled.logprobs)
+        finish = sequence.append_all(sample.tokens, sample.logprobs)
         inputs = sequence.streams.inputs
         if inputs is not None:
-            for frame in sampled.frames:
+            for frame in sample.frames:
                 inputs.take_frame(frame)
-        if sampled.drafted or not sampled.tokens:
+        if sample.drafted or not sample.tokens:
             sequence.roll_back()
         # Tokens sampled after the end are not part of the answer: they followed a draft, which counts as rejected.
-        count = sampled.count - (before + len(sampled.tokens) - len(sequence.output))
+        count = sample.count - (before + len(sample.tokens) - len(sequence.output))
         record.generated += count
         self.generated += count
-        accepted = 0
-        if sampled.drafted:
-            accepted = max(0, min(count, len(sampled.tokens) - 1))
-            self.drafts.add(sampled.drafted, accepted)
+        num_accepted = 0
+        if sample.drafted:
+            num_accepted = max(0, min(count, len(sample.tokens) - 1))
+            self.drafts.add(sample.drafted, num_accepted)
         if self.scheduler.drafts.most:
-            self.scheduler.drafts.drafter.verified(sequence, sampled.drafted, accepted)
-        if sampled.count == 0 and sampled.failure is None:
+            self.scheduler.drafts.drafter.verified(sequence, sample.drafted, num_accepted)
+        if sample.count == 0 and sample.failure is None:
             record.delivered = len(sequence.output)
-        if sampled.failure is not None:
+        if sample.failure is not None:
             finish = FinishReason.ERROR
         elif finish is None and sequence.hands_over:
             finish = FinishReason.HANDED_OVER
@@ -285,15 +287,15 @@ class Engine:
         ids, logprobs = sequence.output[index:], record.logprobs and record.logprobs_from(index)
         frames = [] if inputs is None else inputs.frames[index:]
         return Output(
-            sequence, index, ids, count, finish, logprobs, opens, sampled.drafted, accepted, sampled.failure, frames
+            sequence, index, ids, count, finish, logprobs, opens, sample.drafted, num_accepted, sample.failure, frames
         )
 
     def close(self, sequence: Sequence, finish: FinishReason) -> None:
         sequence.forget_drawn()
         self.scheduler.finish(sequence, finish)
-        others = self.sequences[sequence.id]
-        others.remove(sequence)
-        if not others:
+        siblings = self.sequences[sequence.id]
+        siblings.remove(sequence)
+        if not siblings:
             del self.sequences[sequence.id]
 
     @property
@@ -301,22 +303,22 @@ class Engine:
         return (sequence for some in self.sequences.values() for sequence in some)
 
 
-def opens_request(sequence: Sequence, sampled: Sampled) -> bool:
+def opens_request(sequence: Sequence, sample: Sampled) -> bool:
     """Return whether the first tokens sampled of a sequence are the first result of a request whose prompt was computed
     here. Without memory it was not computed to its end: nothing is stated of it."""
-    computed = sampled.failure != MEMORY_RAN_OUT and sequence.history.scheduled_at is not None
-    return computed and sequence.branch.leads
+    is_computed = sample.failure != MEMORY_RAN_OUT and sequence.history.scheduled_at is not None
+    return is_computed and sequence.branch.leads
 
 
-def as_given(sampled: Sampled) -> Sampled:
+def as_given(sample: Sampled) -> Sampled:
     """Return a first token that the client already has as it is: it counts as not generated, whichever token was
     sampled in its place. Of a request without a budget only the prompt is computed. Neither says anything of a prompt
     for which memory did not suffice."""
-    if sampled.failure == MEMORY_RAN_OUT:
-        return sampled
-    if sampled.sequence.params.max_tokens == 0:
-        return replace(sampled, tokens=[], count=0, logprobs=[], failure=None)
-    token = sampled.sequence.branch.given.get(sampled.choice)
-    if token is None or sampled.sequence.output:
-        return sampled
-    return replace(sampled, tokens=[token], count=0, logprobs=[], failure=None)
+    if sample.failure == MEMORY_RAN_OUT:
+        return sample
+    if sample.sequence.params.max_tokens == 0:
+        return replace(sample, tokens=[], count=0, logprobs=[], failure=None)
+    token = sample.sequence.branch.given.get(sample.choice)
+    if token is None or sample.sequence.output:
+        return sample
+    return replace(sample, tokens=[token], count=0, logprobs=[], failure=None)

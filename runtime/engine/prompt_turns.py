@@ -92,13 +92,13 @@ class TurnLevel:
                 heappop(turns)
                 continue
             sequence = line.popleft()
-            given = counts.get(sequence, 0)
-            count = turn(sequence.computed + given, sequence.due - given, budget, is_first=not given)
+            prior_count = counts.get(sequence, 0)
+            count = turn(sequence.computed + prior_count, sequence.due - prior_count, budget, is_first=not prior_count)
             if count:
-                counts[sequence] = given + count
+                counts[sequence] = prior_count + count
                 budget -= count
                 self.take(caller, sequence, count, weight)
-                if given + count < sequence.due:
+                if prior_count + count < sequence.due:
                     caller.begun.append(sequence)
                 heapreplace(turns, caller)
         return budget
@@ -120,8 +120,8 @@ class TurnLevel:
             name = sequence.standing.share.caller
             caller = self.callers.get(name)
             if caller is None:
-                known = before.get(name)
-                start, new_is_next = (self.time, True) if known is None else (known.start, known.new_is_next)
+                previous = before.get(name)
+                start, new_is_next = (self.time, True) if previous is None else (previous.start, previous.new_is_next)
                 caller = self.callers[name] = CallerPrompts(start, len(self.callers), new_is_next=new_is_next)
             caller.weight = max(caller.weight, sequence.standing.share.weight)
             if sequence not in self.taken:
@@ -133,7 +133,7 @@ class TurnLevel:
 def turn(start: int, remaining: int, budget: int, is_first: bool) -> int:
     """Return how many positions from `start` on are a prompt's next turn in a step: up to the end of the tile that they
     are in. Where the budget ends before that, only the first turn of the step takes what is left."""
-    wanted = min(remaining, QUERY_TILE - start % QUERY_TILE)
-    if wanted <= budget:
-        return wanted
+    count = min(remaining, QUERY_TILE - start % QUERY_TILE)
+    if count <= budget:
+        return count
     return budget if is_first else 0

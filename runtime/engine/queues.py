@@ -153,31 +153,40 @@ class SequenceQueues:
             return list(self.running)
         places: dict[str, int] = {}
         turns: list[tuple[int, float, int, int, Sequence]] = []
-        for one in self.running:
-            place = places[one.standing.share.caller] = places.get(one.standing.share.caller, 0) + 1
+        for sequence in self.running:
+            place = places[sequence.standing.share.caller] = places.get(sequence.standing.share.caller, 0) + 1
             turns.append(
-                (one.standing.priority, place / one.standing.share.weight, one.standing.arrival, one.branch.choice, one)
+                (
+                    sequence.standing.priority,
+                    place / sequence.standing.share.weight,
+                    sequence.standing.arrival,
+                    sequence.branch.choice,
+                    sequence,
+                )
             )
-        return [one for *_, one in sorted(turns, key=by_place)]
+        return [sequence for *_, sequence in sorted(turns, key=by_place)]
 
     def newest_above(self, sequence: Sequence) -> Sequence | None:
         """Return the running sequence that is to give its place to one that waits: the newest of the caller that holds
         the most seats for its weight, if its own part is left to that. What is more urgent does not give way, nor what
         is promised to a peer or drives another stage."""
-        found: Sequence | None = None
+        victim: Sequence | None = None
         if sequence.is_streamed or not self.seats.has_claim(sequence.standing.share):
             return None
-        for one in reversed(self.running):
-            if one.standing.priority < sequence.standing.priority:
+        for candidate in reversed(self.running):
+            if candidate.standing.priority < sequence.standing.priority:
                 break
-            above = self.seats.yields(one.standing.share.caller, sequence.standing.share)
+            above = self.seats.yields(candidate.standing.share.caller, sequence.standing.share)
             if (
-                may_yield(one)
+                may_yield(candidate)
                 and above
-                and (found is None or self.seats.level(one.standing.share) > self.seats.level(found.standing.share))
+                and (
+                    victim is None
+                    or self.seats.level(candidate.standing.share) > self.seats.level(victim.standing.share)
+                )
             ):
-                found = one
-        return found
+                victim = candidate
+        return victim
 
     def newest_paused(self) -> Sequence | None:
         """Return the last of the paused sequences, which have blocks and no use for them now."""

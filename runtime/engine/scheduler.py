@@ -120,7 +120,7 @@ class Scheduler:
 
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
-        open_prompts = [one for one in self.running if not one.decodes and one.is_ready]
+        open_prompts = [sequence for sequence in self.running if not sequence.decodes and sequence.is_ready]
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
@@ -204,7 +204,7 @@ class Scheduler:
         that are above their part."""
         somebody_gives = True
         while somebody_gives:
-            spare = sum(not other.hands_over for other in self.running)
+            spare = sum(not running_sequence.hands_over for running_sequence in self.running)
             if self.shortage is None or not self.shortage.lasts(sequence, self.memory.pool, spare):
                 hit = find()
                 if self.memory.reserve(sequence, hit, spare):
@@ -264,9 +264,9 @@ class Scheduler:
         """Run a sequence whose KV has arrived, with all its choices, as if it had been computed in this engine. Where
         no first tokens are known, its last position is computed here, as after any cached prefix."""
         self.queues.remove(sequence)
-        found = computed if known is not None else min(computed, sequence.length - 1)
-        self.prefix.register(sequence, sequence.computed, found)
-        sequence.computed, sequence.history.reached = found, computed
+        usable_tokens = computed if known is not None else min(computed, sequence.length - 1)
+        self.prefix.register(sequence, sequence.computed, usable_tokens)
+        sequence.computed, sequence.history.reached = usable_tokens, computed
         sequence.move(SequenceState.RUNNING)
         self.queues.run(sequence)
         return [sequence] if known is None else self.receive(sequence, known)
@@ -274,11 +274,11 @@ class Scheduler:
     def receive(self, sequence: Sequence, known: list[Known]) -> list[Sequence]:
         """Return one sequence for each choice whose first tokens were sampled elsewhere."""
         sequence.branch.choice = known[0].choice
-        made = [sequence, *(self.fork(sequence, one.choice) for one in known[1:])]
+        sequences = [sequence, *(self.fork(sequence, tokens.choice) for tokens in known[1:])]
         sequence.branch.forked = True
-        for one, tokens in zip(made, known, strict=True):
-            one.receive(tokens)
-        return made
+        for receiver, tokens in zip(sequences, known, strict=True):
+            receiver.receive(tokens)
+        return sequences
 
     def compute_here(self, sequence: Sequence, known: list[Known] | None) -> list[Sequence]:
         """Queue a sequence whose KV will not arrive, to be computed in this engine: from its first token on, or where
@@ -291,13 +291,13 @@ class Scheduler:
             self.memory.give_back(sequence)
             sequence.computed = 0
             sequence.move(SequenceState.WAITING)
-        made = [sequence]
+        sequences = [sequence]
         if known is not None:
             sequence.history.reached = len(sequence.prompt)
-            made = self.receive(sequence, known)
+            sequences = self.receive(sequence, known)
         if was_parked:
             self.queues.wait(sequence)
-        return made
+        return sequences
 
     def fork(self, stem: Sequence, choice: int) -> Sequence:
         """Return a sequence for one more choice, which shares every block of the stem."""
@@ -316,8 +316,8 @@ class Scheduler:
         self.prefix.drop(sequence)
         self.drafts.drafter.forget(sequence)
         sequence.end(finish)
-        ended = finish in (FinishReason.STOP, FinishReason.LENGTH)
-        if ended and self.prefix.enabled and not sequence.streams.exchange_rows:
+        is_complete = finish in (FinishReason.STOP, FinishReason.LENGTH)
+        if is_complete and self.prefix.enabled and not sequence.streams.exchange_rows:
             self.answer_recompute.keep(sequence)
         if not sequence.hands_over or finish is FinishReason.ABORTED:
             self.memory.give_back(sequence)
@@ -325,9 +325,9 @@ class Scheduler:
 
 def last_behind(sequence: Sequence, in_turn: list[Sequence]) -> Sequence | None:
     """Return the last running sequence behind this one whose blocks are not promised to a peer."""
-    for one in reversed(in_turn):
-        if one is sequence:
+    for candidate in reversed(in_turn):
+        if candidate is sequence:
             return None
-        if one.state is SequenceState.RUNNING and not one.hands_over:
-            return one
+        if candidate.state is SequenceState.RUNNING and not candidate.hands_over:
+            return candidate
     return None

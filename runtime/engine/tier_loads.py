@@ -90,9 +90,9 @@ class TierLoads:
             costs.refused(tiers)
             self.refused += 1
             return False
-        expected = waiting + costs.seconds(tiers[:count])
+        expected_seconds = waiting + costs.seconds(tiers[:count])
         patience = max(LEAST_PATIENCE, sum(tokens[:count]) * costs.per_token)
-        self.park(sequence, hit, count, expected, self.clock() + patience)
+        self.park(sequence, hit, count, expected_seconds, self.clock() + patience)
         return True
 
     def missing(self, sequence: Sequence, hit: PrefixHit) -> tuple[list[int], list[str]]:
@@ -100,10 +100,10 @@ class TierLoads:
         first of them. At least one position is always left to compute."""
         if self.store is None or hit.source is not None or not self.prefix.may_use(sequence):
             return [], []
-        found, size = len(hit.blocks), self.prefix.block_size
+        hit_blocks, size = len(hit.blocks), self.prefix.block_size
         most = min(len(sequence.prompt), sequence.length - 1)
-        tokens = [min(size, most - start) for start in range(found * size, most, size)]
-        keys = self.prefix.keys_of(sequence).all[found : found + len(tokens)]
+        tokens = [min(size, most - start) for start in range(hit_blocks * size, most, size)]
+        keys = self.prefix.keys_of(sequence).all[hit_blocks : hit_blocks + len(tokens)]
         return tokens, self.store.tiers_of(keys)
 
     @property
@@ -112,10 +112,10 @@ class TierLoads:
         return any(load.given_up for load in self.open.values())
 
     def park(self, sequence: Sequence, hit: PrefixHit, count: int, expected: float, deadline: float) -> None:
-        found, size = len(hit.blocks), self.prefix.block_size
-        promised = self.memory.grow(sequence, (found + count) * size)
-        assert promised, "what is known of a sequence is reserved"
-        keys, blocks = self.prefix.keys_of(sequence).all[found : found + count], sequence.blocks[found:]
+        hit_blocks, size = len(hit.blocks), self.prefix.block_size
+        has_grown = self.memory.grow(sequence, (hit_blocks + count) * size)
+        assert has_grown, "what is known of a sequence is reserved"
+        keys, blocks = self.prefix.keys_of(sequence).all[hit_blocks : hit_blocks + count], sequence.blocks[hit_blocks:]
         self.memory.pool.share(blocks)
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
         self.queues.park(sequence)

@@ -48,14 +48,14 @@ def kernel_facts(cache: Path) -> MachineFacts:
     """Return the instruction set that workers will compute with, built if needed, and why each better one is not
     used."""
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
-    refused: dict[str, str] = {}
-    for one in usable_sets():
+    refusals: dict[str, str] = {}
+    for instruction_set in usable_sets():
         try:
-            open_set(one, 1, cache / "kernels", lambda text: None).close()
+            open_set(instruction_set, 1, cache / "kernels", lambda text: None).close()
         except KernelError as error:
-            refused[one.name] = str(error)
+            refusals[instruction_set.name] = str(error)
             if not error.is_about_one_set:
                 break
         else:
-            return {"compiler": compiler, "chosen": one.name, "refused": refused}
-    return {"compiler": compiler, "chosen": None, "refused": refused}
+            return {"compiler": compiler, "chosen": instruction_set.name, "refused": refusals}
+    return {"compiler": compiler, "chosen": None, "refused": refusals}

@@ -93,8 +93,8 @@ class Footprint:
 
     def __add__(self, other: Footprint) -> Footprint:
         """Add what the same process loads afterwards."""
-        own = IMPORTED_BYTES if self.process else 0
-        loading = max(self.loading - other.weights, other.loading + own if other.loading else 0)
+        imported_bytes = IMPORTED_BYTES if self.process else 0
+        loading = max(self.loading - other.weights, other.loading + imported_bytes if other.loading else 0)
         return Footprint(
             self.weights + other.weights,
             self.kv + other.kv,
@@ -122,22 +122,22 @@ class Footprint:
 def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) -> None:
     """Raise ModelError when the model cannot be divided as it is planned, or when what all ranks on a device need at
     once, as they start together, does not fit its free memory; with the draft model where there is one."""
-    for device, held in footprints(path, demand, draft).items():
+    for device, device_footprints in footprints(path, demand, draft).items():
         room = device_room(device, demand)
-        if together(held) > room.bytes:
-            raise ModelError(refusal(path, device, held, max(map(len, demand.workers)), room))
+        if together(device_footprints) > room.bytes:
+            raise ModelError(refusal(path, device, device_footprints, max(map(len, demand.workers)), room))
 
 
 def together(held: Sequence[Footprint]) -> int:
     """Return the most bytes at any moment of processes that start at once. Of those that share weights one packs them,
     before any other loads more than its own code."""
-    needed = sum(one.total for one in held if not one.shared)
-    for part in dict.fromkeys(one.part for one in held if one.shared):
-        group = sorted((one for one in held if one.shared and one.part == part), key=lambda one: -one.total)
-        first, others = group[0], [one.mapping for one in group[1:]]
-        packing = first.weights + first.loading + sum(one.weights + one.loading for one in others)
-        needed += max(packing, first.serving + sum(one.serving for one in others))
-    return needed
+    needed_bytes = sum(rank.total for rank in held if not rank.shared)
+    for part in dict.fromkeys(rank.part for rank in held if rank.shared):
+        group = sorted((rank for rank in held if rank.shared and rank.part == part), key=lambda rank: -rank.total)
+        first, mappings = group[0], [rank.mapping for rank in group[1:]]
+        packing = first.weights + first.loading + sum(rank.weights + rank.loading for rank in mappings)
+        needed_bytes += max(packing, first.serving + sum(rank.serving for rank in mappings))
+    return needed_bytes
 
 
 def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> dict[str, list[Footprint]]:
@@ -151,9 +151,9 @@ def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> d
     parts = {(size, on_host): footprint(path, config, demand, size, on_host) for size, on_host in kinds}
     extra = {at: draft_footprint(path, draft, demand, at) for _, at in kinds} if draft is not None else {}
     tier, on_host = Footprint(0, 0, demand.kv_tier_memory), [CPU] if demand.kv_tier_memory else []
-    found: dict[str, list[Footprint]] = {}
+    ranks: dict[str, list[Footprint]] = {}
     for device in dict.fromkeys([*(device for worker in demand.workers for device in worker), *on_host]):
-        found[device] = [
+        ranks[device] = [
             replace(parts[len(worker), device == CPU], part=(len(worker), number))
             + (extra[device == CPU] if guesses and extra else Footprint(0, 0))
             for worker, guesses in zip(demand.workers, drafting(path, demand, draft), strict=True)
@@ -161,8 +161,8 @@ def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> d
             if rank == device
         ]
         if on_host and device == CPU:
-            found[CPU] = [one + tier for one in found[CPU]] + [tier for one in demand.workers if CPU not in one]
-    return found
+            ranks[CPU] = [part + tier for part in ranks[CPU]] + [tier for worker in demand.workers if CPU not in worker]
+    return ranks
 
 
 def device_room(device: str, demand: MemoryDemand) -> FreeMemory:
@@ -183,14 +183,14 @@ def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
     config, sizes = read_config(path), {len(worker): worker for worker in sorted(demand.workers, key=len)}
     lines = []
     for size, devices in sizes.items():
-        one = footprint(path, config, demand, size, CPU in devices)
-        ahead = f"; up to {gibibytes(one.ahead)} of KV cache while there is plenty" if one.ahead > one.kv else ""
-        lines.append(f"{one_of(size, len(sizes))}: {one.words}, or more{ahead}")
-    held = footprints(path, demand).get(CPU, [])
-    if len(held) > 1:
+        rank = footprint(path, config, demand, size, CPU in devices)
+        ahead = f"; up to {gibibytes(rank.ahead)} of KV cache while there is plenty" if rank.ahead > rank.kv else ""
+        lines.append(f"{one_of(size, len(sizes))}: {rank.words}, or more{ahead}")
+    host_ranks = footprints(path, demand).get(CPU, [])
+    if len(host_ranks) > 1:
         room = host_room()
         lines.append(
-            f"all {len(held)} at once: {gibibytes(together(held))} of the {gibibytes(room.bytes)} that "
+            f"all {len(host_ranks)} at once: {gibibytes(together(host_ranks))} of the {gibibytes(room.bytes)} that "
             f"{room.where} has left"
         )
     return lines
@@ -208,35 +208,35 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
     if layer is not None or (demand.quantization == "gguf" and not may_have_levels(path, read_config(path))):
         # A layer's weights become numbers of its type.
         demand = replace(demand, quantization="none")
-    made = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
+    draft = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
     # The process is that of the target.
-    made = replace(made, process=0, loading=max(0, made.loading - IMPORTED_BYTES), ahead=0)
+    draft = replace(draft, process=0, loading=max(0, draft.loading - IMPORTED_BYTES), ahead=0)
     if layer is not None:
         # The footprint of its configuration has an embedding and a head, which are the target's.
         dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
         size = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
         once = on_host and demand.shares_weights
-        shared = once and are_shared(layer.directory, layer.config, demand.quantization, demand.has_kernels)
-        made = replace(made, weights=size, loading=0, shared=size if shared else 0)
-    return made if demand.kv_cache_memory is None else replace(made, kv=0)
+        is_shared = once and are_shared(layer.directory, layer.config, demand.quantization, demand.has_kernels)
+        draft = replace(draft, weights=size, loading=0, shared=size if is_shared else 0)
+    return draft if demand.kv_cache_memory is None else replace(draft, kv=0)
 
 
 def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room: FreeMemory) -> str:
     """Return the sentence that refuses what the processes of workers of up to so many ranks would need on a device: it
     advises only what would help."""
-    most = max(held, key=lambda one: one.total)
-    what = "worker" if ranks == 1 else "rank"
-    each = "each" if len({replace(one, part=most.part) for one in held}) == 1 else "or less each"
-    needed = (
-        f"{len(held)} {what}s with {most.words} {each} need" if len(held) > 1 else f"a {what} with {most.words} needs"
+    most = max(held, key=lambda rank: rank.total)
+    unit = "worker" if ranks == 1 else "rank"
+    suffix = "each" if len({replace(rank, part=most.part) for rank in held}) == 1 else "or less each"
+    need_phrase = (
+        f"{len(held)} {unit}s with {most.words} {suffix} need" if len(held) > 1 else f"a {unit} with {most.words} needs"
     )
-    left = f"{room.where if device == CPU else device} has {gibibytes(room.bytes)} left"
+    left_phrase = f"{room.where if device == CPU else device} has {gibibytes(room.bytes)} left"
     fewer = "start fewer workers (--role mixed is one that does both), " if most.total <= room.bytes else ""
-    more = "" if device == CPU else "divide it over more GPUs with +, "
+    split_advice = "" if device == CPU else "divide it over more GPUs with +, "
     lower = f", or lower {'--kv-tier, ' if most.tier else ''}--kv-cache-memory or --max-model-len"
     return (
-        f"the model {path.name} is too large: {needed} {gibibytes(together(held))}, and {left}: {fewer}"
-        f"{more}choose a smaller model or --quantization{lower if most.total == most.serving else ''}"
+        f"the model {path.name} is too large: {need_phrase} {gibibytes(together(held))}, and {left_phrase}: {fewer}"
+        f"{split_advice}choose a smaller model or --quantization{lower if most.total == most.serving else ''}"
     )
 
 
@@ -266,7 +266,7 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
-    shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
+    is_shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
     return Footprint(
         weights.held,
         kv,
@@ -274,5 +274,5 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
         IMPORTED_BYTES + max(SERVING_BYTES, weights.freed),
         IMPORTED_BYTES + weights.packing,
         ahead,
-        weights.held if shared else 0,
+        weights.held if is_shared else 0,
     )

@@ -39,7 +39,7 @@ class FreeMemory:
 def host_room(membership: Path = MEMBERSHIP, mount: Path = MOUNT) -> FreeMemory:
     """Return the memory left now. Files in the page cache count as free: the kernel drops them when memory is
     needed."""
-    groups = [FreeMemory(left, limit) for folder in folders(membership, mount) for limit, left in limits(folder)]
+    groups = [FreeMemory(spare, limit) for folder in folders(membership, mount) for limit, spare in limits(folder)]
     return min([FreeMemory(psutil.virtual_memory().available), *groups], key=lambda room: room.bytes)
 
 
@@ -61,11 +61,11 @@ def limits(folder: Path) -> Iterator[tuple[int, int]]:
     """Yield (limit, bytes left of it) of one control group; nothing where there is no limit."""
     for limit_name, used_name in FILES:
         try:
-            limit, used = (folder / limit_name).read_text().strip(), int((folder / used_name).read_text())
+            limit, used_bytes = (folder / limit_name).read_text().strip(), int((folder / used_name).read_text())
         except (OSError, ValueError):
             continue
         if limit.isdigit() and int(limit) < NO_LIMIT:
-            yield int(limit), max(0, int(limit) - used + min(used, cached(folder)))
+            yield int(limit), max(0, int(limit) - used_bytes + min(used_bytes, cached(folder)))
 
 
 def cached(folder: Path) -> int:
@@ -74,8 +74,8 @@ def cached(folder: Path) -> int:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
-    found = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
-    return sum(found.get(HIERARCHICAL + name, found.get(name, 0)) for name in CACHED)
+    counters = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdigit()}
+    return sum(counters.get(HIERARCHICAL + name, counters.get(name, 0)) for name in CACHED)
 
 
 def gibibytes(size: int) -> str:

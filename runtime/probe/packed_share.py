@@ -36,7 +36,7 @@ def bytes_of(path: Path) -> int:
 
 def lack_of_room(folder: Path, size: int) -> str | None:
     """Return in words why weights of a model of so many bytes cannot be a new file of a folder, if so."""
-    place = next(one for one in (folder, *folder.parents) if one.exists())
+    place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return f"{place} cannot be written"
     free = shutil.disk_usage(place).free

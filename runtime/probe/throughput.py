@@ -43,8 +43,8 @@ def measurable() -> list[str]:
 
 def absent() -> dict[str, str]:
     """Return the connectors whose package is not installed, each with the sentence that says so."""
-    told = {kind: missing_package(CONNECTORS[kind]) for kind in optional()}
-    return {kind: sentence for kind, sentence in told.items() if sentence is not None}
+    sentences = {kind: missing_package(CONNECTORS[kind]) for kind in optional()}
+    return {kind: sentence for kind, sentence in sentences.items() if sentence is not None}
 
 
 def rate(kind: str, storage: KVStorage, descriptor: dict[str, Any]) -> float | str:
@@ -62,30 +62,30 @@ def rate(kind: str, storage: KVStorage, descriptor: dict[str, Any]) -> float | s
 def pull(connector: Connector, wakeup: threading.Event) -> float:
     """Return bytes a second of one pull of all blocks. Raise TransferError."""
     wakeup.clear()
-    begun = time.monotonic()
+    start_time = time.monotonic()
     connector.pull(Pull("peer", [(block, block) for block in range(1, BLOCKS + 1)], 0))
     if not wakeup.wait(PULL_TIMEOUT):
         raise TransferError(f"a pull did not end within {PULL_TIMEOUT:.0f} s")
-    (done,) = [pull.end for pull in connector.poll()]
-    if done.error is not None:
-        raise TransferError(done.error)
-    return done.bytes / max(1e-9, time.monotonic() - begun)
+    (result,) = [pull.end for pull in connector.poll()]
+    if result.error is not None:
+        raise TransferError(result.error)
+    return result.bytes / max(1e-9, time.monotonic() - start_time)
 
 
 @contextmanager
 def lender() -> Iterator[dict[str, Any]]:
     """Run another process whose blocks can be pulled, and yield its descriptor. It ends with the context, or with this
     process."""
-    (told, tell), (wait, end) = os.pipe(), os.pipe()
+    (answer_fd, tell), (wait, end) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(told)
+        os.close(answer_fd)
         os.close(end)
         lend(tell, wait)
     os.close(tell)
     os.close(wait)
     try:
-        with os.fdopen(told) as pipe:
+        with os.fdopen(answer_fd) as pipe:
             line = json.loads(pipe.readline() or "{}")
         if "kind" not in line:
             raise TransferError(line.get("error", "the process that lends its memory ended at once"))

@@ -112,11 +112,11 @@ class WeightFormats:
 
 
 def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
-    stored = level_formats(path, config) if quantization == "gguf" else {}
+    levels = level_formats(path, config) if quantization == "gguf" else {}
     blocks = None if config.weight_block is None else NumberFormat(4 if config.weight_block == (1, FP4_GROUP) else 8)
     embedding = stored_embedding(path) if quantization == "gguf" and path.is_file() else None
-    unpacked = directory_forms(path, config) if path.is_dir() else ()
-    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding, unpacked)
+    forms = directory_forms(path, config) if path.is_dir() else ()
+    return WeightFormats(NumberFormat(8 * number_bytes), levels, blocks, quantization == "int8", embedding, forms)
 
 
 def weight_memory(
@@ -125,16 +125,16 @@ def weight_memory(
     """Return the memory of one rank's part of the weights, as `quantization` makes them; numbers that it leaves are of
     the model's type, with so many bytes. A device's weights are not packed. Raises ModelError."""
     products = list(loaded_products(config, formats_of(path, config, quantization, number_bytes), ranks, on_host))
-    held = sum(product.held for product in products)
+    held_bytes = sum(product.held for product in products)
     if not on_host:
-        return WeightMemory(held)
+        return WeightMemory(held_bytes)
     so_far = peak = 0
     for product in products:
         peak = max(peak, so_far + product.packing)
         so_far += product.held
     # Behind the head, which is last, nothing keeps the heap from shrinking.
-    freed = min(MOST_FREED_BYTES, max(product.packing for product in products[:-1]))
-    return WeightMemory(held, max(0, peak + freed - held), freed)
+    freed_bytes = min(MOST_FREED_BYTES, max(product.packing for product in products[:-1]))
+    return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes)
 
 
 def loaded_products(
@@ -151,19 +151,19 @@ def loaded_products(
             groups.setdefault(product_of(name), []).append(name)
     for product, names in groups.items():
         whole = sum(math.prod(shapes[name]) for name in names)
-        own = sum(math.prod(shapes[name]) // divisor(name, config, ranks.size) for name in names)
+        share = sum(math.prod(shapes[name]) // divisor(name, config, ranks.size) for name in names)
         form = stacked([formats.of(name, shapes[name], ranks.parts(name)) for name in names])
         # Gates and ups are joined, and then put in turn.
         inputs = max(shapes[name][-1] for name in names)
-        taken = packing(form, whole, own, inputs, 1 + ("gate_proj" in product))
-        yield LoadedProduct(form.size(own), taken + formats.reading({name: shapes[name] for name in names}))
-    tied = config.tie_word_embeddings
-    form = formats.of(EMBEDDING if tied else HEAD, shapes[EMBEDDING])
-    if on_host or not tied:
+        extra = packing(form, whole, share, inputs, 1 + ("gate_proj" in product))
+        yield LoadedProduct(form.size(share), extra + formats.reading({name: shapes[name] for name in names}))
+    is_tied = config.tie_word_embeddings
+    form = formats.of(EMBEDDING if is_tied else HEAD, shapes[EMBEDDING])
+    if on_host or not is_tied:
         # Floats of a tied head are packed from the embedding itself.
-        read = 0 if tied and form.group is None else embedding
-        taken = packing(form, read, read // ranks.size, config.hidden_size, 0)
-        yield LoadedProduct(form.size(embedding // ranks.size), taken + formats.reading({HEAD: shapes[EMBEDDING]}))
+        size = 0 if is_tied and form.group is None else embedding
+        extra = packing(form, size, size // ranks.size, config.hidden_size, 0)
+        yield LoadedProduct(form.size(embedding // ranks.size), extra + formats.reading({HEAD: shapes[EMBEDDING]}))
 
 
 def product_of(name: str) -> str:

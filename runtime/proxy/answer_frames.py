@@ -103,8 +103,8 @@ class AnswerFrames:
             self.metrics.drop_malformed(step, error)
             return
         now = self.clock()
-        rest = [(name, row) for name, row in rows if not self.try_accept(name, step.sender, row, now)]
-        for name, row in rest:
+        slow_rows = [(name, row) for name, row in rows if not self.try_accept(name, step.sender, row, now)]
+        for name, row in slow_rows:
             self.on_tokens(frame_of(step, name, row))
 
     def try_accept(self, name: str, sender: str, row: list[int], now: float) -> bool:
@@ -153,7 +153,7 @@ class AnswerFrames:
 
     def take_tokens(self, request: Request, frame: Tokens) -> None:
         now, times = self.clock(), request.times
-        before, begun = times.last_frame, times.begun
+        before, had_begun = times.last_frame, times.begun
         try:
             new = request.accept(frame, now)
         except BrokenAnswer as error:
@@ -166,11 +166,11 @@ class AnswerFrames:
         if request.load.choices:
             # The seats of those that have ended are free.
             request.load.seat(request.share, len(request.unended))
-        if new and not begun:
+        if new and not had_begun:
             times.first_token = now
             self.admissions.queue_of(request).started(request, now)
         if new and not request.trial:
-            self.metrics.add_tokens(new, now - (before if begun else times.arrived), not begun, request)
+            self.metrics.add_tokens(new, now - (before if had_begun else times.arrived), not had_begun, request)
         if isinstance(request.mailbox.end, Finished):
             self.in_flight.finish(request, frame.sender)
 
@@ -239,8 +239,8 @@ class AnswerFrames:
             elif 400 <= message.status < 500:
                 self.in_flight.fail(request, RequestError(message.reason, status=message.status))
             else:
-                moved = message.moved and self.registry.is_leaving(message.sender)
-                self.dispatcher.retry(request, message.reason, MOVED if moved else FAILED)
+                has_moved = message.moved and self.registry.is_leaving(message.sender)
+                self.dispatcher.retry(request, message.reason, MOVED if has_moved else FAILED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class RateMeter:
         samples.append((now, value))
         while len(samples) > 2 and samples[1][0] <= now - WINDOW:
             samples.popleft()
-        passed = now - samples[0][0]
-        return (value - samples[0][1]) / passed if passed > 0 else 0.0
+        seconds = now - samples[0][0]
+        return (value - samples[0][1]) / seconds if seconds > 0 else 0.0
 
 
 class RateMeters:
@@ -68,7 +68,7 @@ class LiveSnapshot:
         Unix time."""
         now = self.proxy.clock()
         processes, flows = self.processes(now), self.flows(now)
-        taken = {
+        snapshot = {
             "at": round(time.time(), 3),
             "proxy": self.about(now),
             "totals": self.totals(processes, flows, now),
@@ -78,7 +78,7 @@ class LiveSnapshot:
             "changes": self.proxy.changes.rows(),
         }
         self.rates.sweep()
-        return taken
+        return snapshot
 
     def about(self, now: float) -> dict[str, Any]:
         """Return what this proxy says of itself. It can have workers changed while a supervisor is heard."""
@@ -101,12 +101,12 @@ class LiveSnapshot:
     def totals(self, processes: Sequence[Mapping[str, Any]], flows: Sequence[Mapping[str, Any]], now: float) -> Any:
         """Return the sums over all workers, and the requests of this proxy."""
         requests = [request for request in self.proxy.requests.values() if not request.trial]
-        begun = sum(request.times.begun for request in requests)
+        running = sum(request.times.begun for request in requests)
         figures = [row["figures"] for row in processes if "figures" in row]
         return {
-            "running": begun,
-            "waiting": len(requests) - begun,
-            "queued": sum(len(one.queue) for one in self.proxy.admissions.by_group.values()),
+            "running": running,
+            "waiting": len(requests) - running,
+            "queued": sum(len(admission.queue) for admission in self.proxy.admissions.by_group.values()),
             "delivered_per_second": round(self.rates.rate("delivered", now, self.proxy.metrics.delivered), 1),
             "prompt_tokens_per_second": round(sum(figure["prompt_tokens_per_second"] for figure in figures), 1),
             "kv_bytes_per_second": round(sum(flow["bytes_per_second"] for flow in flows)),
@@ -115,24 +115,24 @@ class LiveSnapshot:
     def processes(self, now: float) -> list[dict[str, Any]]:
         """Return the rows of /admin/topology with the figures of registered workers. A `managed` one is a process of
         this proxy's supervisor."""
-        shown = self.proxy.topology()
-        managed = {row.name for row in self.proxy.registry.processes.rows}
-        workers = {(one.hello.name, one.hello.pid): one for one in self.proxy.registry.workers.values()}
-        for row in shown:
-            row["managed"] = row["name"] in managed and row["state"] != "REFUSED"
+        rows = self.proxy.topology()
+        managed_names = {row.name for row in self.proxy.registry.processes.rows}
+        workers = {(worker.hello.name, worker.hello.pid): worker for worker in self.proxy.registry.workers.values()}
+        for row in rows:
+            row["managed"] = row["name"] in managed_names and row["state"] != "REFUSED"
             if (worker := workers.get((row["name"], row["pid"]))) is not None:
                 row["figures"] = self.figures(worker, now)
-        return shown
+        return rows
 
     def figures(self, worker: RegisteredWorker, now: float) -> dict[str, Any]:
         """Return what a worker's heartbeats tell. Of a process that hears several proxies, tokens are this one's."""
-        told, hello = worker.counters, worker.hello
+        counters, hello = worker.counters, worker.hello
 
         def rate(name: str) -> float:
-            return self.rates.rate(f"{hello.sender} {name}", now, told.get(name, 0))
+            return self.rates.rate(f"{hello.sender} {name}", now, counters.get(name, 0))
 
         steps, busy = rate("steps"), rate("step_microseconds")
-        asked, hits = told.get("prefix_cache_queries", 0), told.get("prefix_cache_hits", 0)
+        queries, hits = counters.get("prefix_cache_queries", 0), counters.get("prefix_cache_hits", 0)
         has_cache = worker.has_cache and worker.capacity > 0
         return {
             "running": worker.running,
@@ -141,7 +141,7 @@ class LiveSnapshot:
             "seats": worker.seats,
             "kv_blocks": worker.capacity if has_cache else None,
             "kv_used": round(1 - min(worker.free_blocks, worker.capacity) / worker.capacity, 4) if has_cache else None,
-            "prefix_hits": round(hits / asked, 4) if asked else None,
+            "prefix_hits": round(hits / queries, 4) if queries else None,
             "tokens_per_second": round(rate("generated_tokens"), 1),
             "prompt_tokens_per_second": round(rate("prompt_tokens_computed"), 1),
             "steps_per_second": round(steps, 1),
@@ -152,21 +152,21 @@ class LiveSnapshot:
     def flows(self, now: float) -> list[dict[str, Any]]:
         """Return the pairs of workers between which KV moves, or has since this proxy began: how many handoffs are
         open, and the bytes that requests moved lately."""
-        moved, opened = dict(self.proxy.metrics.pulled), dict[str, int]()
+        moved_bytes, handoffs = dict(self.proxy.metrics.pulled), dict[str, int]()
         for request in self.proxy.requests.values():
             if isinstance(request.attempts.route, DisaggregatedRoute) and not request.trial:
                 name = request.attempts.route.name
-                moved[name] = moved.get(name, 0) + request.reports.pulled.bytes
-                opened[name] = opened.get(name, 0) + is_handed_over(request)
-        known = {worker.hello.name for worker in self.proxy.registry.workers.values()}
+                moved_bytes[name] = moved_bytes.get(name, 0) + request.reports.pulled.bytes
+                handoffs[name] = handoffs.get(name, 0) + is_handed_over(request)
+        names = {worker.hello.name for worker in self.proxy.registry.workers.values()}
         flows = []
-        for name in dict.fromkeys((*opened, *moved)):
+        for name in dict.fromkeys((*handoffs, *moved_bytes)):
             giving, arrow, taking = name.partition(">")
-            rate = self.rates.rate(f"pulled {name}", now, moved.get(name, 0))
-            if arrow and {giving, taking} <= known:
-                flow = {"from": giving, "to": taking, "open": opened.get(name, 0), "bytes_per_second": round(rate)}
-                flows.append(flow | {"bytes": moved.get(name, 0)})
-        flows.sort(key=lambda one: (one["open"], one["bytes_per_second"], one["bytes"]), reverse=True)
+            rate = self.rates.rate(f"pulled {name}", now, moved_bytes.get(name, 0))
+            if arrow and {giving, taking} <= names:
+                flow = {"from": giving, "to": taking, "open": handoffs.get(name, 0), "bytes_per_second": round(rate)}
+                flows.append(flow | {"bytes": moved_bytes.get(name, 0)})
+        flows.sort(key=lambda flow: (flow["open"], flow["bytes_per_second"], flow["bytes"]), reverse=True)
         return flows[:SHOWN_FLOWS]
 
 

@@ -222,7 +222,7 @@ class Proxy:
             (self.fleet.watch, self.books.lose),
             (self.streams.watch,),
         )
-        self.tasks = [loop.create_task(go_on(self.metrics.threads, *one)) for one in forever]
+        self.tasks = [loop.create_task(go_on(self.metrics.threads, *arguments)) for arguments in forever]
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
         while True:
@@ -301,7 +301,7 @@ class Proxy:
         """Return what the self-test tries: each route of a request, and an answer in sound."""
         group = self.registry.generating
         releases = dict.fromkeys(worker.release for worker in group.available)
-        loads = [[one.load for one in group.available if one.release == release] for release in releases]
+        loads = [[worker.load for worker in group.available if worker.release == release] for release in releases]
         routes = [route for load in loads for route in every_route(load, self.config.disagg)]
         return [*routes, *self.runs.trials()]
 
@@ -322,12 +322,12 @@ class Proxy:
 
     def topology(self) -> list[dict[str, Any]]:
         """Return a row per process: name, role, pid, state, device, and a worker's load."""
-        shown = self.registry.topology()
-        if not any(row["role"] == "proxy" for row in shown):
+        rows = self.registry.topology()
+        if not any(row["role"] == "proxy" for row in rows):
             state = "DRAINING" if self.readiness.is_draining else "READY"
-            own = {"name": self.config.name, "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
-            shown.insert(0, own)
-        return shown
+            own_row = {"name": self.config.name, "role": "proxy", "pid": os.getpid(), "state": state, "device": "cpu"}
+            rows.insert(0, own_row)
+        return rows
 
     def take_table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take the supervisor's process table, and remove workers that it shows as dead at once."""
@@ -356,8 +356,8 @@ class Proxy:
         self.slow_readers.tick()
         self.dispatcher.resume()
         self.admissions.dispatch()
-        if malformed := self.link.new_malformed():
-            self.metrics.dropped.labels("malformed").inc(malformed)
+        if malformed_count := self.link.new_malformed():
+            self.metrics.dropped.labels("malformed").inc(malformed_count)
 
     def enforce_deadlines(self, now: float) -> None:
         if self.ticks.number % SWEEP_TICKS == 0:

@@ -73,12 +73,12 @@ class Registrar:
 
     def links_changed(self, worker: RegisteredWorker, before: frozenset[str]) -> None:
         """Route by the links that a worker has now."""
-        for peers, level, what in (
+        for peers, level, phrase in (
             (worker.lost_peers - before, logging.WARNING, "is cut off from"),
             (before - worker.lost_peers, logging.INFO, "hears again, or needs no more,"),
         ):
             for peer in peers & self.registry.workers.keys():
-                LOG.log(level, "%s %s %s", worker.hello.name, what, self.registry.workers[peer].hello.name)
+                LOG.log(level, "%s %s %s", worker.hello.name, phrase, self.registry.workers[peer].hello.name)
         self.on_change()
 
     def on_goodbye(self, message: Goodbye) -> None:
@@ -96,11 +96,11 @@ class Registrar:
         if worker is None:
             return
         try:
-            known = worker.prefixes.take(message)
+            is_in_sequence = worker.prefixes.take(message)
         except MalformedFrame as error:
-            known = False
+            is_in_sequence = False
             self.metrics.drop_malformed(message, error)
-        if not known and worker.prefixes.may_ask(self.clock()):
+        if not is_in_sequence and worker.prefixes.may_ask(self.clock()):
             self.send(PrefixRequest(self.incarnation, message.sender))
 
     def welcome(self, message: Hello | RoleChange) -> None:

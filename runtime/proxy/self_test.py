@@ -126,28 +126,30 @@ class SelfTest:
 
     async def test_all(self) -> None:
         """Run one round. Results of routes that are gone are forgotten, and failed routes are tested again when due."""
-        told, self.told = self.told, []
+        listeners, self.told = self.told, []
         routes = {tuple(route.phases): route for route in self.routes()}
-        self.results = {team: one for team, one in self.results.items() if team in routes and one.error is None}
+        self.results = {
+            team: result for team, result in self.results.items() if team in routes and result.error is None
+        }
         due = [team for team in routes if team not in self.results]
         for number, team in enumerate(due, 1):
-            if told:
+            if listeners:
                 self.progress(f"self-test {number} of {len(due)}: {routes[team].name}")
             result = await self.test(routes[team])
             if team not in {tuple(route.phases) for route in self.routes()}:
                 continue
             self.note(team, result)
-            if result.error and told:
+            if result.error and listeners:
                 break
         self.passed = self.passed or self.is_passed(list(routes.values()))
-        for tell in told:
-            tell([one.shown for one in self.results.values()])
+        for tell in listeners:
+            tell([result.shown for result in self.results.values()])
 
     def is_passed(self, routes: Sequence[TrialRoute]) -> bool:
         """Return whether a route works, and every trial of several stages."""
         works = [(route, self.worked(route)) for route in routes]
-        in_stages = [worked for route, worked in works if not isinstance(route, Route)]
-        return all(in_stages) and any(worked for route, worked in works if isinstance(route, Route))
+        in_stages = [has_worked for route, has_worked in works if not isinstance(route, Route)]
+        return all(in_stages) and any(has_worked for route, has_worked in works if isinstance(route, Route))
 
     def worked(self, route: TrialRoute) -> bool:
         result = self.results.get(tuple(route.phases))
@@ -158,8 +160,8 @@ class SelfTest:
         try:
             await stream.all()
         except PontilError as error:
-            what = f"{route.name} does not serve" if isinstance(route, Route) else route.failure
-            return SelfTestResult(route.name, error=f"{what}: {error}")
+            failure = f"{route.name} does not serve" if isinstance(route, Route) else route.failure
+            return SelfTestResult(route.name, error=f"{failure}: {error}")
         finally:
             stream.cancel()
         return self.judge(route, stream)
@@ -176,15 +178,15 @@ class SelfTest:
         prompt itself when they do not arrive."""
         if not isinstance(route, Route):
             return SelfTestResult(route.name, error=route.objection(stream))
-        pulled = stream.request.reports.pulled
+        pull = stream.request.reports.pulled
         if not isinstance(route, DisaggregatedRoute):
             return SelfTestResult(route.name)
-        if not pulled.bytes:
-            why = f" ({pulled.error})" if pulled.error else ""
+        if not pull.bytes:
+            why = f" ({pull.error})" if pull.error else ""
             return SelfTestResult(
                 route.name, error=f"no KV block moved from {route.prefill.name} to {route.decode.name}{why}"
             )
-        return SelfTestResult(route.name, pulled.bytes, pulled.seconds)
+        return SelfTestResult(route.name, pull.bytes, pull.seconds)
 
     def note(self, team: Team, result: SelfTestResult) -> None:
         self.results[team] = result
@@ -230,8 +232,8 @@ class Readiness:
         if None in lacking:
             return "no worker is ready yet"
         if lacking:
-            named = f"stage {lacking[0]}" if len(lacking) == 1 else f"stages {', '.join(map(str, lacking))}"
-            return f"no worker of the {named} is ready: requests that need it are refused, others are answered"
+            stage_names = f"stage {lacking[0]}" if len(lacking) == 1 else f"stages {', '.join(map(str, lacking))}"
+            return f"no worker of the {stage_names} is ready: requests that need it are refused, others are answered"
         return None
 
     @property

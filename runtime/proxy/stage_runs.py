@@ -60,7 +60,7 @@ def ignore(message: Message) -> None:
 
 
 def graph_of(name: str | None) -> StagedModel | None:
-    found: StagedModel | None = None if name is None else entry_point("graph-named")(name)
-    if name is not None and found is None:
+    graph: StagedModel | None = None if name is None else entry_point("graph-named")(name)
+    if name is not None and graph is None:
         raise GraphError(f"there is no model of several stages named {name}: see runtime/stages/graph/catalog.py")
-    return found
+    return graph

@@ -25,17 +25,17 @@ Opener = Callable[[KVStorage, Callable[[], None], ConnectorOptions], SliceConnec
 
 def opener(name: str) -> Opener:
     """Return what opens a connector of that name: its class."""
-    module, _, found = CONNECTORS[name].target.partition(":")
-    made: Opener = getattr(import_module(f"pontil.{module}"), found)
-    return made
+    module, _, class_name = CONNECTORS[name].target.partition(":")
+    connector_class: Opener = getattr(import_module(f"pontil.{module}"), class_name)
+    return connector_class
 
 
 def has_rdma(storage: KVStorage, options: ConnectorOptions) -> bool:
     """Return whether NIXL is to carry blocks between hosts: it and a port for this pool's GPU are here, and the network
     is trusted (decision 062). A host's memory is never taken for it: what is registered there must not be given
     back."""
-    trusted = options.guard is None and not is_loopback(options.host)
-    if storage.memory is None or not trusted or missing_package(CONNECTORS["nixl"]) is not None:
+    is_trusted = options.guard is None and not is_loopback(options.host)
+    if storage.memory is None or not is_trusted or missing_package(CONNECTORS["nixl"]) is not None:
         return False
     return storage.memory.pci_address() is not None and bool(rdma_devices())
 
@@ -94,9 +94,9 @@ class AutoConnector:
         self.ways[self.chosen.get(pull.peer, next(iter(self.ways)))].pull(pull)
 
     def poll(self) -> list[Pull]:
-        ended = [pull for way in self.ways.values() for pull in way.poll()]
-        self.proven.update(pull.peer for pull in ended if pull.peer in self.chosen and pull.end.error is None)
-        return ended
+        pulls = [pull for way in self.ways.values() for pull in way.poll()]
+        self.proven.update(pull.peer for pull in pulls if pull.peer in self.chosen and pull.end.error is None)
+        return pulls
 
     def close(self) -> None:
         for way in self.ways.values():

@@ -141,13 +141,13 @@ class SliceConnector(Connector, Protocol):
 
 def runs(pairs: Sequence[Pair]) -> list[tuple[int, int, int]]:
     """Return the pairs with neighbours on both sides merged: (theirs, ours, count)."""
-    merged: list[tuple[int, int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     for theirs, ours in pairs:
-        if merged and merged[-1][0] + merged[-1][2] == theirs and merged[-1][1] + merged[-1][2] == ours:
-            merged[-1] = (merged[-1][0], merged[-1][1], merged[-1][2] + 1)
+        if spans and spans[-1][0] + spans[-1][2] == theirs and spans[-1][1] + spans[-1][2] == ours:
+            spans[-1] = (spans[-1][0], spans[-1][1], spans[-1][2] + 1)
         else:
-            merged.append((theirs, ours, 1))
-    return merged
+            spans.append((theirs, ours, 1))
+    return spans
 
 
 def pieces(pairs: Sequence[Pair], most: int) -> Iterator[tuple[int, int, int]]:
@@ -178,7 +178,7 @@ def objection(pull: Pull, pool: ReadablePool | None, held: range) -> str | None:
 
 def is_within(heads: range, *pools: range) -> bool:
     """Return whether each of the pools has these heads."""
-    return bool(heads) and all(held.start <= heads.start and heads.stop <= held.stop for held in pools)
+    return bool(heads) and all(pool.start <= heads.start and heads.stop <= pool.stop for pool in pools)
 
 
 def can_be_read(pairs: Sequence[Pair], slot: int, num_blocks: int) -> bool:

@@ -81,10 +81,10 @@ class CutConnector(ForwardingConnector):
 
     def poll(self) -> list[Pull]:
         """Return the pulls that ended. One that was broken failed, even if its bytes came before it was cancelled."""
-        ended = super().poll()
-        for pull in ended:
+        pulls = super().poll()
+        for pull in pulls:
             if pull in self.broken:
                 self.broken.remove(pull)
                 pull.result = PullResult(CUT)
-        self.open = [pull for pull in self.open if pull not in ended]
-        return ended
+        self.open = [pull for pull in self.open if pull not in pulls]
+        return pulls

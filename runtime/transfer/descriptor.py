@@ -12,10 +12,10 @@ def part(descriptor: dict[str, Any], kind: str) -> dict[str, Any]:
     Raise TransferError when the peer does not offer this way."""
     if descriptor.get("kind") == kind:
         return descriptor
-    offered = descriptor.get(kind) if descriptor.get("kind") == AUTO else None
-    if not isinstance(offered, dict):
+    offer = descriptor.get(kind) if descriptor.get("kind") == AUTO else None
+    if not isinstance(offer, dict):
         raise TransferError(f"the peer offers no {kind} transfer: start both workers with the same --kv-connector")
-    return offered
+    return offer
 
 
 def whole(descriptor: dict[str, Any], name: str) -> int:
@@ -30,12 +30,12 @@ def secret(descriptor: dict[str, Any], name: str, length: int) -> bytes:
     """Return a field that is `length` bytes in hexadecimal."""
     value = descriptor.get(name)
     try:
-        found = bytes.fromhex(value) if isinstance(value, str) else b""
+        field_bytes = bytes.fromhex(value) if isinstance(value, str) else b""
     except ValueError:
-        found = b""
-    if len(found) != length:
+        field_bytes = b""
+    if len(field_bytes) != length:
         raise TransferError(f"the peer's descriptor has no usable {name!r}")
-    return found
+    return field_bytes
 
 
 def num_blocks(descriptor: dict[str, Any], block_bytes: int) -> int:

@@ -23,8 +23,8 @@ class Grant:
 
     def stamp(self, request: bytes) -> bytes:
         """Return the HMAC-SHA256 over a request, its transfer and its epoch."""
-        named = f"{self.transfer_id} {self.epoch} ".encode() + request
-        return hmac.digest(self.secret.encode(), named, "sha256")
+        message = f"{self.transfer_id} {self.epoch} ".encode() + request
+        return hmac.digest(self.secret.encode(), message, "sha256")
 
 
 @dataclass(slots=True)
@@ -65,10 +65,10 @@ class Grants:
         """Return whether the request, for these runs and this cell, was stamped with the grant of the transfer `shown`.
         Runs of more blocks than were announced are refused before they are enumerated."""
         with self.lock:
-            opened = self.opened.get(shown)
-            if opened is None:
+            entry = self.opened.get(shown)
+            if entry is None:
                 return False
-            granted, blocks = opened.granted, opened.blocks
-            proper = (opened.slot, granted.epoch) == (slot, epoch) and sum(count for _, count in runs) <= len(blocks)
+            grant, blocks = entry.granted, entry.blocks
+            proper = (entry.slot, grant.epoch) == (slot, epoch) and sum(count for _, count in runs) <= len(blocks)
             proper = proper and all(block in blocks for first, count in runs for block in range(first, first + count))
-        return hmac.compare_digest(granted.stamp(request), stamp) and proper
+        return hmac.compare_digest(grant.stamp(request), stamp) and proper

@@ -39,7 +39,7 @@ class RdmaDevice:
 def rdma_devices(root: Path = ROOT) -> list[RdmaDevice]:
     """Return the active ports that this process can open, in the order of their names. A container sees those of its
     host in /sys, with or without their files in /dev."""
-    found = []
+    ports = []
     for device in sorted(root.glob("sys/class/infiniband/*")):
         if not can_open(device, root):
             continue
@@ -47,8 +47,8 @@ def rdma_devices(root: Path = ROOT) -> list[RdmaDevice]:
         interfaces = tuple(sorted(path.name for path in device.glob("device/net/*")))
         for port in sorted(device.glob("ports/*")):
             if word_of(port / "state") == ACTIVE:
-                found.append(RdmaDevice(device.name, int(port.name), place, node, interfaces))
-    return found
+                ports.append(RdmaDevice(device.name, int(port.name), place, node, interfaces))
+    return ports
 
 
 def can_open(device: Path, root: Path) -> bool:
@@ -76,9 +76,9 @@ def word_of(path: Path) -> str:
         return ""
 
 
-def shared_bridges(one: Place, other: Place) -> int:
+def shared_bridges(first: Place, second: Place) -> int:
     count = 0
-    while count < min(len(one), len(other)) and one[count] == other[count]:
+    while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
     return count
 
@@ -88,17 +88,17 @@ def nearest(devices: Sequence[RdmaDevice], gpu: str, root: Path = ROOT) -> list[
     in common, and of these those of its processor."""
     path = root / "sys" / "bus" / "pci" / "devices" / gpu
     place, node = place_of(path), word_of(path / "numa_node")
-    near = [(shared_bridges(one.place, place), one.node == node) for one in devices]
-    return [one for one, measure in zip(devices, near, strict=True) if measure == max(near)]
+    near = [(shared_bridges(device.place, place), device.node == node) for device in devices]
+    return [device for device, measure in zip(devices, near, strict=True) if measure == max(near)]
 
 
 def gpus(root: Path = ROOT) -> list[str]:
     """Return the PCI addresses of all GPUs."""
     devices = sorted((root / "sys" / "bus" / "pci" / "devices").glob("*"))
     return [
-        one.name
-        for one in devices
-        if word_of(one / "class")[:6] in GPU_CLASSES and word_of(one / "vendor") in GPU_MAKERS
+        device.name
+        for device in devices
+        if word_of(device / "class")[:6] in GPU_CLASSES and word_of(device / "vendor") in GPU_MAKERS
     ]
 
 
@@ -107,9 +107,9 @@ def net_device(interface: str, gpu: str | None, root: Path = ROOT) -> str:
     interface's own device; without RDMA the interface. GPUs that are equally near to several ports take turns."""
     devices = rdma_devices(root)
     if gpu is None:
-        return next((str(one) for one in devices if interface in one.interfaces), interface)
+        return next((str(device) for device in devices if interface in device.interfaces), interface)
     if not devices:
         return interface
     near = nearest(devices, gpu, root)
-    alike = [one for one in gpus(root) if nearest(devices, one, root) == near]
+    alike = [address for address in gpus(root) if nearest(devices, address, root) == near]
     return str(near[(alike.index(gpu) if gpu in alike else 0) % len(near)])

@@ -75,10 +75,10 @@ def checker(hint: Any) -> Check:
     _, inner = get_args(hint)
     if inner is Any:
         return lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    items = exact_types(inner)
-    if items is not None:
+    values = exact_types(inner)
+    if values is not None:
         return lambda value: (
-            type(value) is dict and TEXT.issuperset(map(type, value)) and items.issuperset(map(type, value.values()))
+            type(value) is dict and TEXT.issuperset(map(type, value)) and values.issuperset(map(type, value.values()))
         )
     element = checker(inner)
     return lambda value: (
@@ -103,16 +103,16 @@ class Shape:
 
     def build(self, data: dict[str, Any]) -> Message:
         checks, exact = self.checks, self.exact
-        known = {name: value for name, value in data.items() if name in checks}
-        if "schema" in known and is_int(known["schema"]) and known["schema"] != SCHEMA:
-            known = self.understood(known)
-        if not self.required <= known.keys():
-            raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(self.required - known.keys()))}")
-        for name, value in known.items():
+        known_fields = {name: value for name, value in data.items() if name in checks}
+        if "schema" in known_fields and is_int(known_fields["schema"]) and known_fields["schema"] != SCHEMA:
+            known_fields = self.understood(known_fields)
+        if not self.required <= known_fields.keys():
+            raise MalformedFrame(f"{self.kind.__name__} lacks {', '.join(sorted(self.required - known_fields.keys()))}")
+        for name, value in known_fields.items():
             # As `passes`, whose call takes as long as most checks.
             if not (type(value) in exact[name] if name in exact else passes(checks[name], value)):
                 raise MalformedFrame(f"{self.kind.__name__}.{name} has a value of the wrong type")
-        return self.kind(**known)
+        return self.kind(**known_fields)
 
     def understood(self, known: dict[str, Any]) -> dict[str, Any]:
         """Keep the fields of another version's introduction that have the known type; fill in EMPTY for the rest but
@@ -135,8 +135,8 @@ def encode(message: Message) -> bytes:
     for name, value in zip(shape.checks, shape.values(message), strict=True):
         if value is not None:
             there[name] = value
-    packed: bytes = msgpack.packb(there, use_bin_type=True)
-    return packed
+    frame: bytes = msgpack.packb(there, use_bin_type=True)
+    return frame
 
 
 def decode(frame: bytes) -> Message:
@@ -193,9 +193,9 @@ def joined(frames: Sequence[Tokens]) -> Iterator[Tokens | Step]:
 
 
 def row_of(frame: Tokens) -> list[int]:
-    prompt, cached = frame.prompt_tokens, frame.cached_tokens
-    assert prompt is not None and cached is not None, "a plain frame has both"
-    return [frame.attempt, frame.choice, frame.index, prompt, cached, *frame.ids]
+    prompt_tokens, cached_tokens = frame.prompt_tokens, frame.cached_tokens
+    assert prompt_tokens is not None and cached_tokens is not None, "a plain frame has both"
+    return [frame.attempt, frame.choice, frame.index, prompt_tokens, cached_tokens, *frame.ids]
 
 
 def rows_of(step: Step) -> Iterator[tuple[str, list[int]]]:

@@ -22,7 +22,7 @@ class CompatibilityTrait:
 
 
 def plain(name: str) -> Callable[[Any], str]:
-    return lambda one: str(getattr(one, name))
+    return lambda introduction: str(getattr(introduction, name))
 
 
 def model_of(one: Introduction) -> str:
@@ -59,17 +59,17 @@ def objection(theirs: Introduction, ours: Introduction) -> str | None:
         different = [LAYOUT]
     if not different:
         return None
-    has = listed([f"{trait.label} {trait.show(theirs)}" for trait in different])
-    other = listed([trait.show(ours) for trait in different])
+    their_traits = listed([f"{trait.label} {trait.show(theirs)}" for trait in different])
+    our_traits = listed([trait.show(ours) for trait in different])
     remedy = listed([remedy_of(trait, theirs, ours) for trait in different])
-    return f"{theirs.name} has {has} but {ours.name} has {other}: start it with {remedy}"
+    return f"{theirs.name} has {their_traits} but {ours.name} has {our_traits}: start it with {remedy}"
 
 
 def remedy_of(trait: CompatibilityTrait, theirs: Introduction, ours: Introduction) -> str:
-    named = [trait.show(one) for one in (theirs, ours)]
-    if trait.name == "kernels" and len({name.partition(ROW_PARALLEL)[0] for name in named}) == 1:
+    names = [trait.show(introduction) for introduction in (theirs, ours)]
+    if trait.name == "kernels" and len({name.partition(ROW_PARALLEL)[0] for name in names}) == 1:
         return SAME_SUMS
-    if trait.name == "kernels" and any(name.startswith(ON_GPU) for name in named):
+    if trait.name == "kernels" and any(name.startswith(ON_GPU) for name in names):
         return SAME_DEVICE
     return trait.remedy.format(trait.show(ours))
 

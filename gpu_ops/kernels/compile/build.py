@@ -120,15 +120,15 @@ def compile_to(library: Path, command: list[str], runs_here: bool = True) -> Non
     """Compile, then rename: the library gets its name only when it is complete, and tried if it `runs_here`."""
     partial = library.with_name(f"{PARTIAL}{os.getpid()}")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-S", "-c", ATTENDED, str(os.getpid()), *command, str(SOURCES / MAIN), "-o", str(partial)],
             capture_output=True,
             text=True,
             timeout=COMPILE_TIMEOUT,
             start_new_session=True,
         )
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[-200:])
+        if process.returncode:
+            first = next((line for line in process.stderr.splitlines() if "error" in line), process.stderr[-200:])
             raise KernelError(f"{command[0]} refused them ({first.strip()})", is_about_one_set=True)
         if runs_here:
             try_out(partial)
@@ -144,8 +144,8 @@ def compile_to(library: Path, command: list[str], runs_here: bool = True) -> Non
 
 def try_out(library: Path) -> None:
     """Load the library in a separate process: hypervisors may list instructions that crash their user."""
-    done = subprocess.run([sys.executable, "-S", "-c", TRIAL, str(library.resolve())], timeout=COMPILE_TIMEOUT)
-    if done.returncode:
+    process = subprocess.run([sys.executable, "-S", "-c", TRIAL, str(library.resolve())], timeout=COMPILE_TIMEOUT)
+    if process.returncode:
         raise KernelError("this system does not let a process use its instructions", is_about_one_set=True)
 
 

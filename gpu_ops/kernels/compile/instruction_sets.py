@@ -60,8 +60,8 @@ def usable_sets() -> list[InstructionSet]:
 def may_use_tiles() -> bool:
     """Ask Linux for the large registers of the matrix unit, which a process gets on request only. Return whether it
     does."""
-    granted: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_STATE, TILE_DATA)
-    return granted == 0
+    status: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_STATE, TILE_DATA)
+    return status == 0
 
 
 def cpu_features() -> frozenset[str]:

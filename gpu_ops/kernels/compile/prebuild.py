@@ -25,10 +25,10 @@ def prebuild() -> Iterator[Path]:
     """Compile and yield each library that is not there yet. Raises KernelError for what the compiler refuses."""
     compiler = find_compiler()
     PREBUILT.mkdir(exist_ok=True)
-    for one in sets_of(platform.machine()):
-        library = prebuilt(one)
+    for instruction_set in sets_of(platform.machine()):
+        library = prebuilt(instruction_set)
         if not library.is_file():
-            compile_to(library, [compiler, *FLAGS, *one.flags], runs_here=False)
+            compile_to(library, [compiler, *FLAGS, *instruction_set.flags], runs_here=False)
         yield library
 
 

@@ -33,9 +33,9 @@ class Arena:
             if size > CHUNK // 2:
                 return self.grow(size)[:size].view(dtype).view(shape)
             self.chunk, self.used = self.grow(CHUNK), 0
-        taken = self.chunk[self.used : self.used + size]
+        piece = self.chunk[self.used : self.used + size]
         self.used += size + -size % CACHE_LINE
-        return taken.view(dtype).view(shape)
+        return piece.view(dtype).view(shape)
 
     def copy(self, values: Tensor) -> Tensor:
         return self.take(values.shape, values.dtype).copy_(values)

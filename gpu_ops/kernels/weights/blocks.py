@@ -17,8 +17,8 @@ def packed_blocks(weight: QuantizedWeights) -> tuple[Tensor, Tensor]:
     outputs = len(weight.numbers)
     numbers, steps = weight.numbers.view(outputs, -1, BLOCK), weight.steps.view(outputs, -1, 2)
     scales, minima = (
-        (one.view(outputs, steps.shape[1], -1) / step[..., None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32)
-        for one, step in ((weight.scales, steps[..., 0]), (-weight.offsets, steps[..., 1]))
+        (factors.view(outputs, steps.shape[1], -1) / step[..., None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32)
+        for factors, step in ((weight.scales, steps[..., 0]), (-weight.offsets, steps[..., 1]))
     )
     pack = fours if weight.kind == FOURS else sixes
     finite = torch.isfinite(weight.scales).all(1) & torch.isfinite(weight.offsets).all(1)
@@ -31,7 +31,7 @@ def fours(numbers: Tensor, scales: Tensor, minima: Tensor, steps: Tensor) -> Ten
     low, high = scales.split(4, dim=-1)
     below, above = minima.split(4, dim=-1)
     sixes_and_twos = (low | (high >> 4 << 6), below | (above >> 4 << 6), (high & 15) | ((above & 15) << 4))
-    heads = [steps.half().view(torch.int32), *(in_words(one) for one in sixes_and_twos)]
+    heads = [steps.half().view(torch.int32), *(in_words(part) for part in sixes_and_twos)]
     return torch.cat([*heads, pairs_in_words(numbers, 4)], dim=-1)
 
 
@@ -52,8 +52,8 @@ def in_words(numbers: Tensor) -> Tensor:
 def pairs_in_words(numbers: Tensor, bits: int) -> Tensor:
     """Levels uint8 [..., 256] as words. The sixteens of inputs that share words have `bits` of each byte, the first the
     lowest; a word's bytes are of the inputs 2i, 2i + 8, 2i + 1 and 2i + 9 of each."""
-    shared = 8 // bits
-    split = numbers.unflatten(-1, (-1, shared, 2, 4, 2))
-    parts = [split[..., place, :, :, :] << (bits * place) for place in range(shared)]
+    per_byte = 8 // bits
+    split = numbers.unflatten(-1, (-1, per_byte, 2, 4, 2))
+    parts = [split[..., place, :, :, :] << (bits * place) for place in range(per_byte)]
     bytes_: Tensor = reduce(torch.bitwise_or, parts)
     return bytes_.movedim(-3, -1).flatten(-2).view(torch.int32).flatten(-3)

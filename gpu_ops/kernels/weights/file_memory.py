@@ -45,8 +45,8 @@ class FileMemory:
         """Have the memory show this file. At any time other threads find the one or the other. Raises OSError."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | MAP_FIXED
-        found = LIBRARY.mmap(self.address, self.size, protection, flags, file.fileno(), self.offset)
-        if found != self.address:
+        address = LIBRARY.mmap(self.address, self.size, protection, flags, file.fileno(), self.offset)
+        if address != self.address:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

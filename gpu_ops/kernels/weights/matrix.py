@@ -70,14 +70,14 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
         return Matrix(KINDS[weight.dtype], outputs, inputs, data.shape[1], 0, data, None, None, own_bias)
     if weight.steps is not None:
         return pack_blocks(weight, own_bias, arena)
-    kind, words, stated = weight.kind, padded_words(inputs), stated_words(inputs, weight.group)
-    scale_words = shared_words(stated)
+    kind, words, per_scale = weight.kind, padded_words(inputs), stated_words(inputs, weight.group)
+    scale_words = shared_words(per_scale)
     numbers, scales, units = Grouped(outputs, arena), Grouped(outputs, arena), []
-    for own in pieces(outputs):
-        part = weight.rows(own)
-        numbers.put(own, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
-        packed, unit = packed_scales(part)
-        scales.put(own, padded_inputs(packed.repeat_interleave(stated // scale_words, 1), words // scale_words))
+    for rows in pieces(outputs):
+        part = weight.rows(rows)
+        numbers.put(rows, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
+        scale_bits, unit = packed_scales(part)
+        scales.put(rows, padded_inputs(scale_bits.repeat_interleave(per_scale // scale_words, 1), words // scale_words))
         units.append(unit)
     own_units = arena.copy(padded(torch.cat(units), GROUP))
     table = None if weight.table is None else arena.copy(padded(weight.table, TABLE))
@@ -87,9 +87,9 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
 def pack_blocks(weight: QuantizedWeights, own_bias: Tensor | None, arena: Arena) -> Matrix:
     outputs, inputs = weight.shape
     blocks, factors = Grouped(outputs, arena), []
-    for own in pieces(outputs):
-        data, factor = packed_blocks(weight.rows(own))
-        blocks.put(own, data)
+    for rows in pieces(outputs):
+        data, factor = packed_blocks(weight.rows(rows))
+        blocks.put(rows, data)
         factors.append(factor)
     units = arena.copy(padded(torch.cat(factors), GROUP))
     return Matrix(weight.kind, outputs, inputs, inputs // 2, 0, blocks.words, None, units, own_bias)
@@ -100,10 +100,10 @@ def pack_floats(weight: Tensor, arena: Arena = ARENA) -> Tensor:
     per_word = 4 // weight.element_size()
     outputs, inputs = weight.shape
     whole = inputs + -inputs % (WORDS * per_word)
-    packed = Grouped(outputs, arena)
-    for own in pieces(outputs):
-        packed.put(own, padded_inputs(weight[own.start : own.stop], whole).contiguous().view(torch.int32))
-    return packed.words
+    panels = Grouped(outputs, arena)
+    for rows in pieces(outputs):
+        panels.put(rows, padded_inputs(weight[rows.start : rows.stop], whole).contiguous().view(torch.int32))
+    return panels.words
 
 
 def pieces(outputs: int) -> Iterator[range]:
@@ -119,13 +119,13 @@ class Grouped:
     def __init__(self, outputs: int, arena: Arena) -> None:
         self.groups, self.arena = -(-outputs // GROUP), arena
 
-    def put(self, own: range, words: Tensor) -> None:
+    def put(self, rows: range, words: Tensor) -> None:
         """Write int32 [outputs, words] of a range that begins with a group."""
-        if own.start == 0:
+        if rows.start == 0:
             self.words = self.arena.take((self.groups, words.shape[1], 2, PANEL), torch.int32)
         whole = torch.nn.functional.pad(words, (0, 0, 0, -len(words) % GROUP)) if len(words) % GROUP else words
-        grouped = whole.view(-1, 2, PANEL, words.shape[1]).permute(0, 3, 1, 2)
-        self.words[own.start // GROUP :][: len(grouped)] = grouped
+        panels = whole.view(-1, 2, PANEL, words.shape[1]).permute(0, 3, 1, 2)
+        self.words[rows.start // GROUP :][: len(panels)] = panels
 
 
 def padded_inputs(values: Tensor, size: int) -> Tensor:
@@ -135,11 +135,11 @@ def padded_inputs(values: Tensor, size: int) -> Tensor:
 
 def alternate(gate: Tensor | QuantizedWeights, up: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:
     """Gates and ups [size, ...], size a multiple of 16, alternating by panels: [2 * size, ...]."""
-    both = stack(gate, up)
-    if isinstance(both, QuantizedWeights):
-        panels = in_panels(both.shape[0])
-        return both.chosen(panels)
-    return both[in_panels(len(both))]
+    stacked_weights = stack(gate, up)
+    if isinstance(stacked_weights, QuantizedWeights):
+        panels = in_panels(stacked_weights.shape[0])
+        return stacked_weights.chosen(panels)
+    return stacked_weights[in_panels(len(stacked_weights))]
 
 
 def alternate_numbers(gate: Tensor, up: Tensor) -> Tensor:

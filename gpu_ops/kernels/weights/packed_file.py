@@ -48,8 +48,8 @@ def read_index(path: Path) -> PackedIndex:
         index = file.read(length)
     if hashlib.sha256(index).digest() != trailer[16:48]:
         raise PackedFileError(f"{path} is damaged in its index")
-    found = json.loads(index)
-    return PackedIndex(found["about"], found["items"], found["sums"], size)
+    fields = json.loads(index)
+    return PackedIndex(fields["about"], fields["items"], fields["sums"], size)
 
 
 def write_index(file: IO[bytes], index: PackedIndex) -> None:

@@ -82,13 +82,13 @@ class QuantizedWeights:
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
-        scales, offsets = (one.repeat_interleave(self.group, dim=1) for one in (self.scales, self.offsets))
+        scales, offsets = (factors.repeat_interleave(self.group, dim=1) for factors in (self.scales, self.offsets))
         return scales * self.levels.float() + offsets
 
     def alike(self, dtype: torch.dtype | None, group: int) -> "QuantizedWeights":
         """The same weight with numbers of a type, or as they are stored, and with smaller groups."""
         times = self.group // group
-        scales, offsets = (one.repeat_interleave(times, dim=1) for one in (self.scales, self.offsets))
+        scales, offsets = (factors.repeat_interleave(times, dim=1) for factors in (self.scales, self.offsets))
         if dtype is None:
             return QuantizedWeights(self.numbers, scales, offsets, None, self.table)
         return QuantizedWeights(self.levels.to(dtype), scales, offsets)
@@ -112,7 +112,7 @@ def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
     dtype, table = common_numbers(parts)
     same = [part.alike(dtype, group) for part in parts]
     numbers, scales, offsets = (
-        torch.cat([getattr(one, name) for one in same]) for name in ("numbers", "scales", "offsets")
+        torch.cat([getattr(part, name) for part in same]) for name in ("numbers", "scales", "offsets")
     )
     return QuantizedWeights(numbers, scales, offsets, torch.cat(steps) if len(steps) == len(parts) else None, table)
 
@@ -148,6 +148,6 @@ def packed_scales(levels: QuantizedWeights) -> tuple[Tensor, Tensor]:
     highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * STEP / MOST_SCALE)
     units = highest.clamp(min=SMALLEST_UNIT)
     low, high = (
-        (one / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for one in (scales * STEP, offsets)
+        (part / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for part in (scales * STEP, offsets)
     )
     return (low & 0xFFFF) | (high << 16), units

@@ -106,36 +106,36 @@ class WritingShelf:
         return region.tensor
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        kept = self.arena.copy(make())
+        copy = self.arena.copy(make())
         if self.failure is None:
-            self.items.append({"name": name, "tensor": self.described(kept)})
-        return kept
+            self.items.append({"name": name, "tensor": self.described(copy)})
+        return copy
 
     def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
-        packed = [pack(*item, self.arena) for item in make()]
+        matrices = [pack(*item, self.arena) for item in make()]
         if self.failure is None:
-            self.items.append({"name": name, "matrices": [self.described_matrix(one) for one in packed]})
-        return packed
+            self.items.append({"name": name, "matrices": [self.described_matrix(matrix) for matrix in matrices]})
+        return matrices
 
     def described(self, tensor: Tensor) -> dict[str, object]:
         address = tensor.data_ptr()
-        region = next(one for one in self.regions if one.address <= address < one.address + one.size)
+        region = next(region for region in self.regions if region.address <= address < region.address + region.size)
         offset = region.offset + address - region.address
         return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "offset": offset}
 
     def described_matrix(self, matrix: Matrix) -> dict[str, object]:
         values = {field.name: getattr(matrix, field.name) for field in fields(matrix)}
-        return {name: self.described(one) if isinstance(one, Tensor) else one for name, one in values.items()}
+        return {name: self.described(value) if isinstance(value, Tensor) else value for name, value in values.items()}
 
     def finish(self) -> None:
         """Write the index, and publish the file. From then on this process can write to it no more either."""
         try:
-            mapped = self.read_only()
+            mapping = self.read_only()
             if self.failure is not None:
                 raise self.failure
             self.write_index()
             self.place.publish(self.file)
-            self.mapped = mapped if self.place.reclaimable else None
+            self.mapped = mapping if self.place.reclaimable else None
         except OSError as error:
             logger.warning("weights are not shared with other processes: %s", error)
             self.place.give_up()
@@ -186,13 +186,13 @@ class MappedShelf:
         return self.placed(self.take(name, "tensor"))
 
     def matrices(self, name: str, make: Callable[[], Sequence[Packable]]) -> list[Matrix]:
-        described = self.take(name, "matrices")
-        assert isinstance(described, list)
-        return [self.matrix(one) for one in described]
+        descriptions = self.take(name, "matrices")
+        assert isinstance(descriptions, list)
+        return [self.matrix(description) for description in descriptions]
 
     def matrix(self, described: dict[str, Any]) -> Matrix:
         values: dict[str, Any] = {
-            name: self.placed(one) if isinstance(one, dict) else one for name, one in described.items()
+            name: self.placed(value) if isinstance(value, dict) else value for name, value in described.items()
         }
         return Matrix(**values)
 
@@ -218,9 +218,9 @@ def verify(path: Path) -> None:
     """Read a file whole, and compare its sums. Raises OSError, and PackedFileError where it is damaged."""
     index = read_index(path)
     with path.open("rb") as file:
-        for number, expected in enumerate(index.sums):
+        for number, expected_sum in enumerate(index.sums):
             piece = file.read(PIECE)
-            if len(piece) < PIECE or sums_of(np.frombuffer(piece, np.uint8)) != [expected]:
+            if len(piece) < PIECE or sums_of(np.frombuffer(piece, np.uint8)) != [expected_sum]:
                 raise PackedFileError(
                     f"{path} is damaged between the bytes {number * PIECE} and {(number + 1) * PIECE}"
                 )

@@ -56,10 +56,10 @@ class TierChain:
 
     def changes(self) -> list[Key | None]:
         """Return the keys that came or went since the last call; None where a tier was switched off."""
-        found: list[Key | None] = []
+        keys: list[Key | None] = []
         while not self.changed.empty():
-            found.append(self.changed.get())
-        return found
+            keys.append(self.changed.get())
+        return keys
 
     def is_first_in(self, key: Key) -> bool:
         """Return whether the first tier has a block, so that storing it would change its age only."""
@@ -91,10 +91,10 @@ class TierChain:
         if leaving is None:
             return
         if below:
-            carried = self.carried[len(below)]
-            digest = tier.get(leaving, carried)
+            buffer = self.carried[len(below)]
+            digest = tier.get(leaving, buffer)
             if digest is not None:
-                self.store_in(below, leaving, carried, digest)
+                self.store_in(below, leaving, buffer, digest)
         tier.drop(leaving)
         if leaving not in self:
             self.changed.put(leaving)
@@ -132,7 +132,7 @@ class TierChain:
         """Use a tier no more. What it held is computed when it is needed."""
         if tier not in self.tiers:
             return
-        self.tiers = tuple(one for one in self.tiers if one is not tier)
+        self.tiers = tuple(other_tier for other_tier in self.tiers if other_tier is not tier)
         self.failures += 1
         self.changed.put(None)
         logger.error(

@@ -37,13 +37,13 @@ class TierCosts:
     def worth(self, blocks: Iterable[tuple[str, int]], waiting: float = 0.0) -> int:
         """Return how many of the blocks to read, from the first on, so that most time is saved. For each there are its
         tier and the tokens that need not be computed then; `waiting` seconds pass before the read begins."""
-        best, most, read, computed = 0, 0.0, self.base + waiting, 0.0
+        best, most, read_seconds, compute_seconds = 0, 0.0, self.base + waiting, 0.0
         for place, (tier, tokens) in enumerate(blocks, 1):
-            read += self.per_block[tier]
-            computed += tokens * self.per_token
-            saved = SHARE * computed - read
-            if saved > most:
-                best, most = place, saved
+            read_seconds += self.per_block[tier]
+            compute_seconds += tokens * self.per_token
+            saved_seconds = SHARE * compute_seconds - read_seconds
+            if saved_seconds > most:
+                best, most = place, saved_seconds
         return best
 
     def least(self, tier: str, block_size: int) -> int | None:
@@ -54,9 +54,9 @@ class TierCosts:
     def observe(self, seconds: dict[str, tuple[float, int]]) -> None:
         """Take note of reads: by tier, the seconds and the number of blocks."""
         for tier, (total, count) in seconds.items():
-            expected = self.per_block[tier]
-            seen = min(total / count, MOST_SURPRISE * expected)
-            self.per_block[tier] = expected + WEIGHT * (seen - expected)
+            expected_seconds = self.per_block[tier]
+            measured_seconds = min(total / count, MOST_SURPRISE * expected_seconds)
+            self.per_block[tier] = expected_seconds + WEIGHT * (measured_seconds - expected_seconds)
 
     def refused(self, tiers: Iterable[str]) -> None:
         """Take note that blocks of these tiers were not worth reading."""

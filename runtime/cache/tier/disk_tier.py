@@ -48,11 +48,11 @@ def open_file(folder: int, name: str) -> int:
     """Open a file of the folder to be read and written, and return its descriptor. Raises OSError."""
     # A pipe of that name must not block.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    opened = os.open(name, flags, 0o600, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, f"{name} is no regular file")
-    return opened
+    return descriptor
 
 
 def lock(file: int) -> None:
@@ -102,13 +102,13 @@ class DiskRecord:
 
 def make_header(identity: str, block_bytes: int, slots: int) -> bytes:
     """Return the header of an index. `identity` names everything on which the bytes of a block depend."""
-    named = hashlib.sha256(identity.encode()).digest()
-    return HEADER.pack(MAGIC, VERSION, 0, block_bytes, slots, named)
+    digest = hashlib.sha256(identity.encode()).digest()
+    return HEADER.pack(MAGIC, VERSION, 0, block_bytes, slots, digest)
 
 
 def write_record(header: bytes, record: DiskRecord) -> bytes:
-    said = RECORD.pack(record.key, record.digest, record.number)
-    return said + seal(header, record.slot, said)
+    body = RECORD.pack(record.key, record.digest, record.number)
+    return body + seal(header, record.slot, body)
 
 
 def read_records(header: bytes, data: bytes) -> Iterator[DiskRecord]:
@@ -141,16 +141,16 @@ class DiskTier(SlotEntries):
         self.path = Path(path) / name.replace(":", "-")
         self.header = make_header(identity, block_bytes, self.capacity)
         self.number = 0
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             self.folder = open_folder(self.path)
-            opened.callback(os.close, self.folder)
+            stack.callback(os.close, self.folder)
             self.index = open_file(self.folder, "index")
-            opened.callback(os.close, self.index)
+            stack.callback(os.close, self.index)
             lock(self.index)
             self.blocks = open_file(self.folder, "blocks")
-            opened.callback(os.close, self.blocks)
+            stack.callback(os.close, self.blocks)
             self.begin()
-            self.opened = opened.pop_all()
+            self.opened = stack.pop_all()
 
     def begin(self) -> None:
         """Read the index, or begin a new one where it is that of another model or size."""
@@ -166,12 +166,12 @@ class DiskTier(SlotEntries):
         allocate(self.index, (self.capacity + 1) * RECORD_BYTES)
         data = os.pread(self.index, self.capacity * RECORD_BYTES, RECORD_BYTES)
         # Of two records with one key the later one is written last.
-        for record in sorted(read_records(self.header, data), key=lambda one: one.number):
+        for record in sorted(read_records(self.header, data), key=lambda record: record.number):
             self.entries.pop(record.key, None)
             self.entries[record.key] = record.slot, record.digest
             self.number = record.number
-        used = {slot for slot, _ in self.entries.values()}
-        self.free = [slot for slot in range(self.capacity - 1, -1, -1) if slot not in used]
+        used_slots = {slot for slot, _ in self.entries.values()}
+        self.free = [slot for slot in range(self.capacity - 1, -1, -1) if slot not in used_slots]
 
     def put(self, key: Key, block: Block, digest: int) -> None:
         assert key not in self.entries
@@ -183,17 +183,17 @@ class DiskTier(SlotEntries):
         self.entries[key] = slot, digest
 
     def get(self, key: Key, into: Block) -> int | None:
-        found = self.entries.get(key)
-        if found is None:
+        entry = self.entries.get(key)
+        if entry is None:
             return None
-        slot, digest = found
+        slot, digest = entry
         return digest if os.preadv(self.blocks, [into.data], slot * self.slot_bytes) == len(into) else None
 
     def drop(self, key: Key) -> None:
-        found = self.entries.pop(key, None)
-        if found is not None:
-            self.record(found[0], NOTHING)
-            self.free.append(found[0])
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self.record(entry[0], NOTHING)
+            self.free.append(entry[0])
 
     def record(self, slot: int, record: bytes) -> None:
         write(self.index, record, (slot + 1) * RECORD_BYTES)
@@ -207,10 +207,10 @@ class DiskTier(SlotEntries):
                 write(file, into.data, place * self.slot_bytes)
             os.fdatasync(file)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             for place in range(count):
                 os.preadv(file, [into.data], place * self.slot_bytes)
-            return time.perf_counter() - begun
+            return time.perf_counter() - start_time
         finally:
             os.close(file)
 
@@ -222,9 +222,9 @@ class DiskTier(SlotEntries):
 
 def write(file: int, data: bytes | memoryview, at: int) -> None:
     """Write all of some bytes. Raises OSError."""
-    rest = memoryview(data).cast("B")
-    while rest:
-        written = os.pwrite(file, rest, at)
-        if written == 0:
+    remaining = memoryview(data).cast("B")
+    while remaining:
+        count = os.pwrite(file, remaining, at)
+        if count == 0:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        rest, at = rest[written:], at + written
+        remaining, at = remaining[count:], at + count

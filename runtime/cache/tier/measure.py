@@ -23,23 +23,23 @@ def seconds_of_block(tier: KVTier, storage: KVStorage) -> float:
     size = storage.layout.block_bytes
     count, weights = max(1, min(BLOCKS, BYTES // size)), storage.weights_of(len(storage.layout.kv_heads))
     into = np.zeros((1, size), dtype=np.uint8)
-    read = min(tier.probe(count, into[0]) for _ in range(ROUNDS))
-    begun = time.perf_counter()
+    read_seconds = min(tier.probe(count, into[0]) for _ in range(ROUNDS))
+    start_time = time.perf_counter()
     for _ in range(count):
         block_digests(into, [0], weights)
-    return max(LEAST_SECONDS, (read + time.perf_counter() - begun) / count)
+    return max(LEAST_SECONDS, (read_seconds + time.perf_counter() - start_time) / count)
 
 
 def seconds_of_turn(store: TierStore) -> float:
     """Return the seconds of a read without blocks: what every read takes besides them."""
-    ended, wake = threading.Event(), store.wake
-    store.wake, best = ended.set, PATIENCE
+    end_event, wake = threading.Event(), store.wake
+    store.wake, best = end_event.set, PATIENCE
     for _ in range(ROUNDS):
-        ended.clear()
-        begun = time.perf_counter()
+        end_event.clear()
+        start_time = time.perf_counter()
         store.read([])
-        ended.wait(PATIENCE)
-        best = min(best, time.perf_counter() - begun)
+        end_event.wait(PATIENCE)
+        best = min(best, time.perf_counter() - start_time)
         store.poll()
     store.wake = wake
     return best

@@ -26,24 +26,24 @@ class MemoryTier(SlotEntries):
         self.entries[key] = slot, digest
 
     def get(self, key: Key, into: Block) -> int | None:
-        found = self.entries.get(key)
-        if found is None:
+        entry = self.entries.get(key)
+        if entry is None:
             return None
-        slot, digest = found
+        slot, digest = entry
         into[:] = self.slots[slot]
         return digest
 
     def drop(self, key: Key) -> None:
-        found = self.entries.pop(key, None)
-        if found is not None:
-            self.free.append(found[0])
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self.free.append(entry[0])
 
     def probe(self, count: int, into: Block) -> float:
         source = np.ones((count, len(into)), dtype=np.uint8)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         for row in source:
             into[:] = row
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_time
 
     def close(self) -> None:
         self.entries.clear()

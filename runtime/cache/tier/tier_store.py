@@ -64,8 +64,8 @@ class StagingBuffers:
 
     def target(self, block: int) -> Block:
         """Return the bytes into which a block is read that is to be in this place of the pool."""
-        found: Block = self.rows[-1] if self.storage.staged else self.storage.bytes[block]
-        return found
+        row: Block = self.rows[-1] if self.storage.staged else self.storage.bytes[block]
+        return row
 
     def arrive(self, block: int, digest: int, mark: Any) -> bool:
         """Put what was read into its place, behind the mark, and return True if it has this digest. On return the copy
@@ -162,11 +162,11 @@ class TierStore:
             return
         if not self.chain.tiers:
             return
-        taken = self.staging.take(block)
-        if taken is None:
+        staged_block = self.staging.take(block)
+        if staged_block is None:
             self.counts.dropped += 1
         else:
-            self.write(TierWrite(key, *taken))
+            self.write(TierWrite(key, *staged_block))
 
     def write(self, job: TierWrite) -> None:
         self.writes.append(job)
@@ -174,13 +174,13 @@ class TierStore:
 
     def tiers_of(self, keys: Sequence[Key]) -> list[str]:
         """Return the tiers of the first of these blocks, up to the first that is in none."""
-        found: list[str] = []
+        tiers: list[str] = []
         for key in keys:
             tier = self.chain.tier_of(key)
             if tier is None:
                 break
-            found.append(tier)
-        return found
+            tiers.append(tier)
+        return tiers
 
     def read(self, pairs: Sequence[tuple[Key, int]]) -> int:
         """Begin to read blocks into the pool, and return the ticket of the result."""
@@ -195,11 +195,11 @@ class TierStore:
 
     def poll(self) -> list[TierResult]:
         """Return the reads that have ended."""
-        ended: list[TierResult] = []
+        results: list[TierResult] = []
         while self.has_results:
-            ended.append(self.done.get())
-            self.costs.observe(ended[-1].seconds)
-        return ended
+            results.append(self.done.get())
+            self.costs.observe(results[-1].seconds)
+        return results
 
     def counters(self) -> dict[str, int]:
         """Return the counts under their names in heartbeats."""
@@ -215,11 +215,11 @@ class TierStore:
     def gauges(self) -> dict[str, int]:
         """Return the blocks in each tier that is used, and the fewest tokens that are worth a read from it, 0 where
         computing is sooner now."""
-        size, measured = self.storage.layout.block_size, dict[str, int]()
+        size, gauges = self.storage.layout.block_size, dict[str, int]()
         for tier in self.chain.tiers:
-            measured[f"kv_tier_{tier.name}_blocks"] = len(tier)
-            measured[f"kv_tier_{tier.name}_least_tokens"] = self.costs.least(tier.name, size) or 0
-        return measured
+            gauges[f"kv_tier_{tier.name}_blocks"] = len(tier)
+            gauges[f"kv_tier_{tier.name}_least_tokens"] = self.costs.least(tier.name, size) or 0
+        return gauges
 
     def close(self) -> None:
         if self.thread.close():
@@ -249,17 +249,17 @@ class TierStore:
         """Read blocks up to the first that is gone or damaged. What follows it could not be used."""
         good, seconds = 0, dict[str, tuple[float, int]]()
         for key, block in job.pairs:
-            begun = time.monotonic()
-            found = None if self.thread.closing.is_set() else self.chain.read(key, self.staging.target(block))
-            if found is None:
+            start_time = time.monotonic()
+            hit = None if self.thread.closing.is_set() else self.chain.read(key, self.staging.target(block))
+            if hit is None:
                 break
-            if not self.staging.arrive(block, found.digest, job.mark):
+            if not self.staging.arrive(block, hit.digest, job.mark):
                 self.counts.damaged += 1
                 self.chain.drop(key)
                 break
             good += 1
-            total, blocks = seconds.get(found.tier, (0.0, 0))
-            seconds[found.tier] = total + time.monotonic() - begun, blocks + 1
+            total, blocks = seconds.get(hit.tier, (0.0, 0))
+            seconds[hit.tier] = total + time.monotonic() - start_time, blocks + 1
         self.counts.loaded += good
         return TierResult(job.ticket, good, seconds)
 

@@ -19,7 +19,7 @@ def bucket_of(rows: int, sizes: tuple[int, ...]) -> int:
 def widths(most: int) -> tuple[int, ...]:
     """Return the numbers of blocks for which tables of decode steps are made: the most, and eighths of it while they
     are many. Kernels may start programs for a whole table."""
-    found = [most]
-    while found[-1] > 64:
-        found.append(-(-found[-1] // 8))
-    return tuple(reversed([-(-one // 4) * 4 for one in found]))
+    table_widths = [most]
+    while table_widths[-1] > 64:
+        table_widths.append(-(-table_widths[-1] // 8))
+    return tuple(reversed([-(-width // 4) * 4 for width in table_widths]))

@@ -39,8 +39,8 @@ class CapturedSteps:
 
     def run(self, shape: Hashable, run: Callable[[], Tensor]) -> Tensor:
         """Return the result for a shape: by its recorded step, or of `run` if there is none."""
-        found = self.steps.get(shape)
-        if found is None:
+        step = self.steps.get(shape)
+        if step is None:
             return run()
-        found.replay()
-        return found.result
+        step.replay()
+        return step.result

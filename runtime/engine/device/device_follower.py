@@ -66,12 +66,12 @@ class DeviceFollower:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to) each, before the next tile."""
         sections, pool = StepSections(), movable(self.storage.tensor)
-        rounds = [np.array(one, np.int64) for some in rounds_of(pairs) for one in zip(*some, strict=True)]
+        rounds = [np.array(blocks, np.int64) for some in rounds_of(pairs) for blocks in zip(*some, strict=True)]
         if rounds:
             numbers = sections.add(rounds)
             self.send(sections)
-            sent = numbers()
-            for sources, targets in zip(sent[::2], sent[1::2], strict=True):
+            block_numbers = numbers()
+            for sources, targets in zip(block_numbers[::2], block_numbers[1::2], strict=True):
                 copy_blocks(pool, sources, pool, targets, len(sources))
 
     def send(self, sections: StepSections) -> None:

@@ -37,13 +37,13 @@ def rounds_of(copies: Iterable[tuple[int, int]]) -> list[Round]:
     can be made at once. A block that was reassigned after it was to be copied is read in an earlier round than written:
     what a copy reads was written in an earlier step."""
     rounds: list[Round] = []
-    read: set[int] = set()
+    read_blocks: set[int] = set()
     for source, target in copies:
-        if not rounds or target in read:
+        if not rounds or target in read_blocks:
             rounds.append([])
-            read.clear()
+            read_blocks.clear()
         rounds[-1].append((source, target))
-        read.add(source)
+        read_blocks.add(source)
     return rounds
 
 
@@ -75,8 +75,8 @@ class DeviceRunner(ModelRunner):
 
     def is_plain(self, batch: Batch) -> bool:
         """Return whether nothing but ids and logprobs is wanted of a batch."""
-        streamed = any(span.sequence.is_streamed for span in batch.spans)
-        return not (streamed or self.keeps_states or self.frame_maker)
+        has_streams = any(span.sequence.is_streamed for span in batch.spans)
+        return not (has_streams or self.keeps_states or self.frame_maker)
 
     def run(self, batch: Batch) -> list[Sampled]:
         return self.launch(batch).collect()
@@ -84,8 +84,8 @@ class DeviceRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
         if not self.is_plain(batch):
-            sampled = super().run(batch)
-            return Launched(lambda: sampled, left_out=left_out_of(sampled))
+            samples = super().run(batch)
+            return Launched(lambda: samples, left_out=left_out_of(samples))
         if not batch.spans and not batch.copies:
             return Launched(list)
         self.results.begin()
@@ -96,9 +96,9 @@ class DeviceRunner(ModelRunner):
             step = self.start(batch, rounds)
             return Launched(step.collect, step.places, frozenset(), step.draw, late=True)
         # Copies of an attempt may still read host memory that the next one writes.
-        step, dropped = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
-        step.ends += dropped
-        return Launched(step.collect, step.places, left_out_of(dropped), step.draw, late=True)
+        step, ends = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
+        step.ends += ends
+        return Launched(step.collect, step.places, left_out_of(ends), step.draw, late=True)
 
     def start(self, batch: Batch, rounds: list[Round]) -> DeviceStep:
         """Start an attempt at a step. It writes what another attempt would write, too, and nothing that one would read:
@@ -107,16 +107,16 @@ class DeviceRunner(ModelRunner):
         step, sections = DeviceStep(batch, tiles, self.inputs, self.results), StepSections()
         first = 0
         # A decode step stands first, so that its sections are where recorded steps read them.
-        for tile in sorted(tiles, key=lambda one: not drawn_whole(one.plan)):
+        for tile in sorted(tiles, key=lambda tile: not drawn_whole(tile.plan)):
             tile.write(self.layers, sections)
             tile.draws.first = first
             first += tile.draws.count
         if not step.waits:
             step.write_draws(sections)
-        copies = [sections.add([np.array(one, np.int64) for one in zip(*some, strict=True)]) for some in rounds]
+        copies = [sections.add([np.array(blocks, np.int64) for blocks in zip(*some, strict=True)]) for some in rounds]
         sections.sent = self.inputs.send(sections.arrays)
-        for sent in copies:
-            self.copy_blocks(*sent())
+        for copy_sections in copies:
+            self.copy_blocks(*copy_sections())
             del rounds[0]
         for tile in tiles:
             self.followers.run(tile.plan)
@@ -134,7 +134,7 @@ class DeviceRunner(ModelRunner):
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)
         vocabulary = self.model.config.vocab_size
         rows = [rows_of(tile, False, on_device=True) for tile in tiles]
-        return [TileStep(one, vocabulary, self.draw_sizes) for one in rows]
+        return [TileStep(tile_rows, vocabulary, self.draw_sizes) for tile_rows in rows]
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks, of which none is a source and a target."""

@@ -57,15 +57,19 @@ class DeviceStep:
         """Start the draws that waited. The KV of the step is there whatever becomes of them: a request for whose draw
         memory does not suffice ends, and is computed no further."""
         if self.arrival is None:
-            ended = {span.sequence for span in self.batch.spans if span.sequence.state is SequenceState.FINISHED}
-            self.arrival, dropped = compute_what_fits(self.batch.without(ended), self.attempt, self.inputs.link.settle)
-            self.ends += dropped
+            ended_sequences = {
+                span.sequence for span in self.batch.spans if span.sequence.state is SequenceState.FINISHED
+            }
+            self.arrival, ends = compute_what_fits(
+                self.batch.without(ended_sequences), self.attempt, self.inputs.link.settle
+            )
+            self.ends += ends
 
     def attempt(self, some: Batch) -> Arrival:
         """Make an attempt at the draws of some of the sequences. The others have nothing but their places."""
-        wanted = {span.sequence for span in some.spans}
+        sequences = {span.sequence for span in some.spans}
         sections = StepSections()
-        self.write_draws(sections, {span.sequence for span in self.batch.spans} - wanted)
+        self.write_draws(sections, {span.sequence for span in self.batch.spans} - sequences)
         sections.sent = self.inputs.send(sections.arrays)
         return self.start_draws()
 
@@ -73,4 +77,4 @@ class DeviceStep:
         """Wait for the results."""
         assert self.arrival is not None, "the tokens of the step before are accepted"
         words = self.arrival.wait()
-        return [*(sampled for tile in self.tiles for sampled in tile.read(words)), *self.ends]
+        return [*(sample for tile in self.tiles for sample in tile.read(words)), *self.ends]

@@ -25,8 +25,8 @@ DRAWN = -1
 def draw_sections(draws: Sequence[Draw], count: int) -> list[Array]:
     """The sections of `count` draws, those behind the given ones being none, in the order of DeviceDraws' fields."""
     row, numbers = np.full(count, -1, np.int32), np.zeros((5, count))
-    row[: len(draws)] = [one.row for one in draws]
-    numbers[:, : len(draws)] = np.array([numbers_of(one) for one in draws], np.float64).reshape(-1, 5).T
+    row[: len(draws)] = [draw.row for draw in draws]
+    numbers[:, : len(draws)] = np.array([numbers_of(draw) for draw in draws], np.float64).reshape(-1, 5).T
     temperature, top_k, top_p, min_p, number = numbers
     return [row, temperature, top_k.astype(np.int32), top_p, min_p, number]
 
@@ -52,13 +52,13 @@ class Asked:
 
 
 def asked_of(draws: Sequence[Draw]) -> list[tuple[Draw, Asked]]:
-    found = []
-    for place, one in enumerate(draws):
-        params = one.sequence.params
+    specs = []
+    for place, draw in enumerate(draws):
+        params = draw.sequence.params
         if params.logprobs is not None:
-            named = tuple(params.logprob_token_ids or ())
-            found.append((one, Asked(one.row, place, DRAWN, 0 if named else params.logprobs, named)))
-    return found
+            named_ids = tuple(params.logprob_token_ids or ())
+            specs.append((draw, Asked(draw.row, place, DRAWN, 0 if named_ids else params.logprobs, named_ids)))
+    return specs
 
 
 class LogprobPlan:
@@ -66,10 +66,10 @@ class LogprobPlan:
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         self.asked = asked
-        self.most = max((one.count for one in asked), default=0)
-        entries = [(one.row, one.draw, token) for one in asked for token in (one.token, *one.named)]
-        self.sections: list[Array] = [np.array(one, np.int64) for one in zip(*entries, strict=True)]
-        self.sections.append(np.array([one.row for one in asked], np.int64))
+        self.most = max((spec.count for spec in asked), default=0)
+        entries = [(spec.row, spec.draw, token) for spec in asked for token in (spec.token, *spec.named)]
+        self.sections: list[Array] = [np.array(column, np.int64) for column in zip(*entries, strict=True)]
+        self.sections.append(np.array([spec.row for spec in asked], np.int64))
 
     def compute(self, logits: Tensor, drawn: Tensor, sections: Sequence[Tensor]) -> list[Tensor]:
         """Return float32 logprobs and int32 ranks [entries], and int32 ids and float32 logprobs [asked, most] of the
@@ -77,24 +77,26 @@ class LogprobPlan:
         row, place, token, likely = sections
         if drawn.numel():
             token = torch.where(token < 0, drawn[place].long(), token)
-        made, ranks = token_logprobs(logits, row, token)
+        logprobs, ranks = token_logprobs(logits, row, token)
         best = most_likely(logits, self.most)[likely] if self.most else row.new_zeros(len(likely), 0)
-        others = torch.log_softmax(logits, dim=-1)[likely].gather(1, best)
-        return [made, ranks.int(), best.int(), others]
+        best_logprobs = torch.log_softmax(logits, dim=-1)[likely].gather(1, best)
+        return [logprobs, ranks.int(), best.int(), best_logprobs]
 
     def read(self, tokens: Sequence[int], results: Sequence[Array]) -> list[TokenLogprobs]:
         """Return what `compute` made, by the host. `tokens` are the drawn ones."""
-        own, ranks = (result.tolist() for result in results[:2])
-        tables = [ranked(*one) for one in zip(*(result.tolist() for result in results[2:]), strict=True)]
-        found, at = [], 0
-        for one, table in zip(self.asked, tables, strict=True):
-            token = tokens[one.draw] if one.token == DRAWN else one.token
-            ids = (token, *one.named)
-            some: list[Entry] = list(zip(ids, own[at : at + len(ids)], ranks[at : at + len(ids)], strict=True))
+        entry_logprobs, ranks = (result.tolist() for result in results[:2])
+        tables = [ranked(*row) for row in zip(*(result.tolist() for result in results[2:]), strict=True)]
+        logprobs, at = [], 0
+        for spec, table in zip(self.asked, tables, strict=True):
+            token = tokens[spec.draw] if spec.token == DRAWN else spec.token
+            ids = (token, *spec.named)
+            some: list[Entry] = list(
+                zip(ids, entry_logprobs[at : at + len(ids)], ranks[at : at + len(ids)], strict=True)
+            )
             at += len(ids)
-            others = sorted(some[1:], key=lambda entry: entry[2]) if one.named else table[: one.count]
-            found.append(TokenLogprobs((some[0], *others)))
-        return found
+            alternatives = sorted(some[1:], key=lambda entry: entry[2]) if spec.named else table[: spec.count]
+            logprobs.append(TokenLogprobs((some[0], *alternatives)))
+        return logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ class Place:
         return self.start + math.prod(self.shape)
 
     def read(self, words: Words) -> Array:
-        found: Array = words[self.start : self.end].view(NUMPY_TYPES[self.dtype]).reshape(self.shape)
-        return found
+        array: Array = words[self.start : self.end].view(NUMPY_TYPES[self.dtype]).reshape(self.shape)
+        return array
 
 
 class ResultBuffer:
@@ -65,9 +65,9 @@ class ResultBuffer:
     def add(self, made: Sequence[Tensor]) -> list[Place]:
         """Add tensors of 32 bits an element."""
         places = []
-        for one in made:
-            places.append(Place(self.used, tuple(one.shape), one.dtype))
-            self.pieces.append(one.reshape(-1).view(torch.int32))
+        for tensor in made:
+            places.append(Place(self.used, tuple(tensor.shape), tensor.dtype))
+            self.pieces.append(tensor.reshape(-1).view(torch.int32))
             self.used = places[-1].end
         return places
 

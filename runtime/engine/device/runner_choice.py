@@ -78,8 +78,8 @@ def estimate_recordings(runner: ModelRunner, held: Callable[[], int]) -> int:
     if not some:
         return largest
     runner.record(some)
-    others = max(0, held() - before - largest)
-    return largest + others * (len(shapes) - 1) // len(some)
+    further_bytes = max(0, held() - before - largest)
+    return largest + further_bytes * (len(shapes) - 1) // len(some)
 
 
 def record_steps(runner: ModelRunner | FollowerTiles) -> None:
@@ -88,5 +88,5 @@ def record_steps(runner: ModelRunner | FollowerTiles) -> None:
         # One rank may have made its pool long before another.
         runner.model.communicator.meet()
         runner.record(runner.layers.shapes)
-        captured = runner.layers.captured
-        logger.info("recorded %d decode steps in %d MiB", len(captured.steps), captured.bytes >> 20)
+        captured_steps = runner.layers.captured
+        logger.info("recorded %d decode steps in %d MiB", len(captured_steps.steps), captured_steps.bytes >> 20)

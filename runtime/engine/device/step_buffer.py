@@ -71,31 +71,31 @@ class StepBuffer:
     def send(self, sections: Sequence[Array]) -> list[Tensor]:
         """Copy the sections in one piece; return each as a tensor of the device. Sections that do not fit are copied to
         memory of their own, in one piece too."""
-        places, used = self.places(sections)
+        places, size = self.places(sections)
         fitting = sum(end <= self.capacity for _, end in places)
         host = self.hosts[self.copies % len(self.hosts)]
-        sent = self.copy(host, self.memory, sections[:fitting], places[:fitting])
+        tensors = self.copy(host, self.memory, sections[:fitting], places[:fitting])
         if fitting < len(sections):
-            rest, (places, used) = sections[fitting:], self.places(sections[fitting:])
-            larger = TypedWords(torch.empty(used, dtype=torch.int32, device=self.link.device))
-            sent += self.copy(self.link.host_words(used), larger, rest, places)
+            overflow, (places, size) = sections[fitting:], self.places(sections[fitting:])
+            larger = TypedWords(torch.empty(size, dtype=torch.int32, device=self.link.device))
+            tensors += self.copy(self.link.host_words(size), larger, overflow, places)
         self.copies += 1
-        return sent
+        return tensors
 
     def places(self, sections: Sequence[Array]) -> tuple[list[tuple[int, int]], int]:
         """The first word of each section and the one behind it."""
-        found, at = [], 0
+        places, at = [], 0
         for section in sections:
             end = at + section.nbytes // 4
-            found.append((at, end))
+            places.append((at, end))
             at = -(-end // ALIGNED) * ALIGNED
-        return found, at
+        return places, at
 
     def copy(
         self, host: HostWords, device: TypedWords, sections: Sequence[Array], places: Sequence[tuple[int, int]]
     ) -> list[Tensor]:
-        for one, (start, end) in zip(sections, places, strict=True):
-            host.words[start:end].view(one.dtype)[:] = one.reshape(-1)
+        for section, (start, end) in zip(sections, places, strict=True):
+            host.words[start:end].view(section.dtype)[:] = section.reshape(-1)
         if places:
             self.link.send(host, device.words[: places[-1][1]])
-        return [device.section(one, start) for one, (start, _) in zip(sections, places, strict=True)]
+        return [device.section(section, start) for section, (start, _) in zip(sections, places, strict=True)]

@@ -43,15 +43,15 @@ class TileDraws:
     @property
     def places(self) -> dict[EngineSequence, int]:
         """The places of the ids of sequences that draw one each."""
-        owners = Counter([one.sequence for one in self.plan.draws])
-        return {one.sequence: self.first + at for at, one in enumerate(self.plan.draws) if owners[one.sequence] == 1}
+        owners = Counter([draw.sequence for draw in self.plan.draws])
+        return {draw.sequence: self.first + at for at, draw in enumerate(self.plan.draws) if owners[draw.sequence] == 1}
 
     def write(self, sections: StepSections, left_out: Set[EngineSequence]) -> None:
         """Add the sections of an attempt at these draws."""
         self.left_out = left_out
         self.edits, self.dead = self.plan.edits(left_out)
-        self.asked = [one for one in asked_of(self.plan.draws) if one[0].sequence not in left_out]
-        self.logprobs = LogprobPlan([asked for _, asked in self.asked])
+        self.asked = [entry for entry in asked_of(self.plan.draws) if entry[0].sequence not in left_out]
+        self.logprobs = LogprobPlan([spec for _, spec in self.asked])
         self.number_sections = sections.add(self.numbers)
         self.edit_sections = sections.add([tensor.numpy() for tensor in self.edits.tensors])
         self.logprob_sections = sections.add(self.logprobs.sections if self.asked else [])
@@ -69,8 +69,8 @@ class TileDraws:
         self.drawn = results.ids[self.first : self.first + self.count]
         draw(self.edited_logits(self.logits), DeviceDraws(*self.number_sections()), self.drawn)
         if self.asked:
-            made = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
-            self.logprob_places = PlacedLogprobs(self.logprobs, results.add(made))
+            logprobs = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
+            self.logprob_places = PlacedLogprobs(self.logprobs, results.add(logprobs))
 
     def edited_logits(self, logits: Tensor) -> Tensor:
         sections = iter(self.edit_sections())
@@ -93,8 +93,8 @@ class TileDraws:
         tokens = words[self.first : self.first + len(draws)].tolist()
         logprobs: dict[Draw, TokenLogprobs] = {}
         if self.logprob_places is not None:
-            found = self.logprob_places.read(tokens, words)
-            logprobs = {draw: one for (draw, _), one in zip(self.asked, found, strict=True)}
+            token_logprobs = self.logprob_places.read(tokens, words)
+            logprobs = {draw: entry for (draw, _), entry in zip(self.asked, token_logprobs, strict=True)}
         by_draw = dict(zip(draws, tokens, strict=True))
-        sampled = self.plan.results(draws, self.drawn[: len(draws)], by_draw, self.dead, lambda _: logprobs)
-        return [one for one in sampled if one.sequence not in self.left_out] if self.left_out else sampled
+        samples = self.plan.results(draws, self.drawn[: len(draws)], by_draw, self.dead, lambda _: logprobs)
+        return [sample for sample in samples if sample.sequence not in self.left_out] if self.left_out else samples

@@ -89,12 +89,12 @@ class TileForward:
 
     def free_sections(self, plan: TilePlan) -> list[Array]:
         """Sections of other sizes: tables; of prompts the query tiles; the wanted rows, unless all are wanted."""
-        made = [table(plan.spans, self.storage.layout.block_size)]
+        sections = [table(plan.spans, self.storage.layout.block_size)]
         if not plan.generated:
-            made.append(query_tiles(plan, self.query_tiles))
+            sections.append(query_tiles(plan, self.query_tiles))
         if not drawn_whole(plan):
-            made.append(padded(plan.rows, self.places))
-        return made
+            sections.append(padded(plan.rows, self.places))
+        return sections
 
     def hidden(self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor], leads: bool) -> Tensor:
         """Final hidden states float32 of the tile's rows if it is `drawn_whole`, else of the plan's rows; behind them
@@ -122,10 +122,10 @@ class TileForward:
     def record(self, shapes: Sequence[Shape], send: Callable[[Sequence[Array]], list[Tensor]]) -> None:
         """Record decode steps of some shapes. `send` puts sections where those of a step's first tile are."""
         for rows, width in shapes:
-            fixed = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
+            fixed_sections = send(generated_sections(NO_ROWS, rows, self.storage.layout.block_size))
             empty = runs_of(NO_ROWS, rows, width)
             self.attention.plan(self.storage.tensor, lambda runs=empty: runs)  # type: ignore[misc]
-            self.captured.record((rows, width), partial(self.decode, fixed, width))
+            self.captured.record((rows, width), partial(self.decode, fixed_sections, width))
 
     def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""
@@ -133,8 +133,8 @@ class TileForward:
         # Only rank 0 has drawn them.
         self.model.communicator.broadcast(self.last)
         tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
-        known = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
-        return self.forward(known, tile)
+        token_ids = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
+        return self.forward(token_ids, tile)
 
     def forward(self, ids: Tensor, tile: DeviceTile) -> Tensor:
         return self.model.forward(ids, tile.positions, self.attention.attention(self.storage.tensor, tile))
@@ -153,6 +153,6 @@ def runs_of(plan: TilePlan, rows: int, width: int) -> TileRuns:
 
 def padded(places: Sequence[int], sizes: tuple[int, ...]) -> Array:
     """Places as int64, padded with the first row."""
-    made = np.zeros(bucket_of(len(places), sizes), np.int64)
-    made[: len(places)] = places
-    return made
+    padded_places = np.zeros(bucket_of(len(places), sizes), np.int64)
+    padded_places[: len(places)] = places
+    return padded_places

@@ -28,8 +28,8 @@ class TileLogits:
         self.free = sections.add(layers.free_sections(self.plan))
         some = self.plan.drawn and not drawn_whole(self.plan)
         self.drawn_rows = sections.add([padded(self.plan.drawn, layers.places)] if some else [])
-        recorded = self.plan.recorded
-        parts = [recorded[at : at + RECORDED_TOGETHER] for at in range(0, len(recorded), RECORDED_TOGETHER)]
+        prompt_rows = self.plan.recorded
+        parts = [prompt_rows[at : at + RECORDED_TOGETHER] for at in range(0, len(prompt_rows), RECORDED_TOGETHER)]
         self.recorded_rows = sections.add([np.array(part, np.int64) for part in parts])
 
     def hidden(self, layers: TileForward) -> Tensor:

@@ -29,37 +29,37 @@ class TileStep:
     def write(self, layers: TileForward, sections: StepSections) -> None:
         """Add the sections of this tile's layers to those of the step."""
         self.logits.write(layers, sections)
-        self.recorded_sections = [sections.add(one.sections) for one in self.recorded]
+        self.recorded_sections = [sections.add(plan.sections) for plan in self.recorded]
 
     def compute(self, layers: TileForward, model: Model) -> None:
         """Start the layers, up to the logits."""
         hidden = self.logits.hidden(layers)
-        made = self.logits.recorded(model, hidden)
-        for plan, (logits, rows), sections in zip(self.recorded, made, self.recorded_sections, strict=True):
+        prompt_logits = self.logits.recorded(model, hidden)
+        for plan, (logits, rows), sections in zip(self.recorded, prompt_logits, self.recorded_sections, strict=True):
             self.recorded_made.append(plan.compute(logits, rows[:0], sections()))
         if self.draws.count:
             self.draws.take(self.logits.drawn(model, hidden))
 
     def draw(self, results: ResultBuffer) -> None:
         """Start an attempt at the draws; the results of the layers go with theirs."""
-        made = zip(self.recorded, self.recorded_made, strict=True)
-        self.recorded_places = [PlacedLogprobs(plan, results.add(some)) for plan, some in made]
+        pairs = zip(self.recorded, self.recorded_made, strict=True)
+        self.recorded_places = [PlacedLogprobs(plan, results.add(some)) for plan, some in pairs]
         self.draws.compute(results)
 
     def read(self, words: Words) -> list[Sampled]:
         """Return the sampled tokens, and record the logprobs of prompts."""
-        recorded = iter(self.rows.recorded)
-        for placed in self.recorded_places:
-            for made in placed.read([], words):
-                sequence, _ = next(recorded)
-                sequence.record.prompt_logprobs.append(made)
+        recorded_rows = iter(self.rows.recorded)
+        for placed_logprobs in self.recorded_places:
+            for logprobs in placed_logprobs.read([], words):
+                sequence, _ = next(recorded_rows)
+                sequence.record.prompt_logprobs.append(logprobs)
         return self.draws.read(words)
 
 
 def recorded_of(rows: TileRows) -> list[list[Asked]]:
     """The logprobs of prompt tokens, in parts of RECORDED_TOGETHER rows of logits."""
-    found = [
-        Asked(place % RECORDED_TOGETHER, 0, one.prompt[position], one.params.prompt_logprobs or 0)
-        for place, (one, position) in enumerate(rows.recorded)
+    specs = [
+        Asked(place % RECORDED_TOGETHER, 0, sequence.prompt[position], sequence.params.prompt_logprobs or 0)
+        for place, (sequence, position) in enumerate(rows.recorded)
     ]
-    return [found[at : at + RECORDED_TOGETHER] for at in range(0, len(found), RECORDED_TOGETHER)]
+    return [specs[at : at + RECORDED_TOGETHER] for at in range(0, len(specs), RECORDED_TOGETHER)]

@@ -42,8 +42,8 @@ class LinearCost:
         rows, seconds = self.rows / self.weight, self.total / self.weight
         variance = max(0.0, self.squares / self.weight - rows * rows)
         covariance = self.products / self.weight - rows * seconds
-        assumed = ROW_SHARE * seconds / (1 + ROW_SHARE * (rows - 1))
-        slope = (covariance + ASSUMED * assumed) / (variance + ASSUMED)
+        assumed_slope = ROW_SHARE * seconds / (1 + ROW_SHARE * (rows - 1))
+        slope = (covariance + ASSUMED * assumed_slope) / (variance + ASSUMED)
         slope = min(max(slope, 0.0), seconds / rows)
         return seconds - slope * rows, slope
 
@@ -96,14 +96,14 @@ class Rate:
         return self.right / self.tried
 
     def add(self, guessed: int, right: int) -> None:
-        tried = right + (right < guessed)
-        faded = FORGET_RATE**tried
-        self.right, self.tried = self.right * faded + right, self.tried * faded + tried
+        tries = right + (right < guessed)
+        decay = FORGET_RATE**tries
+        self.right, self.tried = self.right * decay + right, self.tried * decay + tries
 
     def age(self) -> None:
         """Let what is known weigh less, with the share unchanged."""
-        faded = min(1.0, max(FORGET_UNUSED, LEAST_WEIGHT / self.tried))
-        self.right, self.tried = self.right * faded, self.tried * faded
+        decay = min(1.0, max(FORGET_UNUSED, LEAST_WEIGHT / self.tried))
+        self.right, self.tried = self.right * decay, self.tried * decay
 
 
 def gain(share: float, count: int) -> float:

@@ -66,8 +66,8 @@ class DraftLayerRunner(ModelRunner):
         hidden = self.tiles.forward(replace(plan, embeddings=entering), states)
         rows = iter(hidden)
         for feed, span in zip(fed, tile.spans, strict=True):
-            known = feed.states.end - feed.base
-            feed.certain = max(feed.certain, min(span.start + span.count, known))
+            state_count = feed.states.end - feed.base
+            feed.certain = max(feed.certain, min(span.start + span.count, state_count))
             if span.samples:
                 feed.own = next(rows)
         return hidden

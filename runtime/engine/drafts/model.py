@@ -100,8 +100,8 @@ class DraftModel:
     def knows(self, sequence: Sequence) -> bool:
         """Return whether the model has every id that the sequence or its parameters name."""
         params = sequence.params
-        named = (*params.allowed_token_ids, *params.bad_token_ids, *(token for token, _ in params.logit_bias))
-        return max((*sequence.prompt, *sequence.output, *named)) < self.known_ids
+        named_ids = (*params.allowed_token_ids, *params.bad_token_ids, *(token for token, _ in params.logit_bias))
+        return max((*sequence.prompt, *sequence.output, *named_ids)) < self.known_ids
 
     def narrow(self, sequence: Sequence, window: int) -> None:
         """Begin anew with the sequence's last `window` tokens, if more than these are missing."""
@@ -124,7 +124,7 @@ class DraftModel:
         """Guess so many next tokens of each sequence, all of them together, one position at a time. A sequence that
         cannot be followed, or for whose guesses there is no room, has fewer."""
         twins = [(self.follow(sequence), count) for sequence, count in wanted]
-        begun = [0 if twin is None else twin.length for twin, _ in twins]
+        starts = [0 if twin is None else twin.length for twin, _ in twins]
         for ahead in range(max((count for _, count in twins), default=0)):
             spans = [
                 Span(twin, twin.computed, twin.remaining)
@@ -135,7 +135,7 @@ class DraftModel:
                 break
             self.run(spans)
         return [
-            () if twin is None else self.guesses(twin, start) for (twin, _), start in zip(twins, begun, strict=True)
+            () if twin is None else self.guesses(twin, start) for (twin, _), start in zip(twins, starts, strict=True)
         ]
 
     def can_go_on(self, twin: Sequence, ahead: int) -> bool:
@@ -147,23 +147,23 @@ class DraftModel:
 
     def guesses(self, twin: Sequence, start: int) -> Draft:
         """Return the twin's tokens from this position on, up to one that the target does not have."""
-        guessed = twin.output[start - len(twin.prompt) :]
-        return tuple(guessed[: next((at for at, token in enumerate(guessed) if token >= self.known_ids), None)])
+        tokens = twin.output[start - len(twin.prompt) :]
+        return tuple(tokens[: next((at for at, token in enumerate(tokens) if token >= self.known_ids), None)])
 
     def run(self, spans: list[Span]) -> None:
         """Compute spans; a twin whose last known position is among them gets a guess. One that memory does not suffice
         for gets none, and stays where it was."""
         began = self.clock()
-        sampled = self.runner.run(Batch(tuple(spans), self.memory.take_copies()))
+        samples = self.runner.run(Batch(tuple(spans), self.memory.take_copies()))
         self.runs.append((sum(span.count for span in spans), self.clock() - began))
-        left_out = left_out_of(sampled)
+        left_out = left_out_of(samples)
         for span in spans:
             if span.sequence in left_out:
                 continue
             span.sequence.advance(span.start + span.count)
             self.prefix.register(span.sequence, span.start, span.sequence.computed)
-        for one in sampled:
-            one.sequence.output += one.tokens
+        for sample in samples:
+            sample.sequence.output += sample.tokens
 
     def follow(self, sequence: Sequence) -> Sequence | None:
         """Return the twin with the sequence's known tokens, without guesses; None where there is no room for one."""
@@ -176,12 +176,12 @@ class DraftModel:
     def agree(self, sequence: Sequence, follower: Followed) -> None:
         """Replace the twin's guesses by the tokens that came since. What was computed stays as far as they are equal;
         the last known position is always still to be computed."""
-        twin, known = follower.twin, sequence.output[follower.before + follower.agreed :]
-        guessed = twin.output[follower.agreed :]
-        right = next((at for at, (a, b) in enumerate(zip(guessed, known, strict=False)) if a != b), None)
-        right = min(len(guessed), len(known)) if right is None else right
+        twin, tokens = follower.twin, sequence.output[follower.before + follower.agreed :]
+        guesses = twin.output[follower.agreed :]
+        right = next((at for at, (a, b) in enumerate(zip(guesses, tokens, strict=False)) if a != b), None)
+        right = min(len(guesses), len(tokens)) if right is None else right
         valid = len(twin.prompt) + follower.agreed + right
-        twin.output[follower.agreed :] = known
+        twin.output[follower.agreed :] = tokens
         twin.count_from(min(twin.computed, valid, twin.length - 1))
         follower.agreed = len(twin.output)
 
@@ -204,8 +204,8 @@ class DraftModel:
         self.memory.adopt(twin, hit)
         twin.count_from(hit.computed)
         twin.move(SequenceState.RUNNING)
-        known = len(twin.output)
-        follower = self.followers[sequence] = Followed(twin, known, len(sequence.output) - known)
+        known_tokens = len(twin.output)
+        follower = self.followers[sequence] = Followed(twin, known_tokens, len(sequence.output) - known_tokens)
         if sequence.guide is not None and self.takes_masks:
             twin.rules.make_guide = partial(TwinGuide, sequence, sequence.guide, follower)
         return follower
@@ -241,12 +241,12 @@ class DraftModel:
 
 def twin_of(sequence: Sequence, skipped: int) -> Sequence:
     """Return a sequence that draws as this one does, whose text begins after the first `skipped` tokens."""
-    cut = max(0, skipped - len(sequence.prompt))
-    prompt, output = sequence.prompt[skipped:], sequence.output[cut:]
+    skipped_output = max(0, skipped - len(sequence.prompt))
+    prompt, output = sequence.prompt[skipped:], sequence.output[skipped_output:]
     if not prompt:
         # A text that begins inside the answer: its first token stands for a prompt.
         prompt, output = output[:1], output[1:]
-    spent = len(sequence.output) - len(output)
+    spent_tokens = len(sequence.output) - len(output)
     params = replace(
         sequence.params,
         n=1,
@@ -254,8 +254,8 @@ def twin_of(sequence: Sequence, skipped: int) -> Sequence:
         prompt_logprobs=None,
         logprob_token_ids=(),
         grammar=None,
-        max_tokens=sequence.params.max_tokens - spent,
-        min_tokens=max(0, sequence.params.min_tokens - spent),
+        max_tokens=sequence.params.max_tokens - spent_tokens,
+        min_tokens=max(0, sequence.params.min_tokens - spent_tokens),
     )
     return Sequence(
         sequence.id,

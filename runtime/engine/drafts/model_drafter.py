@@ -51,23 +51,25 @@ class ModelDrafter:
     def propose(self, sequences: abc.Sequence[Sequence], most: int, room: int) -> list[Draft]:
         began = self.clock()
         self.made_by.clear()
-        found = [sequence.guess(limit) if (limit := sequence.guessable(most)) else () for sequence in sequences]
-        options = [self.option(one, most, guesses) for one, guesses in zip(sequences, found, strict=True)]
+        lookups = [sequence.guess(limit) if (limit := sequence.guessable(most)) else () for sequence in sequences]
+        options = [self.option(sequence, most, guesses) for sequence, guesses in zip(sequences, lookups, strict=True)]
         plan = self.policy.plan(options, room)
-        for one, count, window in zip(sequences, plan.reads, plan.windows, strict=True):
+        for sequence, count, window in zip(sequences, plan.reads, plan.windows, strict=True):
             if window:
-                self.model.narrow(one, window)
+                self.model.narrow(sequence, window)
             if count:
-                self.model.read(one, count)
-        wanted = [(one, count) for one, count in zip(sequences, plan.models, strict=True) if count]
-        made = dict(zip((one for one, _ in wanted), self.model.propose(wanted), strict=True))
+                self.model.read(sequence, count)
+        model_counts = [(sequence, count) for sequence, count in zip(sequences, plan.models, strict=True) if count]
+        model_drafts = dict(
+            zip((sequence for sequence, _ in model_counts), self.model.propose(model_counts), strict=True)
+        )
         drafts = [
-            one.fitting(made.get(one, guesses[:looked]))
-            for one, guesses, looked in zip(sequences, found, plan.lookups, strict=True)
+            sequence.fitting(model_drafts.get(sequence, guesses[:lookup_count]))
+            for sequence, guesses, lookup_count in zip(sequences, lookups, plan.lookups, strict=True)
         ]
-        for one, draft in zip(sequences, drafts, strict=True):
+        for sequence, draft in zip(sequences, drafts, strict=True):
             if draft:
-                self.made_by[one] = model_kind(one) if one in made else lookup_kind(one)
+                self.made_by[sequence] = model_kind(sequence) if sequence in model_drafts else lookup_kind(sequence)
         for rows, seconds in self.model.runs:
             self.policy.drafted(rows, seconds)
         self.model.runs.clear()
@@ -103,11 +105,16 @@ class ModelDrafter:
     def hand_over(self, sequences: abc.Sequence[Sequence], most: int) -> list[Draft]:
         if not self.model.hands_over:
             return [sequence.draft(most) for sequence in sequences]
-        made = self.model.propose([(sequence, sequence.guessable(min(most, HANDED_OVER))) for sequence in sequences])
-        drafts = [one.fitting(guesses) or one.draft(most) for one, guesses in zip(sequences, made, strict=True)]
+        proposals = self.model.propose(
+            [(sequence, sequence.guessable(min(most, HANDED_OVER))) for sequence in sequences]
+        )
+        drafts = [
+            sequence.fitting(guesses) or sequence.draft(most)
+            for sequence, guesses in zip(sequences, proposals, strict=True)
+        ]
         self.model.runs.clear()
-        for one in sequences:
-            self.model.forget(one)
+        for sequence in sequences:
+            self.model.forget(sequence)
         return drafts
 
     def forget(self, sequence: Sequence) -> None:
@@ -123,4 +130,4 @@ def lookup_kind(sequence: Sequence) -> Hashable:
 
 def model_kind(sequence: Sequence) -> Hashable:
     temperature = 0.0 if sequence.params.greedy else sequence.params.temperature
-    return ("model", sum(temperature > bound for bound in KINDS))
+    return ("model", sum(temperature > limit for limit in KINDS))

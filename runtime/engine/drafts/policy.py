@@ -156,9 +156,9 @@ class AdaptivePolicy:
         plain = rate = self.rate(options, best)
         # The last pass starts from the rate of the one before: the faster the steps, the fewer guesses pay.
         for with_model in (False, True, True):
-            made, found = self.payable(options, room, with_model, rate)
-            if found > max(rate, plain * MARGIN):
-                best, rate = made, found
+            plan, plan_rate = self.payable(options, room, with_model, rate)
+            if plan_rate > max(rate, plain * MARGIN):
+                best, rate = plan, plan_rate
         return best
 
     def payable(
@@ -171,10 +171,10 @@ class AdaptivePolicy:
             plan = self.fill(options, room, with_model, rate, most)
             most = min(most, max(plan.models + plan.lookups))
             if most and self.can_pay(self.cost(options, plan), STAKE if most > 1 else 1.0):
-                found = self.rate(options, plan)
-                if found < best[1]:
+                plan_rate = self.rate(options, plan)
+                if plan_rate < best[1]:
                     break
-                best = plan, found
+                best = plan, plan_rate
             most = max(0, most - 1)
         return best
 
@@ -184,33 +184,33 @@ class AdaptivePolicy:
         plan, row = DraftPlan.empty(len(options)), rate * self.target.per_row
         ready = sum(option.is_ready for option in options)
         step = rate * self.draft_seconds(ready) / ready if with_model and ready else 0.0
-        for place, one in enumerate(options):
-            most = min(one.limit, room, longest)
-            looked = depth(one.lookup, row, min(most, one.found))
-            made = depth(one.model, row + step, most) if with_model and one.is_ready else 0
-            if gain(one.lookup, looked) - looked * row >= gain(one.model, made) - made * (row + step):
-                plan.lookups[place] = looked
+        for place, option in enumerate(options):
+            most = min(option.limit, room, longest)
+            lookups = depth(option.lookup, row, min(most, option.found))
+            models = depth(option.model, row + step, most) if with_model and option.is_ready else 0
+            if gain(option.lookup, lookups) - lookups * row >= gain(option.model, models) - models * (row + step):
+                plan.lookups[place] = lookups
             else:
-                plan.models[place] = made
+                plan.models[place] = models
             room -= max(plan.lookups[place], plan.models[place])
         return plan
 
     def rate(self, options: abc.Sequence[Option], plan: DraftPlan) -> float:
         """Return the expected tokens per second of a plan."""
         tokens = len(options) + sum(
-            gain(one.lookup, looked) + gain(one.model, made)
-            for one, looked, made in zip(options, plan.lookups, plan.models, strict=True)
+            gain(option.lookup, lookups) + gain(option.model, models)
+            for option, lookups, models in zip(options, plan.lookups, plan.models, strict=True)
         )
         return tokens / (self.target.seconds(len(options)) + self.cost(options, plan))
 
     def cost(self, options: abc.Sequence[Option], plan: DraftPlan) -> float:
         """Return the seconds that a plan's guesses add to a step."""
         seconds = self.target.added(len(options), sum(plan.lookups) + sum(plan.models))
-        first = sum(one.missing or 0 for one, made in zip(options, plan.models, strict=True) if made)
+        first = sum(option.missing or 0 for option, models in zip(options, plan.models, strict=True) if models)
         if first:
             seconds += self.draft_seconds(first)
         for ahead in range(1, max(plan.models, default=0)):
-            seconds += self.draft_seconds(sum(made > ahead for made in plan.models))
+            seconds += self.draft_seconds(sum(models > ahead for models in plan.models))
         return seconds
 
     def draft_seconds(self, rows: int) -> float:
@@ -229,41 +229,41 @@ class AdaptivePolicy:
         """Have the texts read into the draft model that are expected to make up for it, as far as they do and the
         account can pay beside the first guesses."""
         pace, room = len(options) / self.target.seconds(len(options)), READ_AT_ONCE
-        left = self.account * self.target.seconds(1) - self.cost(options, plan)
-        for place, one in enumerate(options):
-            if one.is_ready or not one.can_follow:
+        budget = self.account * self.target.seconds(1) - self.cost(options, plan)
+        for place, option in enumerate(options):
+            if option.is_ready or not option.can_follow:
                 continue
-            missing = one.missing or 0
-            window = self.window(missing, min(left - TRIES * self.guess(options), self.benefit(one, pace)))
+            missing = option.missing or 0
+            window = self.window(missing, min(budget - TRIES * self.guess(options), self.benefit(option, pace)))
             if window and room:
-                left -= self.draft_seconds(window)
+                budget -= self.draft_seconds(window)
                 room -= plan.follow(place, missing, window, room)
 
     def guess(self, options: abc.Sequence[Option]) -> float:
         """Return the seconds that a single guess of the draft model adds to a step."""
         return self.draft_seconds(1) + self.target.added(len(options), 1)
 
-    def benefit(self, one: Option, pace: float) -> float:
+    def benefit(self, option: Option, pace: float) -> float:
         """Return the seconds that the draft model is expected to save one sequence, whose last token no guess saves."""
         price = pace * (self.target.per_row + self.draft_seconds(1))
-        count = depth(one.model, price, one.limit)
-        right = gain(one.model, count)
-        return (right - count * price) / pace * min(max(0, one.left - 1), HORIZON) / (1 + right)
+        count = depth(option.model, price, option.limit)
+        right = gain(option.model, count)
+        return (right - count * price) / pace * min(max(0, option.left - 1), HORIZON) / (1 + right)
 
     def try_out(self, options: abc.Sequence[Option], plan: DraftPlan, room: int) -> None:
         """Have one guess made that is not expected to help, or a text read for that, if a trial is due."""
         place, step = promising(options), self.target.seconds(1)
         if place is None or plan.lookups[place] or sum(plan.lookups) >= room:
             return
-        one = options[place]
-        missing, guess = one.missing or 0, self.guess(options)
-        window = 0 if one.is_ready else self.window(missing, TRIAL_READING * step) or min(missing, WINDOWS[-1])
-        reading = self.draft_seconds(missing if one.is_ready else window)
+        option = options[place]
+        missing, guess = option.missing or 0, self.guess(options)
+        window = 0 if option.is_ready else self.window(missing, TRIAL_READING * step) or min(missing, WINDOWS[-1])
+        reading = self.draft_seconds(missing if option.is_ready else window)
         affordable = self.can_pay(reading + guess)
         can_begin = affordable and self.can_pay(min(reading + TRIES * guess, FULL * self.most * step))
         if not self.trials.goes_on(can_begin, affordable):
             return
-        if one.is_ready:
+        if option.is_ready:
             plan.models[place] = 1
             self.trials.guess()
         else:
@@ -303,9 +303,9 @@ def promising(options: abc.Sequence[Option]) -> int | None:
     """Return the sequence to try the draft model with, which has tokens left for it: one that can be guessed for at
     once, or else the one that promises most."""
     able = [
-        (not one.is_ready, -one.model, one.missing or 0, place)
-        for place, one in enumerate(options)
-        if one.can_follow and one.left > TRIES
+        (not option.is_ready, -option.model, option.missing or 0, place)
+        for place, option in enumerate(options)
+        if option.can_follow and option.left > TRIES
     ]
     return min(able)[-1] if able else None
 
@@ -325,17 +325,17 @@ class SharesRight:
         self.own: dict[abc.Hashable, dict[abc.Hashable, Rate]] = {}
 
     def expected(self, owner: abc.Hashable, kind: abc.Hashable) -> float:
-        own = self.own.get(owner, {}).get(kind)
-        return (own or self.of_all(kind)).share
+        owner_rate = self.own.get(owner, {}).get(kind)
+        return (owner_rate or self.of_all(kind)).share
 
     def of_all(self, kind: abc.Hashable) -> Rate:
         return self.all.setdefault(kind, Rate(first_share(kind), FIRST_WEIGHT))
 
     def add(self, owner: abc.Hashable, kind: abc.Hashable, guessed: int, right: int) -> None:
-        own = self.own.setdefault(owner, {})
-        if kind not in own:
-            own[kind] = Rate(self.of_all(kind).share, OWN_WEIGHT)
-        own[kind].add(guessed, right)
+        owner_rates = self.own.setdefault(owner, {})
+        if kind not in owner_rates:
+            owner_rates[kind] = Rate(self.of_all(kind).share, OWN_WEIGHT)
+        owner_rates[kind].add(guessed, right)
         self.of_all(kind).add(guessed, right)
 
     def age(self, owner: abc.Hashable, kind: abc.Hashable) -> None:

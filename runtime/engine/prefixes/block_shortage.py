@@ -23,5 +23,5 @@ class BlockShortage:
     def lasts(self, sequence: Sequence, pool: BlockPool, spare: int) -> bool:
         """Return whether the sequence still cannot fit, where so many blocks are to stay available."""
         came = pool.returned - self.returned + self.spare - spare
-        known = self.missing is not None and self.missing in pool.index.blocks
-        return sequence is self.sequence and came < self.lacking and not known
+        is_known = self.missing is not None and self.missing in pool.index.blocks
+        return sequence is self.sequence and came < self.lacking and not is_known

@@ -38,10 +38,10 @@ class PrefixClaims:
 
     def claim(self, sequence: Sequence, keys: PromptKeys) -> None:
         """Claim the missing blocks of the prompt."""
-        known = self.index.blocks
+        blocks = self.index.blocks
         for key in keys.all:
             owner = self.owners.get(key)
-            if key not in known and (owner is None or sequence.order < owner.order):
+            if key not in blocks and (owner is None or sequence.order < owner.order):
                 self.release(key)
                 self.owners[key] = sequence
                 self.counts[sequence] = self.counts.get(sequence, 0) + 1
@@ -90,22 +90,22 @@ class PrefixClaims:
     def first_missing(self, keys: list[Key]) -> int:
         """Return the place of the first key that the index does not know. It is searched as if it had the beginning of
         whatever it has: where a block was evicted before others that follow it, the place may be behind these."""
-        known = self.index.blocks
-        return bisect_left(keys, True, key=lambda key: key not in known)
+        blocks = self.index.blocks
+        return bisect_left(keys, True, key=lambda key: key not in blocks)
 
     def last_claimed(self, sequence: Sequence, keys: PromptKeys) -> Key | None:
         """Return the last key that the owner of the first missing block, an older sequence, computes for both; None if
         there is no such owner."""
-        made = keys.all
-        first = self.first_missing(made)
-        owner = self.owners.get(made[first]) if first < len(made) else None
+        all_keys = keys.all
+        first = self.first_missing(all_keys)
+        owner = self.owners.get(all_keys[first]) if first < len(all_keys) else None
         if owner is None or owner.prefix.keys is None or not owner.order < sequence.order:
             return None
         for place in range(keys.common(owner.prefix.keys) - 1, first, -1):
-            other = self.owners.get(made[place])
-            if other is not None and other.order < sequence.order:
-                return made[place]
-        return made[first]
+            claimant = self.owners.get(all_keys[place])
+            if claimant is not None and claimant.order < sequence.order:
+                return all_keys[place]
+        return all_keys[first]
 
     def wake(self) -> list[Sequence]:
         """Return the sequences that need not wait any more."""
@@ -149,16 +149,16 @@ class KeyQueue:
         sequence at least. Return the sequences that have them all now."""
         before, self.made_at = self.made_at, self.clock()
         budget = max(PORTION, min(MOST, int((self.made_at - before) * KEYS_PER_SECOND)))
-        ended = list[Sequence]()
-        while len(self) and (budget > 0 or not (in_step or ended)):
+        ready_sequences = list[Sequence]()
+        while len(self) and (budget > 0 or not (in_step or ready_sequences)):
             sequence = self.next()
             assert sequence.prefix.keys is not None
             budget -= sequence.prefix.keys.make(PORTION if in_step else sequence.prefix.keys.left)
             if sequence.prefix.keys.left:
                 self.begun.append(sequence)
             else:
-                ended.append(sequence)
-        return ended
+                ready_sequences.append(sequence)
+        return ready_sequences
 
     def next(self) -> Sequence:
         is_new = bool(self.new) and (self.new_is_next or not self.begun)
@@ -226,9 +226,9 @@ class PrefixCache:
         if not self.may_use(sequence):
             return NOTHING
         blocks = self.pool.index.leading(self.keys_of(sequence).all)
-        computed = min(len(blocks) * self.block_size, len(sequence.prompt), sequence.length - 1)
-        shared, inside = divmod(computed, self.block_size)
-        return PrefixHit(tuple(blocks[:shared]), blocks[shared] if inside else None, computed)
+        computed_tokens = min(len(blocks) * self.block_size, len(sequence.prompt), sequence.length - 1)
+        full_blocks, inside = divmod(computed_tokens, self.block_size)
+        return PrefixHit(tuple(blocks[:full_blocks]), blocks[full_blocks] if inside else None, computed_tokens)
 
     def find_full(self, sequence: Sequence, draws_first: bool = False) -> PrefixHit:
         """The longest known prefix in whole blocks: for a sequence whose prompt is computed elsewhere. It may be all of

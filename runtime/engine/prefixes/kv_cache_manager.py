@@ -78,12 +78,12 @@ class KVCacheManager:
         """Bind credits, then available blocks, until the blocks hold so many positions; or change nothing."""
         count = max(0, self.layout.blocks_for(positions) - len(sequence.blocks))
         credits = self.credits.get(sequence, 0)
-        promised = min(count, credits)
-        if not self.find_room(count - promised):
+        credited_blocks = min(count, credits)
+        if not self.find_room(count - credited_blocks):
             return False
         sequence.blocks += self.pool.bind(count)
-        if promised:
-            self.credits[sequence] = credits - promised
+        if credited_blocks:
+            self.credits[sequence] = credits - credited_blocks
         return True
 
     def own_next(self, sequence: Sequence) -> bool:
@@ -102,9 +102,9 @@ class KVCacheManager:
         self.pool.release([block])
         return True
 
-    def find_room(self, count: int, found: abc.Sequence[int] = (), spare: int = 0) -> bool:
-        reserved = self.pool.reserve(count, found, spare)
-        return reserved or (self.give_way() and self.pool.reserve(count, found, spare))
+    def find_room(self, count: int, hit_blocks: abc.Sequence[int] = (), spare: int = 0) -> bool:
+        is_reserved = self.pool.reserve(count, hit_blocks, spare)
+        return is_reserved or (self.give_way() and self.pool.reserve(count, hit_blocks, spare))
 
     def give_back(self, sequence: Sequence) -> None:
         """Return all blocks and credits of a sequence. Copies into them are cancelled."""

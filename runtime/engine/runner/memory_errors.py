@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     """Return whether memory ran out. torch has an error type of its own for its own allocator on GPUs only."""
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or any(sign in str(error) for sign in SIGNS)
+    is_memory_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_memory_error or any(sign in str(error) for sign in SIGNS)
 
 
 def compute_what_fits(
@@ -36,38 +36,38 @@ def compute_what_fits(
     first. It is called until memory suffices, each time after `settle`, so it must destroy nothing that it reads. The
     copies of a batch are made whatever becomes of its sequences. Raises what is no lack of memory, and a lack with
     nothing left to do without."""
-    dropped, recorded = list[Sampled](), RecordedLogprobs(batch)
+    ends, recorded_logprobs = list[Sampled](), RecordedLogprobs(batch)
     while batch.spans:
         try:
-            return compute(batch), dropped
+            return compute(batch), ends
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             logger.warning("memory ran out in a step, whose largest request ends: %s", error)
         # Only now that the error is gone, and what its traceback held, is the attempt's memory free.
         settle()
-        recorded.restore()
+        recorded_logprobs.restore()
         largest = largest_of(batch)
         batch = batch.without({largest})
-        dropped.append(Sampled(largest, largest.branch.choice, [], 0, [], failure=MEMORY_RAN_OUT))
-    return compute(batch), dropped
+        ends.append(Sampled(largest, largest.branch.choice, [], 0, [], failure=MEMORY_RAN_OUT))
+    return compute(batch), ends
 
 
-def left_out_of(sampled: Iterable[Sampled]) -> frozenset[Sequence]:
+def left_out_of(samples: Iterable[Sampled]) -> frozenset[Sequence]:
     """Return the sequences of a step that memory did not suffice for: nothing of them was computed."""
-    return frozenset(one.sequence for one in sampled if one.failure == MEMORY_RAN_OUT)
+    return frozenset(sample.sequence for sample in samples if sample.failure == MEMORY_RAN_OUT)
 
 
 def largest_of(batch: Batch) -> Sequence:
     """Return the sequence that has most rows in a batch, of equal ones the last."""
-    return max(enumerate(batch.spans), key=lambda one: (one[1].count, one[0]))[1].sequence
+    return max(enumerate(batch.spans), key=lambda entry: (entry[1].count, entry[0]))[1].sequence
 
 
 class RecordedLogprobs:
     """The prompt logprobs that sequences of a batch had before a step, so that a second attempt records none twice."""
 
     def __init__(self, batch: Batch) -> None:
-        asking = [one.sequence for one in batch.spans if one.sequence.params.prompt_logprobs is not None]
+        asking = [span.sequence for span in batch.spans if span.sequence.params.prompt_logprobs is not None]
         self.known = [(sequence, len(sequence.record.prompt_logprobs)) for sequence in asking]
 
     def restore(self) -> None:

@@ -87,8 +87,8 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> Launched:
         """Begin to compute a batch. Here all is done at once."""
-        sampled = self.run(batch)
-        return Launched(lambda: sampled, left_out=left_out_of(sampled))
+        samples = self.run(batch)
+        return Launched(lambda: samples, left_out=left_out_of(samples))
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[Sampled]:
@@ -98,8 +98,8 @@ class ModelRunner:
             self.followers.copy(copies)
         if not self.may_begin_anew:
             return self.compute(batch, copies)
-        sampled, dropped = compute_what_fits(batch, lambda some: self.compute(some, copies))
-        return [*sampled, *dropped]
+        samples, ends = compute_what_fits(batch, lambda some: self.compute(some, copies))
+        return [*samples, *ends]
 
     def compute(self, batch: Batch, copies: list[tuple[int, int]]) -> list[Sampled]:
         """Make the copies that were not made yet, then compute every tile. A second time has the same results: it
@@ -108,26 +108,26 @@ class ModelRunner:
             self.storage.copy(copies)
             copies.clear()
         tiles = batch.tiles() if self.model.kernels is None else batch.mixed_tiles()
-        return [sampled for tile in tiles for sampled in self.run_tile(tile)]
+        return [sample for tile in tiles for sample in self.run_tile(tile)]
 
     def run_tile(self, tile: Tile) -> list[Sampled]:
-        wanted = rows_of(tile, self.keeps_states)
-        plan = wanted.plan
+        rows = rows_of(tile, self.keeps_states)
+        plan = rows.plan
         self.followers.run(plan)
         states = states_wanted(tile)
         hidden = self.forward(tile, plan, states)
         if states is not None:
             give_states(tile, states)
-        for span, own in wanted.kept:
-            self.keep_states(span, hidden[self.tiles.tensor(own)])
-        self.record_prompt_logprobs(plan, hidden, wanted.recorded)
+        for span, places in rows.kept:
+            self.keep_states(span, hidden[self.tiles.tensor(places)])
+        self.record_prompt_logprobs(plan, hidden, rows.recorded)
         if not plan.drawn:
             return []
         logits, highest = self.tiles.drawn_logits(plan, hidden)
-        sampled = self.sample(wanted.drawing, logits, highest)
+        samples = self.sample(rows.drawing, logits, highest)
         if self.frame_maker is None:
-            return sampled
-        return completed(self.frame_maker, sampled, hidden[self.tiles.tensor(plan.drawn)])
+            return samples
+        return completed(self.frame_maker, samples, hidden[self.tiles.tensor(plan.drawn)])
 
     def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
         """Final hidden states of the plan's rows. `states` receives those of all the tile's rows."""
@@ -143,13 +143,13 @@ class ModelRunner:
         first, sequence = span.start + span.count - len(hidden), span.sequence
         sequence.drafting.record(first, list(self.model.normed(hidden)))
 
-    def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, wanted: list[tuple[Sequence, int]]) -> None:
-        """Record the logprobs of prompt tokens for sequences that asked for them. `wanted`: the position of the token
+    def record_prompt_logprobs(self, plan: TilePlan, hidden: Tensor, targets: list[tuple[Sequence, int]]) -> None:
+        """Record the logprobs of prompt tokens for sequences that asked for them. `targets`: the position of the token
         whose logprob each recorded row gives. Logits of at most HEAD_ROWS positions exist at a time."""
         for part, logits in enumerate(self.tiles.prompt_logits(plan, hidden)):
-            sequences, positions = zip(*wanted[part * HEAD_ROWS : (part + 1) * HEAD_ROWS], strict=True)
-            tokens = [one.prompt[position] for one, position in zip(sequences, positions, strict=True)]
-            counts = [one.params.prompt_logprobs for one in sequences]
+            sequences, positions = zip(*targets[part * HEAD_ROWS : (part + 1) * HEAD_ROWS], strict=True)
+            tokens = [sequence.prompt[position] for sequence, position in zip(sequences, positions, strict=True)]
+            counts = [sequence.params.prompt_logprobs for sequence in sequences]
             rows = torch.arange(len(logits), device=logits.device)
             for sequence, logprobs in zip(
                 sequences, logprobs_of(logits, rows, self.tiles.tensor(tokens), counts), strict=True
@@ -159,8 +159,8 @@ class ModelRunner:
 
 def states_wanted(tile: Tile) -> HiddenStates | None:
     """Return a receiver of hidden states if any sequence of the tile wants them. All of a model want the same."""
-    wanted = (states for span in tile.spans if (states := span.sequence.streams.states) is not None)
-    first = next(wanted, None)
+    receivers = (states for span in tile.spans if (states := span.sequence.streams.states) is not None)
+    first = next(receivers, None)
     return None if first is None else HiddenStates(first.layers)
 
 
@@ -175,12 +175,12 @@ def give_states(tile: Tile, states: HiddenStates) -> None:
         row += span.count
 
 
-def completed(maker: FrameMaker, sampled: list[Sampled], hidden: Tensor) -> list[Sampled]:
+def completed(maker: FrameMaker, samples: list[Sampled], hidden: Tensor) -> list[Sampled]:
     """Return the sampled ids with their whole frames. `hidden` has a row for each of them, as there are no drafts."""
     rows = [
-        (one.sequence.params.seed, one.sequence.length, token, one.sequence.params.greedy)
-        for one in sampled
-        for token in one.tokens
+        (sample.sequence.params.seed, sample.sequence.length, token, sample.sequence.params.greedy)
+        for sample in samples
+        for token in sample.tokens
     ]
     frames = iter(maker.frames(rows, hidden))
-    return [replace(one, frames=[next(frames) for _ in one.tokens]) for one in sampled]
+    return [replace(sample, frames=[next(frames) for _ in sample.tokens]) for sample in samples]

@@ -58,11 +58,11 @@ def bitmask_of(
     places: list[MaskRow] = []
     masks: list[bytes] = []
     row = 0
-    for one, draft in zip(sequences, drafts, strict=True):
-        guide = one.rules.guide
-        if guide is not None and one not in left_out:
-            masks += guide.masks(one.output, draft)
-            places += [MaskRow(row + ahead, one, len(one.output) + ahead) for ahead in range(1 + len(draft))]
+    for sequence, draft in zip(sequences, drafts, strict=True):
+        guide = sequence.rules.guide
+        if guide is not None and sequence not in left_out:
+            masks += guide.masks(sequence.output, draft)
+            places += [MaskRow(row + ahead, sequence, len(sequence.output) + ahead) for ahead in range(1 + len(draft))]
         row += 1 + len(draft)
     if not masks:
         return NO_MASKS
@@ -110,20 +110,20 @@ class LogitEdits:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order in which `moved` takes them."""
-        return [one for field in fields(self) for one in getattr(self, field.name)]
+        return [tensor for field in fields(self) for tensor in getattr(self, field.name)]
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "LogitEdits":
         """The same edits with each tensor moved, in the order of the fields."""
-        return LogitEdits(*(tuple(move(one) for one in getattr(self, field.name)) for field in fields(self)))
+        return LogitEdits(*(tuple(move(tensor) for tensor in getattr(self, field.name)) for field in fields(self)))
 
     def apply(self, logits: Tensor) -> Tensor:
         """Return the logits, float32 [rows, vocabulary], with the edits. The given ones are never written to; they are
         returned themselves if nothing changes."""
         if not self:
             return logits
-        edited = logits.clone()
-        self.make(edited)
-        return edited
+        edited_logits = logits.clone()
+        self.make(edited_logits)
+        return edited_logits
 
     def make(self, edited: Tensor) -> None:
         """Make the edits in place."""
@@ -144,7 +144,11 @@ NO_EDITS = LogitEdits()
 
 def edited_rows(sequences: abc.Sequence[Sequence], vocab_size: int) -> list[LogitRow]:
     """Return the rows, one for each of the sequences, whose parameters change logits."""
-    return [(row, one, state_of(one, vocab_size)) for row, one in enumerate(sequences) if one.params.edits_logits]
+    return [
+        (row, sequence, state_of(sequence, vocab_size))
+        for row, sequence in enumerate(sequences)
+        if sequence.params.edits_logits
+    ]
 
 
 def counted_edits(rows: list[LogitRow], ahead: abc.Sequence[int]) -> LogitEdits:
@@ -152,8 +156,8 @@ def counted_edits(rows: list[LogitRow], ahead: abc.Sequence[int]) -> LogitEdits:
     the number of drafts before each row."""
     if not rows:
         return NO_EDITS
-    allowed, forbidden = mask_entries([row for row in rows if row[1].guide is None], ahead)
-    return LogitEdits((), bias_entries([row for row in rows if len(row[2].bias)]), allowed, forbidden)
+    allowed_entries, forbidden_entries = mask_entries([row for row in rows if row[1].guide is None], ahead)
+    return LogitEdits((), bias_entries([row for row in rows if len(row[2].bias)]), allowed_entries, forbidden_entries)
 
 
 def with_tokens(counted: LogitEdits, rows: list[LogitRow], total: int, bitmask: Bitmask) -> LogitEdits:
@@ -162,22 +166,22 @@ def with_tokens(counted: LogitEdits, rows: list[LogitRow], total: int, bitmask: 
     counts = [row for row in rows if row[2].counts is not None]
     if not counts and not bitmask.rows:
         return counted
-    masked = (torch.tensor(bitmask.rows), bitmask.words) if bitmask.rows else ()
-    return replace(counted, penalized=penalty_entries(counts, total), masked=masked)
+    grammar_masks = (torch.tensor(bitmask.rows), bitmask.words) if bitmask.rows else ()
+    return replace(counted, penalized=penalty_entries(counts, total), masked=grammar_masks)
 
 
 def penalty_entries(rows: list[LogitRow], total: int) -> tuple[Tensor, ...]:
     factors = [(1.0, 0.0, 0.0)] * total
-    counted = []
+    row_counts = []
     for row, sequence, state in rows:
         params = sequence.params
         factors[row] = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         if state.counts is not None:
-            counted.append((row, *state.counts.follow(sequence.output)))
-    if not counted:
+            row_counts.append((row, *state.counts.follow(sequence.output)))
+    if not row_counts:
         return ()
-    count = torch.cat([counts for _, _, counts in counted])
-    return *entries([(row, ids) for row, ids, _ in counted]), count, torch.tensor(factors)
+    count = torch.cat([counts for _, _, counts in row_counts])
+    return *entries([(row, ids) for row, ids, _ in row_counts]), count, torch.tensor(factors)
 
 
 def bias_entries(rows: list[LogitRow]) -> tuple[Tensor, ...]:
@@ -189,10 +193,10 @@ def bias_entries(rows: list[LogitRow]) -> tuple[Tensor, ...]:
 def mask_entries(rows: list[LogitRow], ahead: abc.Sequence[int]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The entries of ids that alone are allowed, and of those that are forbidden."""
     masks = [(row, state.mask(sequence.length - len(sequence.prompt) + ahead[row])) for row, sequence, state in rows]
-    allowed, forbidden = (
+    allowed_rows, forbidden_rows = (
         [(row, mask.ids) for row, mask in masks if mask is not None and mask.only is only] for only in (True, False)
     )
-    return (entries(allowed) if allowed else ()), (entries(forbidden) if forbidden else ())
+    return (entries(allowed_rows) if allowed_rows else ()), (entries(forbidden_rows) if forbidden_rows else ())
 
 
 def entries(lists: list[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:

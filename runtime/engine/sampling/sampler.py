@@ -55,8 +55,8 @@ class StepCounts:
 
     def __init__(self, stated: Iterable[tuple[Owner, Tensor | None, int | None]] = ()) -> None:
         self.by_owner: dict[Owner, int] = {}
-        for owner, tokens, accepted in stated:
-            self.state(owner, tokens, accepted)
+        for owner, tokens, accepted_count in stated:
+            self.state(owner, tokens, accepted_count)
 
     @classmethod
     def of_owners(cls, by_owner: dict[Owner, int]) -> StepCounts:
@@ -69,8 +69,8 @@ class StepCounts:
         """State an owner's tokens: ids [drawn] or [drawn, codebooks]. The count is the size of the first axis, or the
         number of `accepted` positions if drafts among them were rejected. None is 0. A second statement for an owner in
         the same step, for another destination, is about the same tokens and counts once."""
-        drawn = 0 if tokens is None else tokens.shape[0]
-        self.by_owner.setdefault(owner, drawn if accepted is None else min(accepted, drawn))
+        count = 0 if tokens is None else tokens.shape[0]
+        self.by_owner.setdefault(owner, count if accepted is None else min(accepted, count))
 
     def of(self, owner: Owner) -> int:
         """The owner's count; 0 for one without a statement."""
@@ -147,14 +147,14 @@ def sample_planned(
     plan: DrawPlan, logits: Tensor, highest: Tensor | None = None, kernels: KernelLibrary | None = None
 ) -> list[Sampled]:
     """Sample as planned: all tokens before those that are drawn are known now."""
-    edited, dead = logits, NOT_DEAD
+    edited_logits, dead = logits, NOT_DEAD
     if plan.edits_logits:
         edits, dead = plan.edits()
-        edited = edits.moved(lambda one: one.to(logits.device)).apply(logits)
-    ordered, drawn = draw_tokens(edited, plan.draws, highest if edited is logits else None, kernels)
+        edited_logits = edits.moved(lambda tensor: tensor.to(logits.device)).apply(logits)
+    ordered_draws, ids = draw_tokens(edited_logits, plan.draws, highest if edited_logits is logits else None, kernels)
     # The only copy of ids to the host: streaming and stop checks need them as numbers.
-    tokens = dict(zip(ordered, drawn.tolist(), strict=True))
-    return plan.results(ordered, drawn, tokens, dead, lambda asked: logprobs_of_draws(logits, asked, tokens))
+    tokens = dict(zip(ordered_draws, ids.tolist(), strict=True))
+    return plan.results(ordered_draws, ids, tokens, dead, lambda draws: logprobs_of_draws(logits, draws, tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class DrawPlan:
         if not self.edits_logits:
             return NO_EDITS, NOT_DEAD
         bitmask = bitmask_of(self.sequences, self.drafts, left_out)
-        rows = [one for one in self.edited if one[1] not in left_out] if left_out else self.edited
+        rows = [row for row in self.edited if row[1] not in left_out] if left_out else self.edited
         return with_tokens(self.counted, rows, self.total, bitmask), bitmask.dead
 
     def results(
@@ -196,7 +196,7 @@ class DrawPlan:
         logprobs = logprobs_of(
             [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
         )
-        drafted: Mapping[Run, int] = Counter([draw.run for draw in self.draws if draw.guess is not None])
+        draft_counts: Mapping[Run, int] = Counter([draw.run for draw in self.draws if draw.guess is not None])
         rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0} if dead else {}
         token_of = tokens.__getitem__
         return [
@@ -205,7 +205,7 @@ class DrawPlan:
                 list(map(token_of, right)),
                 counts[owner_of(run)],
                 [logprobs[draw] for draw in right if draw in logprobs] if logprobs else [],
-                drafted.get(run, 0),
+                draft_counts.get(run, 0),
                 None if right else dead[rows[run]],
             )
             for run, right in runs.items()
@@ -216,20 +216,20 @@ def plan_draws(sequences: list[Sequence], drafts: abc.Sequence[tuple[int, ...]],
     """Return the draws of the sequences' newest tokens and of what follows their drafts. Touches no logits, and needs
     only the number of tokens, which may be unknown ones."""
     slots = [
-        (one, ahead, guess)
-        for one, draft in zip(sequences, drafts, strict=True)
+        (sequence, ahead, guess)
+        for sequence, draft in zip(sequences, drafts, strict=True)
         for ahead, guess in enumerate((*draft, None))
     ]
     draws = [
-        Draw(row, one, choice, one.drafting.skipped + one.length + ahead, ahead, guess)
-        for row, (one, ahead, guess) in enumerate(slots)
-        for choice in one.choices
+        Draw(row, sequence, choice, sequence.drafting.skipped + sequence.length + ahead, ahead, guess)
+        for row, (sequence, ahead, guess) in enumerate(slots)
+        for choice in sequence.choices
     ]
-    if not any(one.params.edits_logits or one.rules.make_guide is not None for one in sequences):
+    if not any(sequence.params.edits_logits or sequence.rules.make_guide is not None for sequence in sequences):
         return DrawPlan(sequences, drafts, draws, len(slots), False)
-    edited = edited_rows([one for one, _, _ in slots], vocab_size)
-    counted = counted_edits(edited, [ahead for _, ahead, _ in slots])
-    return DrawPlan(sequences, drafts, draws, len(slots), True, edited, counted)
+    logit_rows = edited_rows([sequence for sequence, _, _ in slots], vocab_size)
+    edits = counted_edits(logit_rows, [ahead for _, ahead, _ in slots])
+    return DrawPlan(sequences, drafts, draws, len(slots), True, logit_rows, edits)
 
 
 def owner_of(run: Run) -> Owner:
@@ -258,17 +258,17 @@ def draw_tokens(
         return certain, pick_highest(logits, certain, highest)
     if not certain:
         return random, pick_at_random(logits, random, kernels)
-    picked = pick_highest(logits, certain, highest), pick_at_random(logits, random, kernels)
-    return certain + random, torch.cat(picked)
+    tokens = pick_highest(logits, certain, highest), pick_at_random(logits, random, kernels)
+    return certain + random, torch.cat(tokens)
 
 
 def counts_of(draws: list[Draw], tokens: Tensor, runs: Mapping[Run, abc.Sequence[Draw]] = NO_DRAFTS) -> StepCounts:
     """Count the accepted tokens of each owner. The draws own one position each of the tokens' first axis, in order;
     those of one owner stand together (A1). Of some runs only the first positions were `accepted`."""
     assert tokens.shape[0] == len(draws), "each draw has a position"
-    made = Counter([(draw.sequence, draw.choice) for draw in draws])
-    accepted = {run: min(count, len(runs[run])) if run in runs else count for run, count in made.items()}
-    return StepCounts.of_owners({owner_of(run): count for run, count in accepted.items()})
+    draw_counts = Counter([(draw.sequence, draw.choice) for draw in draws])
+    accepted_counts = {run: min(count, len(runs[run])) if run in runs else count for run, count in draw_counts.items()}
+    return StepCounts.of_owners({owner_of(run): count for run, count in accepted_counts.items()})
 
 
 def pick_highest(logits: Tensor, draws: list[Draw], highest: Tensor | None) -> Tensor:
@@ -287,9 +287,9 @@ def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | N
 
 
 def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
-    named = [draw for draw in draws if draw.sequence.params.logprob_token_ids]
-    others = [draw for draw in draws if not draw.sequence.params.logprob_token_ids]
-    return likely_of(logits, others, tokens) | named_of(logits, named, tokens)
+    named_draws = [draw for draw in draws if draw.sequence.params.logprob_token_ids]
+    likely_draws = [draw for draw in draws if not draw.sequence.params.logprob_token_ids]
+    return likely_of(logits, likely_draws, tokens) | named_of(logits, named_draws, tokens)
 
 
 def likely_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
@@ -302,8 +302,8 @@ def likely_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dic
 def named_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
     if not draws:
         return {}
-    named = [draw.sequence.params.logprob_token_ids for draw in draws]
-    return dict(zip(draws, logprobs_of_named(*drawn_rows(logits, draws, tokens), named), strict=True))
+    named_ids = [draw.sequence.params.logprob_token_ids for draw in draws]
+    return dict(zip(draws, logprobs_of_named(*drawn_rows(logits, draws, tokens), named_ids), strict=True))
 
 
 def drawn_rows(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -322,8 +322,8 @@ def rows_of(logits: Tensor, draws: list[Draw]) -> tuple[Tensor, Tensor]:
 
 def shaping_of(params: list[SamplingParams]) -> Shaping:
     return Shaping(
-        torch.tensor([one.temperature for one in params], dtype=torch.float64),
-        torch.tensor([one.top_k for one in params], dtype=torch.int64),
-        torch.tensor([one.top_p for one in params], dtype=torch.float64),
-        torch.tensor([one.min_p for one in params], dtype=torch.float64),
+        torch.tensor([row_params.temperature for row_params in params], dtype=torch.float64),
+        torch.tensor([row_params.top_k for row_params in params], dtype=torch.int64),
+        torch.tensor([row_params.top_p for row_params in params], dtype=torch.float64),
+        torch.tensor([row_params.min_p for row_params in params], dtype=torch.float64),
     )

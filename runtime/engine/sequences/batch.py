@@ -68,16 +68,16 @@ class Batch:
     def tiles(self, prompt_rows: int = PROMPT_ROWS, generated_rows: int = GENERATED_ROWS) -> list[Tile]:
         """Prompt tiles first, then generated ones, of at most so many rows; within a sequence always in the order of
         positions."""
-        prompt, generated = list[Span](), list[Span]()
+        prompt_spans, generated_spans = list[Span](), list[Span]()
         for span in self.spans:
             inside = len(span.sequence.prompt) - span.start
             if inside > 0:
-                prompt.append(span if inside >= span.count else Span(span.sequence, span.start, inside))
+                prompt_spans.append(span if inside >= span.count else Span(span.sequence, span.start, inside))
             if inside <= 0:
-                generated.append(span)
+                generated_spans.append(span)
             elif inside < span.count:
-                generated.append(Span(span.sequence, span.start + inside, span.count - inside, span.drafts))
-        return pack(prompt, prompt_rows, False) + pack(generated, generated_rows, True)
+                generated_spans.append(Span(span.sequence, span.start + inside, span.count - inside, span.drafts))
+        return pack(prompt_spans, prompt_rows, False) + pack(generated_spans, generated_rows, True)
 
     def mixed_tiles(self) -> list[Tile]:
         """Tiles for kernels that are always batch-invariant: all positions together."""

@@ -64,10 +64,10 @@ class PromptLookup:
 
     def follow(self, prompt: list[int], output: list[int]) -> None:
         """Take the sequence's current tokens; those known before must be the same."""
-        known = len(self.tokens)
-        for token in prompt[known:] if known < len(prompt) else ():
+        length = len(self.tokens)
+        for token in prompt[length:] if length < len(prompt) else ():
             self.add(token)
-        for token in output[max(0, known - len(prompt)) :]:
+        for token in output[max(0, length - len(prompt)) :]:
             self.add(token)
 
     def add(self, token: int) -> None:
@@ -80,16 +80,16 @@ class PromptLookup:
         place = self.best_place()
         if place is None:
             return ()
-        followed = self.tokens[place + 1 : place + 1 + count]
-        return tuple(followed[at % len(followed)] for at in range(count))
+        continuation = self.tokens[place + 1 : place + 1 + count]
+        return tuple(continuation[at % len(continuation)] for at in range(count))
 
     def best_place(self) -> int | None:
         """The earlier place at which most of the last tokens match, at most LONGEST; of equal places the latest. Set
         `matching`."""
         best, longest = None, 0
         for place in reversed(self.places[self.tokens[-1]][-1 - MOST_PLACES : -1]):
-            if (matched := self.matched(place)) > longest:
-                best, longest = place, matched
+            if (match_length := self.matched(place)) > longest:
+                best, longest = place, match_length
             if longest == LONGEST:
                 break
         self.matching = longest
@@ -116,9 +116,9 @@ class DraftState:
     def guess(self, prompt: list[int], output: list[int], count: int, is_new: bool) -> tuple[int, ...]:
         """Return tokens that a handoff brought, if none was generated here yet (`is_new`), or that followed an earlier
         occurrence of the last ones."""
-        handed, self.handed = self.handed[:count], ()
-        if handed and is_new:
-            return handed
+        handed_tokens, self.handed = self.handed[:count], ()
+        if handed_tokens and is_new:
+            return handed_tokens
         if self.lookup is None:
             self.lookup = PromptLookup()
         self.lookup.follow(prompt, output)

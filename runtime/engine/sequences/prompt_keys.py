@@ -37,11 +37,11 @@ class PromptKeys:
 
     def make(self, most: int) -> int:
         """Make at most so many more; return how many."""
-        begun = len(self.made)
-        count = min(most, len(self) - begun)
+        start = len(self.made)
+        count = min(most, len(self) - start)
         if count > 0:
             parent = self.made[-1] if self.made else root_key(self.salt)
-            tokens = self.prompt[begun * self.block_size : (begun + count) * self.block_size]
+            tokens = self.prompt[start * self.block_size : (start + count) * self.block_size]
             self.made += some_keys(parent, tokens, self.block_size)
         return max(0, count)
 

@@ -216,8 +216,8 @@ class Sequence:
     def is_ready(self) -> bool:
         """Return whether its next row may be computed as soon as there is room."""
         ahead = self.ahead
-        known = ahead.count == 0 or ahead.place is not None
-        return known and (self.streams is NO_STREAMS or not self.rests)
+        is_known = ahead.count == 0 or ahead.place is not None
+        return is_known and (self.streams is NO_STREAMS or not self.rests)
 
     def drawn(self, place: int) -> None:
         """Note a token that was drawn, and its place among the results of its step."""

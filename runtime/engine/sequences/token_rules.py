@@ -70,9 +70,9 @@ class TokenCounts:
         return self.ids[: self.size], self.counts[: self.size]
 
     def grow(self, capacity: int) -> None:
-        more = capacity - len(self.ids)
-        self.ids = torch.nn.functional.pad(self.ids, (0, more))
-        self.counts = torch.nn.functional.pad(self.counts, (0, more))
+        padding = capacity - len(self.ids)
+        self.ids = torch.nn.functional.pad(self.ids, (0, padding))
+        self.counts = torch.nn.functional.pad(self.counts, (0, padding))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class SamplingState:
         self.min_tokens = params.min_tokens
         self.bias_ids = torch.tensor([token for token, _ in params.logit_bias], dtype=torch.int64, device=device)
         self.bias = torch.tensor([bias for _, bias in params.logit_bias], dtype=torch.float32, device=device)
-        bad, allowed = frozenset(params.bad_token_ids), frozenset(params.allowed_token_ids)
+        bad_ids, allowed_ids = frozenset(params.bad_token_ids), frozenset(params.allowed_token_ids)
         stops = frozenset(token for token in stops if token < vocab_size)
-        self.late = mask_of((bad,), allowed, vocab_size, device)
-        self.early = mask_of((bad | stops, bad), allowed, vocab_size, device)
+        self.late = mask_of((bad_ids,), allowed_ids, vocab_size, device)
+        self.early = mask_of((bad_ids | stops, bad_ids), allowed_ids, vocab_size, device)
         self.counts: TokenCounts | None = None
         if params.penalizes:
             self.counts = TokenCounts(prompt, params.repetition_penalty != 1.0, device)
@@ -106,14 +106,14 @@ class SamplingState:
 
 
 def mask_of(
-    bans: tuple[frozenset[int], ...], allowed: frozenset[int], vocab_size: int, device: torch.device
+    bans: tuple[frozenset[int], ...], allowed_ids: frozenset[int], vocab_size: int, device: torch.device
 ) -> Mask | None:
     """Apply the first of the bans that leaves any id. Bans that contradict the rest yield: first min_tokens, then bad
-    ids; `allowed`, if there is any, holds always."""
-    total = len(allowed) or vocab_size
-    banned = next((ban for ban in bans if len(ban & allowed if allowed else ban) < total), frozenset())
-    ids = sorted(allowed - banned if allowed else banned)
-    return Mask(bool(allowed), torch.tensor(ids, dtype=torch.int64, device=device)) if ids else None
+    ids; `allowed_ids`, if there is any, holds always."""
+    total = len(allowed_ids) or vocab_size
+    banned_ids = next((ban for ban in bans if len(ban & allowed_ids if allowed_ids else ban) < total), frozenset())
+    ids = sorted(allowed_ids - banned_ids if allowed_ids else banned_ids)
+    return Mask(bool(allowed_ids), torch.tensor(ids, dtype=torch.int64, device=device)) if ids else None
 
 
 class Narrowing:
@@ -122,8 +122,8 @@ class Narrowing:
 
     def __init__(self, params: SamplingParams, stops: frozenset[int], ends: frozenset[int], width: int) -> None:
         self.min_tokens = params.min_tokens
-        allowed = params.allowed_token_ids
-        self.always = (words_of(allowed, width) if allowed else ~words_of((), width)) & ~words_of(
+        allowed_ids = params.allowed_token_ids
+        self.always = (words_of(allowed_ids, width) if allowed_ids else ~words_of((), width)) & ~words_of(
             params.bad_token_ids, width
         )
         self.early = ~words_of(stops, width)

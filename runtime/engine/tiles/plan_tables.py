@@ -36,24 +36,24 @@ class PlanWriter:
         self.number += 1
         spans, blocks = array("i"), array("i")
         for span in plan.spans:
-            slot, kept, added = self.change(span)
-            spans.extend((span.start, span.count, slot, kept, len(added)))
-            blocks.extend(added)
+            slot, kept_count, new_blocks = self.change(span)
+            spans.extend((span.start, span.count, slot, kept_count, len(new_blocks)))
+            blocks.extend(new_blocks)
         numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
-        packed = {name: array("i", each).tobytes() for name, each in numbers.items()}
+        columns = {name: array("i", column).tobytes() for name, column in numbers.items()}
         tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
-        return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **packed}
+        return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **columns}
 
     def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
         """Return the slot of a span's table, how many of the blocks told before stay, and those that follow."""
         key, blocks = id(span.blocks), span.blocks
-        slot, known = self.told.pop(key) if key in self.told else self.new_table()
-        begun = blocks if len(blocks) == len(known) else blocks[: len(known)]
-        kept = len(known) if begun == known else common(known, blocks)
-        added = list(blocks[kept:])
-        known[kept:] = added
-        self.told[key] = slot, known
-        return slot, kept, added
+        slot, known_blocks = self.told.pop(key) if key in self.told else self.new_table()
+        prefix = blocks if len(blocks) == len(known_blocks) else blocks[: len(known_blocks)]
+        kept_count = len(known_blocks) if prefix == known_blocks else common(known_blocks, blocks)
+        new_blocks = list(blocks[kept_count:])
+        known_blocks[kept_count:] = new_blocks
+        self.told[key] = slot, known_blocks
+        return slot, kept_count, new_blocks
 
     def new_table(self) -> tuple[int, list[int]]:
         """Return a slot that was never used, or that of the table that was used least recently, with its blocks."""
@@ -65,7 +65,7 @@ class PlanWriter:
 def common(some: Sequence[int], others: Sequence[int]) -> int:
     """Return the length of the common beginning."""
     pairs = zip(some, others, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
+    return next((place for place, (first, second) in enumerate(pairs) if first != second), min(len(some), len(others)))
 
 
 class PlanReader:
@@ -88,18 +88,20 @@ class PlanReader:
             raise TransferError(f"a tile cannot be read ({error!r}): start the worker again") from error
 
     def plan(self, fields: dict[str, Any]) -> TilePlan:
-        ids, numbers, rows, recorded, drawn, blocks = (
+        ids, numbers, rows, recorded_places, drawn_places, blocks = (
             array("i", fields[name]) for name in ("ids", "spans", "rows", "recorded", "drawn", "blocks")
         )
         spans, first = list[TileSpan](), 0
         columns = (numbers[place::SPAN_FIELDS] for place in range(SPAN_FIELDS))
-        for start, count, slot, kept, added in zip(*columns, strict=True):
-            spans.append(TileSpan(start, count, self.table(slot, kept, blocks[first : first + added], added)))
-            first += added
+        for start, count, slot, kept_count, added_count in zip(*columns, strict=True):
+            spans.append(
+                TileSpan(start, count, self.table(slot, kept_count, blocks[first : first + added_count], added_count))
+            )
+            first += added_count
         if first != len(blocks):
             raise ValueError("blocks of no table")
-        generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
-        return TilePlan(generated, ids, spans, rows, recorded, drawn, on_device=on_device)
+        is_generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
+        return TilePlan(is_generated, ids, spans, rows, recorded_places, drawn_places, on_device=on_device)
 
     def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
         table = self.tables.setdefault(slot, array("i"))

@@ -29,21 +29,23 @@ class TileRows:
 def rows_of(tile: Tile, keeps_states: bool, on_device: bool = False) -> TileRows:
     ends = ends_of(tile)
     drawing = [(end, span) for end, span in zip(ends, tile.spans, strict=True) if span.samples]
-    drawn = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
-    recorded = [
+    drawn_rows = [row for end, span in drawing for row in range(end - len(span.drafts), end + 1)]
+    recorded_rows = [
         (end - span.count + position - span.start, span.sequence, position)
         for end, span in zip(ends, tile.spans, strict=True)
         for position in unrecorded(span)
     ]
-    kept = list(states_of(tile)) if keeps_states else []
-    rows = sorted({*drawn, *(row for row, _, _ in recorded), *(row for _, own in kept for row in own)})
+    state_rows = list(states_of(tile)) if keeps_states else []
+    rows = sorted(
+        {*drawn_rows, *(row for row, _, _ in recorded_rows), *(row for _, span_rows in state_rows for row in span_rows)}
+    )
     places = {row: place for place, row in enumerate(rows)}
-    plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded], [places[row] for row in drawn])
+    plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded_rows], [places[row] for row in drawn_rows])
     return TileRows(
         replace(plan, on_device=True) if on_device else plan,
         [span for _, span in drawing],
-        [(one, position) for _, one, position in recorded],
-        [(span, [places[row] for row in own]) for span, own in kept],
+        [(sequence, position) for _, sequence, position in recorded_rows],
+        [(span, [places[row] for row in span_rows]) for span, span_rows in state_rows],
     )
 
 
@@ -76,14 +78,14 @@ def unrecorded(span: Span) -> range:
     Each is recorded once, however often it is computed, in order from the first, which has none. A sequence whose first
     positions were not computed here records nothing.
     """
-    recorded = span.sequence.record.prompt_logprobs
+    logprobs = span.sequence.record.prompt_logprobs
     if span.sequence.params.prompt_logprobs is None:
         return range(0)
-    if span.start == 0 and not recorded:
-        recorded.append(None)
-    if len(recorded) <= span.start:
+    if span.start == 0 and not logprobs:
+        logprobs.append(None)
+    if len(logprobs) <= span.start:
         return range(0)
-    return range(max(len(recorded), span.start + 1), min(span.start + span.count + 1, len(span.sequence.prompt)))
+    return range(max(len(logprobs), span.start + 1), min(span.start + span.count + 1, len(span.sequence.prompt)))
 
 
 def ends_of(tile: Tile) -> list[int]:

@@ -101,10 +101,10 @@ class TileRunner:
 
     def drawn_logits(self, plan: TilePlan, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logits of the drawn rows, and the id of each row's highest one where the model returns it."""
-        picked = hidden if len(plan.drawn) == len(plan.rows) else hidden[self.tensor(plan.drawn)]
+        drawn_hidden = hidden if len(plan.drawn) == len(plan.rows) else hidden[self.tensor(plan.drawn)]
         if self.model.kernels is not None:
-            return self.model.ranked_logits(picked)
-        return self.project(picked), None
+            return self.model.ranked_logits(drawn_hidden)
+        return self.project(drawn_hidden), None
 
     def padded(self, plan: TilePlan) -> int:
         if plan.generated:
@@ -123,21 +123,21 @@ class TileRunner:
 
     def attention(self, plan: TilePlan, positions: list[int]) -> PagedAttention:
         owners = [span.blocks for span in plan.spans for _ in range(span.count)]
-        blocks = self.tensor([own[p // self.block_size] for own, p in zip(owners, positions, strict=True)])
+        blocks = self.tensor([owner[p // self.block_size] for owner, p in zip(owners, positions, strict=True)])
         offsets = self.tensor([p % self.block_size for p in positions])
         if not plan.generated:
             return PromptAttention(self.storage.tensor, blocks, offsets, self.prompt_spans(plan))
         strips = max(positions) // KEY_STRIP + 1
-        tables = torch.stack([self.table(own, strips, KEY_STRIP) for own in owners])
+        tables = torch.stack([self.table(owner, strips, KEY_STRIP) for owner in owners])
         return GeneratedAttention(self.storage.tensor, blocks, offsets, tables, self.tensor([p + 1 for p in positions]))
 
     def prompt_spans(self, plan: TilePlan) -> list[PromptSpan]:
-        found: list[PromptSpan] = []
+        spans: list[PromptSpan] = []
         row = 0
         for span in plan.spans:
-            found.append(self.prompt_span(row, span))
+            spans.append(self.prompt_span(row, span))
             row += span.count
-        return found
+        return spans
 
     def prompt_span(self, row: int, span: TileSpan) -> PromptSpan:
         chunks = (span.start + span.count - 1) // KEY_CHUNK + 1
@@ -146,8 +146,8 @@ class TileRunner:
     def table(self, blocks: Sequence[int], chunks: int, width: int) -> Tensor:
         """Block numbers [chunks, blocks per chunk] for chunks of `width` positions, padded with block 0."""
         per_chunk = width // self.block_size
-        used = list(blocks[: chunks * per_chunk])
-        return self.tensor(used + [0] * (chunks * per_chunk - len(used))).view(chunks, per_chunk)
+        used_blocks = list(blocks[: chunks * per_chunk])
+        return self.tensor(used_blocks + [0] * (chunks * per_chunk - len(used_blocks))).view(chunks, per_chunk)
 
     def tensor(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.device)

@@ -115,7 +115,7 @@ class AdmissionControl:
         check_seats(workers, max(choices))
         if not self.queue.is_measured and (not self.fair or self.by_caller[ticket.caller]):
             check_capacity(workers, self.choices, sum(choices))
-        requests, tokens = (sum(claimed) for claimed in zip(*(work.claim for work in works), strict=True))
+        requests, tokens = (sum(counts) for counts in zip(*(work.claim for work in works), strict=True))
         if requests:
             self.limits.check(ticket, requests, tokens, self.clock())
         try:
@@ -165,8 +165,8 @@ class AdmissionControl:
             return
         self.dispatching = True
         try:
-            while found := self.next_with_room():
-                request, route = found
+            while placement := self.next_with_room():
+                request, route = placement
                 self.queue.serve(request, self.clock())
                 request.begin(route, self.clock())
                 self.dispatcher.launch(request)
@@ -193,11 +193,11 @@ class AdmissionControl:
         if not len(self.queue):
             return []
         if self.workers.is_given_up:
-            gone = Unavailable("no worker is left, and none will come back: see the launcher's log")
-            return [(request, gone) for request in self.queue]
-        found = self.queue.hopeless(self.clock())
-        self.metrics.refused.labels(TOO_LATE).inc(len(found))
-        return found
+            error = Unavailable("no worker is left, and none will come back: see the launcher's log")
+            return [(request, error) for request in self.queue]
+        refusals = self.queue.hopeless(self.clock())
+        self.metrics.refused.labels(TOO_LATE).inc(len(refusals))
+        return refusals
 
 
 def most_choices(workers: Sequence[WorkerLoad]) -> int:
@@ -293,4 +293,4 @@ class ModelAdmissions:
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""
-        return [found for admission in self.by_group.values() for found in admission.hopeless()]
+        return [refusal for admission in self.by_group.values() for refusal in admission.hopeless()]

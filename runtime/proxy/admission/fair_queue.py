@@ -168,8 +168,8 @@ class PriorityLevel(Generic[T]):
         if backlog.start > self.time:
             self.debts[caller] = backlog.start
         if len(self.debts) > 2 * MOST_DEBTS:
-            owed = [(name, until) for name, until in self.debts.items() if until > self.time]
-            self.debts = dict(owed[-MOST_DEBTS:])
+            debts = [(name, until) for name, until in self.debts.items() if until > self.time]
+            self.debts = dict(debts[-MOST_DEBTS:])
         if not self.backlogs:
             # Reset the sums of an empty level, so that rounding errors do not stay in them.
             self.cost = self.weight = 0.0
@@ -186,9 +186,9 @@ class PriorityLevel(Generic[T]):
 
     def ahead_of(self, caller: str) -> float:
         begin = self.begin(caller)
-        others = (backlog.cost_until(begin) for name, backlog in self.backlogs.items() if name != caller)
-        own = self.backlogs[caller].cost if caller in self.backlogs else 0.0
-        return own + sum(others)
+        other_costs = (backlog.cost_until(begin) for name, backlog in self.backlogs.items() if name != caller)
+        own_cost = self.backlogs[caller].cost if caller in self.backlogs else 0.0
+        return own_cost + sum(other_costs)
 
     def __iter__(self) -> Iterator[QueueEntry[T]]:
         """Yield entries in the order of pops, if nothing is pushed meanwhile."""
@@ -284,7 +284,7 @@ class FairQueue(Generic[T]):
         with two items or more waiting at this priority it may count one too many. O(callers). In this order an item's
         turn depends on neither its own weight nor its own cost.
         """
-        more_urgent = sum(self.levels[one].cost for one in self.busy[: bisect_left(self.busy, priority)])
+        more_urgent = sum(self.levels[level_key].cost for level_key in self.busy[: bisect_left(self.busy, priority)])
         level = self.levels.get(priority)
         return more_urgent + (0.0 if level is None else level.ahead_of(caller if self.fair else EVERYBODY))
 

@@ -72,11 +72,11 @@ class InFlight:
 
     def record(self, request: Request) -> None:
         """Begin to record where a request's time goes."""
-        received = request.ticket.received
-        request.recorder.admit(self.clock(), received, partial(row_of, request, self.model))
+        arrival = request.ticket.received
+        request.recorder.admit(self.clock(), arrival, partial(row_of, request, self.model))
         self.timelines.admit(request.id, request.recorder)
         if self.tracer is not None:
-            request.trace = self.tracer.join(request.id, request.params, received)
+            request.trace = self.tracer.join(request.id, request.params, arrival)
 
     def stream(self, requests: Sequence[Request]) -> Stream:
         """Return the answers of these requests to one reader, who cancels them by leaving."""
@@ -166,21 +166,21 @@ class InFlight:
 
     def settle(self, request: Request, label: str) -> None:
         """Bill a request that has ended: nothing of an answer that its reader is not given."""
-        billed, finish, whole = request.billed, request.finish or label, request.mailbox.whole
+        usage, finish, whole = request.billed, request.finish or label, request.mailbox.whole
         if whole is not None and whole.failed:
             request.entry.take_back()
-            billed, finish, label = replace(billed, completion_tokens=0, audio_tokens=0), FAILED, FAILED
+            usage, finish, label = replace(usage, completion_tokens=0, audio_tokens=0), FAILED, FAILED
         if request.journal is not None:
-            request.journal.close(billed, finish)
-        self.books.close(request, billed, finish)
+            request.journal.close(usage, finish)
+        self.books.close(request, usage, finish)
         if request.journal is not None:
             request.journal.let_go()
-        self.metrics.add_request(request, billed, label)
-        self.keep_timeline(request, label, billed)
+        self.metrics.add_request(request, usage, label)
+        self.keep_timeline(request, label, usage)
 
-    def keep_timeline(self, request: Request, label: str, billed: Usage) -> None:
+    def keep_timeline(self, request: Request, label: str, usage: Usage) -> None:
         now = self.clock()
-        row = last_row(request, self.model, label, billed, now)
+        row = last_row(request, self.model, label, usage, now)
         self.timelines.end(row, now)
         if self.tracer is not None and request.recorder.is_hidden:
             # Nobody is told of its parts, but it belongs to the sums of its trace.
@@ -192,18 +192,18 @@ def row_of(request: Request, model: str, now: float) -> TimelineRow:
     return made_row(request, model, timeline.OPEN, None, request.usage, now)
 
 
-def last_row(request: Request, model: str, label: str, billed: Usage, now: float) -> TimelineRow:
+def last_row(request: Request, model: str, label: str, usage: Usage, now: float) -> TimelineRow:
     """Return the line of a request that has ended with this label."""
-    return made_row(request, model, STATES.get(label, timeline.COMPLETE), request.finish or label, billed, now)
+    return made_row(request, model, STATES.get(label, timeline.COMPLETE), request.finish or label, usage, now)
 
 
 def made_row(request: Request, model: str, state: str, finish: str | None, usage: Usage, now: float) -> TimelineRow:
     recorder, first = request.recorder, first_token_of(request)
-    received = recorder.received
-    since_epoch = recorder.admitted_at if received is None else received.since_epoch
+    arrival = recorder.received
+    since_epoch = recorder.admitted_at if arrival is None else arrival.since_epoch
     return TimelineRow(
         request.id, since_epoch, request.work.model or model,
-        NO_PATH if received is None else received.route, request.ticket.caller, state, finish, usage.prompt_tokens,
+        NO_PATH if arrival is None else arrival.route, request.ticket.caller, state, finish, usage.prompt_tokens,
         usage.cached_tokens, usage.completion_tokens, request.attempts.number + 1,
         None if first is None else max(0.0, first - recorder.since), max(0.0, now - recorder.since),
         () if request.attempts.route is None else tuple(worker.name for worker in request.attempts.route.workers),

@@ -48,19 +48,19 @@ class Allotment:
     def absorb(self, others: Mapping[tuple[int, int], StatedUsage]) -> None:
         """Take over what began at other proxies since it was last looked at. Of a proxy that is new here the buckets
         count, which contain the others' too."""
-        for name, other in others.items():
+        for name, usage in others.items():
             before = self.seen.get(name)
             if before is None:
-                minutes = max(0.0, self.at - other.at) / MINUTE_SECONDS
-                self.spent = max(self.spent, remaining(other.spent, self.allowance.rate, minutes))
-                rest = remaining(other.tokens_spent, self.allowance.token_rate, minutes)
-                self.tokens_spent = max(self.tokens_spent, rest)
+                minutes = max(0.0, self.at - usage.at) / MINUTE_SECONDS
+                self.spent = max(self.spent, remaining(usage.spent, self.allowance.rate, minutes))
+                tokens_spent = remaining(usage.tokens_spent, self.allowance.token_rate, minutes)
+                self.tokens_spent = max(self.tokens_spent, tokens_spent)
             else:
-                self.spent += max(0.0, other.total - before[0])
-                self.tokens_spent += max(0.0, other.tokens_total - before[1])
-            self.seen[name] = other.total, other.tokens_total
-        for gone in self.seen.keys() - others.keys():
-            del self.seen[gone]
+                self.spent += max(0.0, usage.total - before[0])
+                self.tokens_spent += max(0.0, usage.tokens_total - before[1])
+            self.seen[name] = usage.total, usage.tokens_total
+        for name in self.seen.keys() - others.keys():
+            del self.seen[name]
 
     def stated(self, requests: int = 0, tokens: int = 0) -> StatedUsage:
         """Return what other proxies are told, with requests and tokens that may be admitted next."""
@@ -105,38 +105,38 @@ class RateLimits:
         Counts nothing yet. What is to enter at once is stated to other proxies before it is checked, so that no two
         admit the last; a look at the limits before the work on a request states nothing."""
         caller, allowance = ticket.caller, ticket.allowance
-        for asked, limit, what in (
+        for amount, limit, unit in (
             (requests, allowance.requests, "requests at once"),
             (tokens, allowance.tokens, "tokens at once, prompts and max_tokens together"),
             (requests, bucket(allowance.rate), "requests per minute"),
             (tokens, bucket(allowance.token_rate), "tokens per minute, prompts and max_tokens together"),
         ):
-            if limit is not None and asked > limit:
-                says = f"this asks for {asked} {what}, but your API key allows {limit:g}: ask for less in one request"
+            if limit is not None and amount > limit:
+                says = f"this asks for {amount} {unit}, but your API key allows {limit:g}: ask for less in one request"
                 raise RequestError(says, code="key_limit_exceeded")
-        used = self.allotment(caller, now)
-        used.catch_up(now, allowance)
+        allotment = self.allotment(caller, now)
+        allotment.catch_up(now, allowance)
         if not allowance.is_limited:
             return
         if self.table is not None and states:
-            self.table.state(caller, used.stated(requests, tokens))
+            self.table.state(caller, allotment.stated(requests, tokens))
         try:
-            others = self.look(caller, used)
-            self.check_in_flight(used, requests, tokens, others)
-            self.check_rate(used.spent + requests, allowance.rate, "requests")
-            self.check_rate(used.tokens_spent + tokens, allowance.token_rate, "tokens")
+            other_usage = self.look(caller, allotment)
+            self.check_in_flight(allotment, requests, tokens, other_usage)
+            self.check_rate(allotment.spent + requests, allowance.rate, "requests")
+            self.check_rate(allotment.tokens_spent + tokens, allowance.token_rate, "tokens")
         except TooManyRequests:
             self.state(caller)
             raise
 
-    def look(self, caller: str, used: Allotment) -> tuple[int, int]:
+    def look(self, caller: str, allotment: Allotment) -> tuple[int, int]:
         """Return the requests and tokens of a caller that are in flight elsewhere, and take over what began there."""
         requests, tokens = self.orphans.get(caller, (0, 0))
         if self.table is not None:
-            others = self.table.others(caller)
-            used.absorb(others)
-            requests += sum(other.requests for other in others.values())
-            tokens += sum(other.tokens for other in others.values())
+            usages = self.table.others(caller)
+            allotment.absorb(usages)
+            requests += sum(usage.requests for usage in usages.values())
+            tokens += sum(usage.tokens for usage in usages.values())
         return requests, tokens
 
     def look_around(self, now: float) -> None:
@@ -147,33 +147,33 @@ class RateLimits:
         callers = list(self.callers.items())
         first = self.looked if self.looked < len(callers) else 0
         self.looked = first + MOST_LOOKS
-        for caller, used in callers[first : self.looked]:
-            if used.allowance.rate is not None or used.allowance.token_rate is not None:
-                used.catch_up(now, used.allowance)
-                self.look(caller, used)
+        for caller, allotment in callers[first : self.looked]:
+            if allotment.allowance.rate is not None or allotment.allowance.token_rate is not None:
+                allotment.catch_up(now, allotment.allowance)
+                self.look(caller, allotment)
 
     def state(self, caller: str) -> None:
         """Tell the other proxies what a caller uses here. Called too where an admission that was checked did not
         follow."""
-        used = self.callers.get(caller)
-        if self.table is not None and used is not None and used.allowance.is_limited:
-            self.table.state(caller, used.stated())
+        allotment = self.callers.get(caller)
+        if self.table is not None and allotment is not None and allotment.allowance.is_limited:
+            self.table.state(caller, allotment.stated())
 
-    def check_in_flight(self, used: Allotment, requests: int, tokens: int, others: tuple[int, int]) -> None:
-        allowance = used.allowance
-        for what, has, more, limit in (
-            ("requests", used.requests + others[0], requests, allowance.requests),
-            ("tokens", used.tokens + others[1], tokens, allowance.tokens),
+    def check_in_flight(self, allotment: Allotment, requests: int, tokens: int, other_usage: tuple[int, int]) -> None:
+        allowance = allotment.allowance
+        for unit, has, amount, limit in (
+            ("requests", allotment.requests + other_usage[0], requests, allowance.requests),
+            ("tokens", allotment.tokens + other_usage[1], tokens, allowance.tokens),
         ):
-            if limit is not None and has + more > limit:
-                says = f"{has} {what} of your API key are in flight, {more} more would be above its limit of {limit}"
+            if limit is not None and has + amount > limit:
+                says = f"{has} {unit} of your API key are in flight, {amount} more would be above its limit of {limit}"
                 raise TooManyRequests(f"{says}: wait until some have ended", self.spread(SEAT_SECONDS))
 
-    def check_rate(self, spent: float, rate: float | None, what: str) -> None:
+    def check_rate(self, amount: float, rate: float | None, unit: str) -> None:
         most = bucket(rate)
-        if rate is not None and most is not None and spent > most:
-            wait = self.spread((spent - most) / rate * MINUTE_SECONDS)
-            says = f"your API key allows {rate:g} {what} per minute: try again in {max(1, math.ceil(wait))} s"
+        if rate is not None and most is not None and amount > most:
+            wait = self.spread((amount - most) / rate * MINUTE_SECONDS)
+            says = f"your API key allows {rate:g} {unit} per minute: try again in {max(1, math.ceil(wait))} s"
             raise TooManyRequests(says, wait)
 
     def spread(self, wait: float) -> float:
@@ -181,40 +181,40 @@ class RateLimits:
 
     def enter(self, caller: str, requests: int, tokens: int, now: float) -> None:
         """Count an admitted request."""
-        used = self.allotment(caller, now)
-        used.requests += requests
-        used.tokens += tokens
-        used.spent += requests
-        used.tokens_spent += tokens
-        used.total += requests
-        used.tokens_total += tokens
+        allotment = self.allotment(caller, now)
+        allotment.requests += requests
+        allotment.tokens += tokens
+        allotment.spent += requests
+        allotment.tokens_spent += tokens
+        allotment.total += requests
+        allotment.tokens_total += tokens
         self.state(caller)
 
     def enter_replay(self, ticket: Ticket, now: float) -> None:
         """Count a request for the rest of an answer: in the rate of requests only, since its tokens are counted. Raises
         TooManyRequests."""
         caller, allowance = ticket.caller, ticket.allowance
-        used = self.allotment(caller, now)
-        used.catch_up(now, allowance)
-        self.look(caller, used)
-        self.check_rate(used.spent + 1, allowance.rate, "requests")
-        used.spent += 1
-        used.total += 1
+        allotment = self.allotment(caller, now)
+        allotment.catch_up(now, allowance)
+        self.look(caller, allotment)
+        self.check_rate(allotment.spent + 1, allowance.rate, "requests")
+        allotment.spent += 1
+        allotment.total += 1
         self.state(caller)
 
     def enter_again(self, caller: str, requests: int, tokens: int, now: float) -> None:
         """Count a request that has begun at another proxy: in flight, and in no rate."""
-        used = self.allotment(caller, now)
-        used.requests += requests
-        used.tokens += tokens
+        allotment = self.allotment(caller, now)
+        allotment.requests += requests
+        allotment.tokens += tokens
         self.state(caller)
 
     def leave(self, caller: str, requests: int, tokens: int) -> None:
         """Return what had entered, however the request ended."""
-        used = self.callers[caller]
-        used.requests -= requests
-        used.tokens -= tokens
-        assert used.requests >= 0 and used.tokens >= 0, "more has left than had entered"
+        allotment = self.callers[caller]
+        allotment.requests -= requests
+        allotment.tokens -= tokens
+        assert allotment.requests >= 0 and allotment.tokens >= 0, "more has left than had entered"
         self.state(caller)
 
     def allotment(self, caller: str, now: float) -> Allotment:
@@ -228,11 +228,11 @@ class RateLimits:
         recovered."""
         if len(self.callers) < MOST_QUIET:
             return
-        for name, used in list(self.callers.items()):
-            used.catch_up(now, used.allowance)
-            if used.is_quiet and not used.spent and not used.tokens_spent:
+        for name, allotment in list(self.callers.items()):
+            allotment.catch_up(now, allotment.allowance)
+            if allotment.is_quiet and not allotment.spent and not allotment.tokens_spent:
                 del self.callers[name]
-        quiet = [name for name, used in self.callers.items() if used.is_quiet]
+        quiet = [name for name, allotment in self.callers.items() if allotment.is_quiet]
         for name in quiet[: max(0, len(quiet) - MOST_QUIET // 2)]:
             del self.callers[name]
 

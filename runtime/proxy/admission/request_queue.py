@@ -127,16 +127,16 @@ class RequestQueue:
 
     def forget_prompt(self, request: Request) -> int:
         """Note that nothing more of its prompt is to be computed; return how much was."""
-        rest = self.uncomputed.pop(request.id, 0)
-        self.to_compute -= rest
-        return rest
+        uncomputed_tokens = self.uncomputed.pop(request.id, 0)
+        self.to_compute -= uncomputed_tokens
+        return uncomputed_tokens
 
     def set_aside(self, request: Request, now: float) -> None:
         """Note that workers have no more to do with a request for now; nothing is learned from its end."""
         self.pass_time(now)
         self.forget_prompt(request)
-        if (sent := self.sent.pop(request.id, None)) is not None:
-            self.rate.ended(sent)
+        if (sent_at := self.sent.pop(request.id, None)) is not None:
+            self.rate.ended(sent_at)
 
     def drop(self, request: Request, now: float) -> None:
         """Remove a request that has ended. One that was answered updates the expected length and time of answers."""
@@ -144,12 +144,12 @@ class RequestQueue:
         if self.waiting.remove(request):
             self.count(request, self.costs.pop(request.id), -1)
         self.forget_prompt(request)
-        sent = self.sent.pop(request.id, None)
-        if sent is not None:
-            self.rate.ended(sent)
+        sent_at = self.sent.pop(request.id, None)
+        if sent_at is not None:
+            self.rate.ended(sent_at)
             if request.complete:
                 output = sum(len(answer.ids) for answer in request.answers) / request.params.n
-                self.rate.answered(now - sent, output)
+                self.rate.answered(now - sent_at, output)
 
     def pass_time(self, now: float) -> None:
         self.rate.pass_time(now, len(self.uncomputed))
@@ -157,23 +157,23 @@ class RequestQueue:
     def wait(self, ticket: Ticket, tokens: int, share: FairShare = EVERYBODY) -> float | None:
         """Return the seconds until the turn of a request that came now, with so many prompt tokens; None where it is
         not known. The time for its own prompt does not count."""
-        known = self.rate.now_wait
-        if known is None:
+        estimate = self.rate.now_wait
+        if estimate is None:
             return None
         ahead = self.waiting.ahead_of(ticket.priority, ticket.caller, ticket.weight)
-        return self.wait_after(ahead, tokens, self.known_to(share, known))
+        return self.wait_after(ahead, tokens, self.known_to(share, estimate))
 
-    def known_to(self, share: FairShare, known: WaitEstimate) -> WaitEstimate:
+    def known_to(self, share: FairShare, estimate: WaitEstimate) -> WaitEstimate:
         """Return the estimate for a caller: seats that others are to give back are free to it."""
-        free = known.seats.free or self.claimable(share)
-        return known if free == known.seats.free else replace(known, seats=replace(known.seats, free=free))
+        free = estimate.seats.free or self.claimable(share)
+        return estimate if free == estimate.seats.free else replace(estimate, seats=replace(estimate.seats, free=free))
 
-    def wait_after(self, cost: float, tokens: int, known: WaitEstimate) -> float:
+    def wait_after(self, cost: float, tokens: int, estimate: WaitEstimate) -> float:
         """Return the wait of so many prompt tokens if so much of the queue goes first, and what was sent takes
         turns with them."""
         part = min(1.0, cost / self.cost) if self.cost else 0.0
-        sent = tokens_before(tokens, self.to_compute, len(self.uncomputed))
-        return known.after(part * self.tokens + sent, part * self.choices)
+        sent_tokens = tokens_before(tokens, self.to_compute, len(self.uncomputed))
+        return estimate.after(part * self.tokens + sent_tokens, part * self.choices)
 
     def check(self, works: Sequence[Work], ticket: Ticket, share: FairShare = EVERYBODY) -> None:
         """Check that all of these can be admitted together. Raise Unavailable, with the time after which they could be,
@@ -198,9 +198,9 @@ class RequestQueue:
         room only; another one leaves a part of the memory free for others, and all together never take it."""
         if not self.fair or (requests == 1 and caller not in self.places):
             return len(self.waiting) + requests <= MOST_WAITING and self.tokens + tokens <= MOST_WAITING_TOKENS
-        left, left_tokens = MOST_WAITING - len(self.waiting) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
-        held, held_tokens = self.places[caller] + requests, self.place_tokens[caller] + tokens
-        return held <= LEFT_FREE * left and held_tokens <= LEFT_FREE * left_tokens
+        room, token_room = MOST_WAITING - len(self.waiting) - requests, MOST_WAITING_TOKENS - self.tokens - tokens
+        held_places, held_tokens = self.places[caller] + requests, self.place_tokens[caller] + tokens
+        return held_places <= LEFT_FREE * room and held_tokens <= LEFT_FREE * token_room
 
     def refusal(self, says: str, seconds: float) -> Unavailable:
         wait = max(LEAST_RETRY_SECONDS, min(seconds, self.deadline)) * (1.0 + JITTER * self.jitter())
@@ -211,21 +211,21 @@ class RequestQueue:
         one in turn only its actual waiting time counts: it will be served, so a rate that was measured wrong is
         measured again."""
         self.pass_time(now)
-        ahead, found, known = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
+        ahead, refusals, estimate = 0.0, list[tuple[Request, Unavailable]](), self.rate.now_wait
         estimates: dict[FairShare, WaitEstimate] = {}
         for place, request in enumerate(self.waiting):
-            left = request.times.arrived + self.deadline - now
+            time_left = request.times.arrived + self.deadline - now
             wait = None
-            if known is not None:
+            if estimate is not None:
                 if request.share not in estimates:
-                    estimates[request.share] = self.known_to(request.share, known)
+                    estimates[request.share] = self.known_to(request.share, estimate)
                 wait = self.wait_after(ahead, len(request.prompt), estimates[request.share])
-            if left > 0.0 and (not place or wait is None or wait <= left):
+            if time_left > 0.0 and (not place or wait is None or wait <= time_left):
                 ahead += self.costs[request.id]
             else:
                 later = self.deadline if wait is None else wait - ADMITTED_SHARE * self.deadline
-                found.append((request, self.refusal(f"no first token can come within {self.deadline:g} s", later)))
-        return found
+                refusals.append((request, self.refusal(f"no first token can come within {self.deadline:g} s", later)))
+        return refusals
 
 
 def lane_of(request: Request) -> Hashable:

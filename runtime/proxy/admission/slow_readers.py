@@ -52,5 +52,5 @@ class SlowReaders:
         """Return whether others wait for a seat where it has its own, here or in its worker. One that waits here for
         its prompt's turn gains nothing by it, nor does a prompt that is computed for another worker need a seat."""
         waiting = len(self.admissions.queue_of(request)) > 0
-        seated = [worker for worker in request.load.workers if request.attempts.phases[worker.hello.sender] != PREFILL]
-        return any(worker.taken + waiting > worker.seats for worker in seated)
+        holders = [worker for worker in request.load.workers if request.attempts.phases[worker.hello.sender] != PREFILL]
+        return any(worker.taken + waiting > worker.seats for worker in holders)

@@ -37,10 +37,10 @@ class RecentWork:
         if self.at is None:
             self.at = now
         elif now - self.at >= STEP:
-            kept = exp((self.at - now) / MEMORY_SECONDS)
+            decay = exp((self.at - now) / MEMORY_SECONDS)
             self.at = now
             for worker in self.registry.workers.values():
-                worker.recent *= kept
+                worker.recent *= decay
         if incarnation in self.registry.workers:
             self.registry.workers[incarnation].recent += tokens
 
@@ -65,10 +65,12 @@ class PrefixLookup:
         self.settle(request, group)
         workers, prefix = group.serving(request.release), self.prefix_of(request, group)
         if prefix is None:
-            return tuple([one.loads.get(0) or one.load for one in workers])
+            return tuple([worker.loads.get(0) or worker.load for worker in workers])
         prefix.grow([worker.prefixes for worker in workers])
-        found = prefix.found_in([worker.prefixes for worker in workers])
-        return tuple([one.loads.get(count) or one.load_with(count) for one, count in zip(workers, found, strict=True)])
+        counts = prefix.found_in([worker.prefixes for worker in workers])
+        return tuple(
+            [worker.loads.get(count) or worker.load_with(count) for worker, count in zip(workers, counts, strict=True)]
+        )
 
     def loads_for_caller(self, request: Request, loads: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
         """Return loads that were looked up for a request with what its caller may have of others."""
@@ -82,11 +84,11 @@ class PrefixLookup:
             return
         if request.release in group.current.releases:
             return
-        other = group.shares.choose(group.current.releases)
-        if other is not None:
+        new_release = group.shares.choose(group.current.releases)
+        if new_release is not None:
             group.shares.leave(request.release)
-            group.shares.enter(other)
-            request.release = other
+            group.shares.enter(new_release)
+            request.release = new_release
 
     def prefix_of(self, request: Request, group: WorkerGroup) -> PromptPrefix | None:
         """Return the keys of the request's prompt; None where no worker would use what it has cached."""
@@ -165,13 +167,13 @@ class Dispatcher:
         tokens, joint, disagg = request.work.load(request), request.work.joint, self.disagg(request)
         loads = self.lookup.loads(request)
         if joint is None:
-            own = meant_for(request, loads)
-            route = next_route(own, disagg, tokens) if own else None
+            meant_workers = meant_for(request, loads)
+            route = next_route(meant_workers, disagg, tokens) if meant_workers else None
             route = route or next_route(loads, disagg, tokens)
             return route or next_route(self.lookup.loads_for_caller(request, loads), disagg, tokens)
         groups = [self.registry.of(group).reachable_loads for group in joint]
-        seated = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
-        return next_route(loads, disagg, tokens, spare=0) if seated else None
+        has_seats = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
+        return next_route(loads, disagg, tokens, spare=0) if has_seats else None
 
     def disagg(self, request: Request) -> Disagg:
         return self.config.disagg if request.work.alone is None else "never"
@@ -287,16 +289,16 @@ class Dispatcher:
         """Add the request to the load of each worker of its attempt, and the part of its prompt that was not found in
         its worker's cache to that of the worker that computes it."""
         load, attempts = request.load, request.attempts
-        known = (self.registry.workers.get(incarnation) for incarnation in attempts.phases)
-        load.take([worker for worker in known if worker is not None])
+        workers = (self.registry.workers.get(incarnation) for incarnation in attempts.phases)
+        load.take([worker for worker in workers if worker is not None])
         load.seat(request.share, len(request.unended))
         prompt_worker = next(name for name, phase in attempts.phases.items() if phase != DECODE)
-        found = 0 if attempts.route is None else attempts.route.prompt_worker.found
+        cached_tokens = 0 if attempts.route is None else attempts.route.prompt_worker.found
         tokens = request.work.load(request)
-        load.owe(request.share, prompt_worker, max(0, tokens - found))
+        load.owe(request.share, prompt_worker, max(0, tokens - cached_tokens))
         self.recent_work.add(prompt_worker, load.uncomputed, self.clock())
         if tokens and not request.trial:
-            self.metrics.routing.add(tokens, found)
+            self.metrics.routing.add(tokens, cached_tokens)
 
     def unseat(self, request: Request) -> None:
         """Take the request off its workers' loads. A worker that registered anew meanwhile knows nothing of it."""
@@ -318,18 +320,18 @@ class Dispatcher:
         a run restarts the wait of the others."""
         if request.id in self.suspended:
             return None
-        config, attempts, begun = self.config, request.attempts, request.times.begun
+        config, attempts, has_begun = self.config, request.attempts, request.times.begun
         if attempts.stranded_at is not None:
             limit = config.failover_timeout
-            waited = now - attempts.stranded_at
-            return f"no worker came back within {limit:g} s" if waited > limit else None
-        waited = now - request.work.waits_since(request)
+            wait_seconds = now - attempts.stranded_at
+            return f"no worker came back within {limit:g} s" if wait_seconds > limit else None
+        wait_seconds = now - request.work.waits_since(request)
         limit = config.prefill_timeout
-        if not begun and not request.is_joined and attempts.phases and now - attempts.sent > limit:
+        if not has_begun and not request.is_joined and attempts.phases and now - attempts.sent > limit:
             return f"the prompt was not computed within {limit:g} s"
-        limit = config.stream_idle_timeout if begun else config.first_byte_timeout
-        what = request.work.awaited(begun)
-        return f"the {what} did not come within {limit:g} s" if waited > limit else None
+        limit = config.stream_idle_timeout if has_begun else config.first_byte_timeout
+        event = request.work.awaited(has_begun)
+        return f"the {event} did not come within {limit:g} s" if wait_seconds > limit else None
 
 
 def meant_for(request: Request, workers: Sequence[WorkerLoad]) -> tuple[WorkerLoad, ...]:

@@ -35,8 +35,8 @@ class ProcessRow:
         if "ranks" in about:
             about["ranks"] = [{**rank, "state": state_name(rank["state"])} for rank in about["ranks"]]
         state, reason = state_name(values["state"]), values.get("reason")
-        ended = tuple(values.get("ended_pids", ()))
-        return cls(values["name"], values["role"], values["pid"], state, values["device"], reason, about, ended)
+        ended_pids = tuple(values.get("ended_pids", ()))
+        return cls(values["name"], values["role"], values["pid"], state, values["device"], reason, about, ended_pids)
 
     @property
     def dead(self) -> bool:
@@ -54,12 +54,14 @@ class KnownProcesses:
     def take(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take a new table, and remember the last processes that one has shown as ended, or no more."""
         before, self.rows = self.rows, tuple(map(ProcessRow.of, rows))
-        shown = {(row.name, row.pid) for row in self.rows if not row.dead}
-        ended = [(row.name, row.pid) for row in before if row.pid is not None and (row.name, row.pid) not in shown]
-        ended += [(row.name, pid) for row in self.rows for pid in row.ended_pids]
-        for one in ended:
-            self.ended[one] = self.ended.pop(one, None)
-        for name, pid in shown:
+        live_rows = {(row.name, row.pid) for row in self.rows if not row.dead}
+        ended_rows = [
+            (row.name, row.pid) for row in before if row.pid is not None and (row.name, row.pid) not in live_rows
+        ]
+        ended_rows += [(row.name, pid) for row in self.rows for pid in row.ended_pids]
+        for process in ended_rows:
+            self.ended[process] = self.ended.pop(process, None)
+        for name, pid in live_rows:
             if pid is not None:
                 self.ended.pop((name, pid), None)
         while len(self.ended) > REMEMBERED:
@@ -76,6 +78,6 @@ class KnownProcesses:
         return True
 
 
-def state_name(told: object) -> str:
+def state_name(state: object) -> str:
     """Return a state of the supervisor's table as it is shown."""
-    return str(told).upper().replace(" ", "_")
+    return str(state).upper().replace(" ", "_")

@@ -107,9 +107,9 @@ class OperatorChanges:
 
     def keep(self, change: OperatorChange) -> None:
         """Keep a new change in the place of the oldest that is over: one that is open is still heard of."""
-        over = [one for one in self.changes if one.outcome is not None]
-        dropped = over[: max(0, len(self.changes) + 1 - KEPT)]
-        self.changes = [*(one for one in self.changes if one not in dropped), change]
+        over = [old_change for old_change in self.changes if old_change.outcome is not None]
+        dropped_changes = over[: max(0, len(self.changes) + 1 - KEPT)]
+        self.changes = [*(old_change for old_change in self.changes if old_change not in dropped_changes), change]
 
     def end_silent(self) -> None:
         """End the changes whose supervisor is silent for too long; nobody else does if their clients have left."""
@@ -124,16 +124,16 @@ class OperatorChanges:
             return
         if worker in rows:
             raise RequestError(f"{worker} is a proxy: use `pontil restart --proxies` where it runs", status=409)
-        if any(one.hello.name == worker for one in self.registry.workers.values()):
+        if any(member.hello.name == worker for member in self.registry.workers.values()):
             says = "joined from another launch: use the command there"
             raise RequestError(f"{ascii(worker)[1:-1]:.100} {says}", status=409)
-        known = ", ".join(name for name, row in rows.items() if row.role != "proxy") or "none"
-        raise RequestError(f"there is no worker {ascii(worker):.100}: this launch has {known:.500}", status=404)
+        known_names = ", ".join(name for name, row in rows.items() if row.role != "proxy") or "none"
+        raise RequestError(f"there is no worker {ascii(worker):.100}: this launch has {known_names:.500}", status=404)
 
     def hear(self, told: Mapping[str, Any]) -> None:
         """Take a message of the supervisor about a change: a line to `say`, its `end` with an exit code, or a sign that
         it goes on."""
-        change = next((one for one in self.changes if one.number == told.get("number")), None)
+        change = next((change for change in self.changes if change.number == told.get("number")), None)
         if change is None:
             return
         change.heard_at = self.clock()
@@ -145,9 +145,9 @@ class OperatorChanges:
     async def outcome(self, change: OperatorChange) -> OperatorChange:
         """Wait until a change is over, or its supervisor is silent for too long."""
         while not change.over.is_set():
-            left = change.heard_at + SILENCE - self.clock()
+            timeout = change.heard_at + SILENCE - self.clock()
             try:
-                await asyncio.wait_for(change.over.wait(), max(0.0, left))
+                await asyncio.wait_for(change.over.wait(), max(0.0, timeout))
             except asyncio.TimeoutError:
                 self.end_silent()
         return change

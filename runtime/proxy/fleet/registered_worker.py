@@ -152,8 +152,8 @@ class RegisteredWorker:
 
     def load_with(self, found: int) -> WorkerLoad:
         """Return its load, for a prompt of which it has so many tokens cached."""
-        if (known := self.loads.get(found)) is not None:
-            return known
+        if (cached_load := self.loads.get(found)) is not None:
+            return cached_load
         hello = self.hello
         load = self.loads[found] = WorkerLoad(
             hello.sender, hello.name, hello.role, hello.peer_endpoint, self.in_flight, self.free_blocks,

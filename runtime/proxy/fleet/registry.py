@@ -52,8 +52,8 @@ class Members:
         releases: dict[WorkerRelease, list[RegisteredWorker]] = {}
         for worker in available:
             releases.setdefault(worker.release, []).append(worker)
-        seated = [(worker, worker.seats) for worker in generating(available)]
-        return cls(version, tuple(workers), tuple(available), seated, releases)
+        worker_seats = [(worker, worker.seats) for worker in generating(available)]
+        return cls(version, tuple(workers), tuple(available), worker_seats, releases)
 
 
 class WorkerGroup:
@@ -103,7 +103,7 @@ class WorkerGroup:
     def serving(self, release: WorkerRelease | None) -> list[RegisteredWorker]:
         """Return the workers to which a request of this release can be sent now; with None one of any."""
         mine = self.available if release is None else self.current.releases.get(release, ())
-        return [one for one in mine if one.contact.reachable]
+        return [worker for worker in mine if worker.contact.reachable]
 
     @property
     def available(self) -> Sequence[RegisteredWorker]:
@@ -113,9 +113,9 @@ class WorkerGroup:
     @property
     def seats(self) -> Seats:
         """The seats of the workers that generate."""
-        seated = self.current.seated
-        free = sum([max(0, seats - worker.seat_counts.taken) for worker, seats in seated])
-        return Seats(free, sum([seats for _, seats in seated]))
+        worker_seats = self.current.seated
+        free = sum([max(0, seats - worker.seat_counts.taken) for worker, seats in worker_seats])
+        return Seats(free, sum([seats for _, seats in worker_seats]))
 
     @property
     def known_context(self) -> int | None:
@@ -183,10 +183,10 @@ class Registry:
     def hello(self, message: Hello, now: float) -> str | None:
         """Register a worker; return the reason if it is refused. A second Hello of one process only renews its time to
         live and its role."""
-        known = self.workers.get(message.sender)
-        if known is not None:
-            known.contact.last_heard, known.contact.reachable = now, True
-            self.turn(known, message.role, message.draining)
+        registered_worker = self.workers.get(message.sender)
+        if registered_worker is not None:
+            registered_worker.contact.last_heard, registered_worker.contact.reachable = now, True
+            self.turn(registered_worker, message.role, message.draining)
             return None
         if reason := self.objection(message):
             self.refuse(message, reason)
@@ -208,7 +208,7 @@ class Registry:
 
     def even_share(self, worker: RegisteredWorker) -> float:
         """Return the mean of the recent work of a new worker's equals: it is to take its part, and not all."""
-        equals = [one.recent for one in self.of(worker.group).workers if one.role == worker.role]
+        equals = [equal.recent for equal in self.of(worker.group).workers if equal.role == worker.role]
         return sum(equals) / len(equals) if equals else 0.0
 
     def objection(self, message: Hello) -> str | None:
@@ -220,11 +220,11 @@ class Registry:
             return impossible
         if message.role == EMBED and message.model not in self.embedding_models:
             return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
-        if message.role != EMBED and (misplaced := wrong_stage(message, self.graph)):
-            return misplaced
-        known = [worker.hello for worker in self.of(self.key_of(message)).workers]
+        if message.role != EMBED and (misplacement := wrong_stage(message, self.graph)):
+            return misplacement
+        hellos = [worker.hello for worker in self.of(self.key_of(message)).workers]
         revision = WorkerRelease.of(message).revision
-        first = next((one for one in known if WorkerRelease.of(one).revision == revision), None)
+        first = next((hello for hello in hellos if WorkerRelease.of(hello).revision == revision), None)
         return objection(message, first) if first else None
 
     @property
@@ -283,9 +283,9 @@ class Registry:
         worker.leaving = draining
         self.version += 1
 
-    def kept_role(self, worker: RegisteredWorker, wanted: str) -> str:
+    def kept_role(self, worker: RegisteredWorker, role: str) -> str:
         """Return the role that a worker gets: a FIXED one stays so, and no other can turn to it."""
-        return worker.role if wanted in FIXED or worker.role in FIXED or wanted not in ROLES else wanted
+        return worker.role if role in FIXED or worker.role in FIXED or role not in ROLES else role
 
     def is_leaving(self, incarnation: str) -> bool:
         """Return whether the worker is registered and takes no new requests."""
@@ -293,8 +293,8 @@ class Registry:
 
     def let_go(self, message: Hello) -> list[RegisteredWorker]:
         """Remove and return the worker that says Hello, if it has let go of its requests since it registered."""
-        known = self.workers.get(message.sender)
-        return self.remove([known] if known is not None and known.hello.registration != message.registration else ())
+        worker = self.workers.get(message.sender)
+        return self.remove([worker] if worker is not None and worker.hello.registration != message.registration else ())
 
     def cut_off(self, now: float, reaches: Callable[[str], bool]) -> list[RegisteredWorker]:
         """Remove and return the workers that are silent and have no connection: a message to one of them `reaches`
@@ -305,12 +305,12 @@ class Registry:
     def expire(self, now: float, table_age: float | None = None) -> list[RegisteredWorker]:
         """Remove and return the workers that were silent for their time to live. It is longer for those that a FRESH
         table shows alive: the supervisor distinguishes busy workers from dead ones."""
-        watched = table_age is not None and table_age <= FRESH
+        is_watched = table_age is not None and table_age <= FRESH
         longer = max(self.ttl, WATCHED_TTL)
         return self.remove(
             worker
             for worker in self.workers.values()
-            if now - worker.contact.last_heard > (longer if watched and worker.contact.confirmed else self.ttl)
+            if now - worker.contact.last_heard > (longer if is_watched and worker.contact.confirmed else self.ttl)
         )
 
     def show(self, rows: Sequence[Mapping[str, Any]]) -> list[RegisteredWorker]:
@@ -321,26 +321,26 @@ class Registry:
         """
         self.processes.take(rows)
         by_name = {row.name: row for row in self.processes.rows}
-        gone = []
+        lost_workers = []
         for worker in self.workers.values():
             row = by_name.get(worker.hello.name)
             alive = row is not None and row.pid == worker.hello.pid and not row.dead
-            ended = (worker.hello.name, worker.hello.pid) in self.processes.ended
-            if (worker.contact.confirmed or ended) and not alive:
-                gone.append(worker)
+            has_ended = (worker.hello.name, worker.hello.pid) in self.processes.ended
+            if (worker.contact.confirmed or has_ended) and not alive:
+                lost_workers.append(worker)
             worker.contact.confirmed = worker.contact.confirmed or alive
-        return self.remove(gone)
+        return self.remove(lost_workers)
 
     def remove(self, workers: Any) -> list[RegisteredWorker]:
-        gone = list(workers)
-        self.version += bool(gone)
-        for worker in gone:
+        removed_workers = list(workers)
+        self.version += bool(removed_workers)
+        for worker in removed_workers:
             del self.workers[worker.hello.sender]
             self.of(worker.group).ends.went(worker.release, worker.hello.name, worker.contact.last)
             self.remembered[worker.hello.sender] = worker.counters
         while len(self.remembered) > REMEMBERED:
             del self.remembered[next(iter(self.remembered))]
-        return gone
+        return removed_workers
 
     def unreachable(self, incarnation: str) -> None:
         """Send a worker no requests until it is heard again: its socket took no message."""
@@ -349,7 +349,7 @@ class Registry:
 
     def topology(self) -> list[dict[str, Any]]:
         """Return rows of the supervisor's processes, of workers that joined from elsewhere, and of refused workers."""
-        known: dict[tuple[str, int | None], RegisteredWorker] = {
+        workers: dict[tuple[str, int | None], RegisteredWorker] = {
             (worker.hello.name, worker.hello.pid): worker for worker in self.workers.values()
         }
         rows = list(self.processes.rows)
@@ -361,25 +361,25 @@ class Registry:
                     hello.name, hello.role, hello.pid, "DRAINING" if worker.leaving else "READY", hello.device
                 )
                 rows.append(row)
-        return [shown(row, known.get((row.name, row.pid))) for row in (*rows, *self.refused.values())]
+        return [shown(row, workers.get((row.name, row.pid))) for row in (*rows, *self.refused.values())]
 
 
 def shown(row: ProcessRow, worker: RegisteredWorker | None) -> dict[str, Any]:
     """Return a row flattened: the fields of `about` beside the others, the reason if there is one, and what is known of
     the worker that this process is."""
-    described = asdict(row)
-    described |= described.pop("about")
-    del described["ended_pids"]
+    description = asdict(row)
+    description |= description.pop("about")
+    del description["ended_pids"]
     if row.reason is None:
-        del described["reason"]
+        del description["reason"]
     if worker is not None:
-        described["load"] = worker.shown_load
-        described |= {} if worker.hello.node is None else {"node": worker.hello.node}
-        described |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
-    return described
+        description["load"] = worker.shown_load
+        description |= {} if worker.hello.node is None else {"node": worker.hello.node}
+        description |= {} if worker.hello.revision is None else {"revision": worker.hello.revision}
+    return description
 
 
 def served_before(message: Heartbeat) -> bool:
     """Return whether a worker has worked for another proxy: what it counted so far is in that one's metrics."""
-    told = (message.counters.get(name, 0) for name in ("generated_before", "prompt_tokens_computed_before"))
-    return any(count > 0 for count in told) or OtherLoad.of(message.others).proxies > 0
+    counts = (message.counters.get(name, 0) for name in ("generated_before", "prompt_tokens_computed_before"))
+    return any(count > 0 for count in counts) or OtherLoad.of(message.others).proxies > 0

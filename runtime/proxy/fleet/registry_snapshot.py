@@ -28,10 +28,10 @@ class FingerprintCache:
         self.known: tuple[Hello, str, str] | None = None
 
     def of(self, hello: Hello, version: str) -> str:
-        known = self.known
-        if known is None or known[0] is not hello or known[1] != version:
-            known = self.known = hello, version, system_fingerprint(hello, version)
-        return known[2]
+        entry = self.known
+        if entry is None or entry[0] is not hello or entry[1] != version:
+            entry = self.known = hello, version, system_fingerprint(hello, version)
+        return entry[2]
 
 
 class HasContext(Protocol):
@@ -77,8 +77,8 @@ class RegistrySnapshot:
     @property
     def kv_cache_dtype(self) -> str | None:
         """The type of the KV cache's cells; None while no worker is registered, or where it does not say."""
-        told = None if self.any_hello is None else self.any_hello.kv_cache_dtype
-        return self.dtype if told == "auto" else told
+        dtype = None if self.any_hello is None else self.any_hello.kv_cache_dtype
+        return self.dtype if dtype == "auto" else dtype
 
     @property
     def embedding_size(self) -> int | None:

@@ -32,9 +32,9 @@ class PromptRate:
         before, self.at, self.computing = self.at, now, computing
         if before is None or not computing or now <= before:
             return
-        kept = exp((before - now) / MEMORY_SECONDS)
-        self.computed *= kept
-        self.busy = self.busy * kept + (now - before)
+        decay = exp((before - now) / MEMORY_SECONDS)
+        self.computed *= decay
+        self.busy = self.busy * decay + (now - before)
 
     def add(self, tokens: int) -> None:
         """Add the tokens computed in the time that has just passed."""
@@ -82,9 +82,9 @@ class Seats:
 
     @classmethod
     def of(cls, workers: Sequence[HasSeats]) -> "Seats":
-        seated = generating(workers)
-        free = sum([max(0, worker.seats - worker.taken) for worker in seated])
-        return cls(free, sum([worker.seats for worker in seated]))
+        seat_workers = generating(workers)
+        free = sum([max(0, worker.seats - worker.taken) for worker in seat_workers])
+        return cls(free, sum([worker.seats for worker in seat_workers]))
 
 
 def generating(workers: Sequence[W]) -> Sequence[W]:

@@ -45,7 +45,7 @@ class ReleaseEnds:
 
     def is_over(self, release: WorkerRelease) -> bool:
         """Return whether no worker of it will come, beside those that are there."""
-        return release in self.left and not any(one == release for one, _ in self.missing)
+        return release in self.left and not any(missing_release == release for missing_release, _ in self.missing)
 
 
 class ReleaseShares:

@@ -258,16 +258,16 @@ class Metrics:
     def add_request(self, request: Request, billed: Usage, label: str) -> None:
         """Observe a request that has ended; `label` is its cause in one word."""
         account = request.account
-        if clamped := account.clamped:
-            self.clamped.inc(clamped)
-        if request.complete and (disputed := account.disputed):
-            self.disputed.inc(disputed)
+        if clamped_count := account.clamped:
+            self.clamped.inc(clamped_count)
+        if request.complete and (disputed_count := account.disputed):
+            self.disputed.inc(disputed_count)
         if not request.is_clients:
             return
         self.ended[label].inc()
         self.latencies.add_request(request, billed)
-        if moved := request.reports.pulled.bytes:
-            self.pulled[request.attempts.route_name] = self.pulled.get(request.attempts.route_name, 0) + moved
+        if pulled_bytes := request.reports.pulled.bytes:
+            self.pulled[request.attempts.route_name] = self.pulled.get(request.attempts.route_name, 0) + pulled_bytes
         if isinstance(request.work, TextEmbedding):
             self.embeddings.inc(request.complete)
             self.embedded.inc(billed.prompt_tokens if request.complete else 0)
@@ -300,5 +300,5 @@ class Metrics:
     def render_openmetrics(self) -> bytes:
         """Return the series as OpenMetrics, which has exemplars."""
         self.show_threads()
-        rendered: bytes = generate_openmetrics(self.registry)
-        return rendered
+        page: bytes = generate_openmetrics(self.registry)
+        return page

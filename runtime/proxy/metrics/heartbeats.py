@@ -54,16 +54,16 @@ class HeartbeatCounters:
 def heartbeat_gauges(workers: Iterable[tuple[str, Mapping[str, int]]]) -> Iterator[Metric]:
     """Yield the gauges, given each worker's name and what its last heartbeat measured. A worker without streams or
     tiers has none of theirs."""
-    measured = list(workers)
+    worker_gauges = list(workers)
     for name, says in STREAM_GAUGES.items():
         family = GaugeMetricFamily(f"pontil_worker_{name}", says, labels=["worker"])
-        for worker, gauges in measured:
+        for worker, gauges in worker_gauges:
             if name in gauges:
                 family.add_metric([worker], gauges[name])
         yield family
     for name, says in TIER_GAUGES.items():
         family = GaugeMetricFamily(f"pontil_worker_kv_tier_{name}", says, labels=["worker", "tier"])
-        for worker, gauges in measured:
+        for worker, gauges in worker_gauges:
             for tier in TIERS:
                 if f"kv_tier_{tier}_{name}" in gauges:
                     family.add_metric([worker, tier], gauges[f"kv_tier_{tier}_{name}"])

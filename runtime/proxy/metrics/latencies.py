@@ -122,15 +122,15 @@ class Latencies:
         if first is not None and request.complete:
             self.add_complete(request, billed, first, exemplar)
 
-    def add_complete(self, request: Request, billed: Usage, first: float, exemplar: dict[str, str] | None) -> None:
+    def add_complete(self, request: Request, usage: Usage, first: float, exemplar: dict[str, str] | None) -> None:
         last, longest = request.times.last_frame, max(len(answer.ids) for answer in request.answers)
         self.whole.observe(last - request.times.arrived, exemplar)
         self.inference.observe(last - request.times.arrived - (request.times.queued or 0.0), exemplar)
         self.decode.observe(last - first, exemplar)
         if longest > 1:
             self.per_token.observe((last - first) / (longest - 1), exemplar)
-        self.prompt_tokens.observe(billed.prompt_tokens, exemplar)
-        self.generation_tokens.observe(billed.completion_tokens, exemplar)
+        self.prompt_tokens.observe(usage.prompt_tokens, exemplar)
+        self.generation_tokens.observe(usage.completion_tokens, exemplar)
 
 
 def exemplar_of(request: Request) -> dict[str, str] | None:

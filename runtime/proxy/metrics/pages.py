@@ -96,25 +96,25 @@ def merged(pages: Mapping[str, bytes]) -> bytes:
     """Return one page in Prometheus' text format: each family once, with the samples of every page."""
     heads: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
-    picked: dict[bytes, dict[bytes, float]] = {}
+    picked_samples: dict[bytes, dict[bytes, float]] = {}
     for name, page in sorted(pages.items()):
         label, family = b'proxy="%b"' % name.encode(), b""
         for line in page.splitlines():
             if line.startswith(b"# "):
-                word, _, rest = line[2:].partition(b" ")
-                family = rest.split(b" ", 1)[0] if word in (b"HELP", b"TYPE") else family
+                word, _, text = line[2:].partition(b" ")
+                family = text.split(b" ", 1)[0] if word in (b"HELP", b"TYPE") else family
                 if word in (b"HELP", b"TYPE"):
-                    known = heads.setdefault(family, [])
-                    known += [] if any(one.startswith(b"# %b " % word) for one in known) else [line]
+                    head_lines = heads.setdefault(family, [])
+                    head_lines += [] if any(head.startswith(b"# %b " % word) for head in head_lines) else [line]
             elif line.startswith(PICKED):
                 sample, _, value = line.rpartition(b" ")
-                known_of = picked.setdefault(family, {})
-                before, number = known_of.get(sample, 0.0), float(value)
-                known_of[sample] = before + number if family.startswith(OF_REQUESTS) else max(before, number)
-            elif found := SAMPLE.fullmatch(line):
-                labels = label if not found[2] else label + b"," + found[2]
-                samples.setdefault(family, []).append(b"%b{%b} %b" % (found[1], labels, found[3]))
-    for family, one_each in picked.items():
-        samples[family] = [b"%b %b" % (sample, repr(value).encode()) for sample, value in one_each.items()]
+                family_values = picked_samples.setdefault(family, {})
+                before, number = family_values.get(sample, 0.0), float(value)
+                family_values[sample] = before + number if family.startswith(OF_REQUESTS) else max(before, number)
+            elif match := SAMPLE.fullmatch(line):
+                labels = label if not match[2] else label + b"," + match[2]
+                samples.setdefault(family, []).append(b"%b{%b} %b" % (match[1], labels, match[3]))
+    for family, values in picked_samples.items():
+        samples[family] = [b"%b %b" % (sample, repr(value).encode()) for sample, value in values.items()]
     lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
     return b"\n".join(lines) + b"\n"

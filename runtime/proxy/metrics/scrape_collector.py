@@ -18,16 +18,16 @@ def picker_metrics(requests: Mapping[str, Request], registry: Registry, model: s
     """Yield the series by which other routers choose a server, under the names that vLLM has for them: llm-d's endpoint
     picker and others scrape these. A request waits until a worker has scheduled it, as in vLLM."""
     workers = list(registry.generating.workers)
-    asked = [request for request in list(requests.values()) if request.is_clients]
-    queued = sum(not request.attempts.phases for request in asked)
-    waiting = min(len(asked), queued + sum(map(own_waiting, workers)))
+    client_requests = [request for request in list(requests.values()) if request.is_clients]
+    queued_requests = sum(not request.attempts.phases for request in client_requests)
+    waiting = min(len(client_requests), queued_requests + sum(map(own_waiting, workers)))
     blocks, free = sum(worker.capacity for worker in workers), sum(worker.free_blocks for worker in workers)
-    used = 1.0 - min(free, blocks) / blocks if blocks else 0.0
+    kv_usage = 1.0 - min(free, blocks) / blocks if blocks else 0.0
     gauges = (
-        ("num_requests_running", "Requests that a worker has scheduled", len(asked) - waiting),
+        ("num_requests_running", "Requests that a worker has scheduled", len(client_requests) - waiting),
         ("num_requests_waiting", "Requests that no worker has scheduled yet", waiting),
-        ("kv_cache_usage_perc", "Part of the KV blocks that is in use; 1 is all of them", used),
-        ("gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", used),
+        ("kv_cache_usage_perc", "Part of the KV blocks that is in use; 1 is all of them", kv_usage),
+        ("gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc", kv_usage),
     )
     for name, says, value in gauges:
         family = GaugeMetricFamily(f"vllm:{name}", says, labels=["model_name"])
@@ -88,8 +88,8 @@ class ScrapeCollector(Collector):
 
     def of_requests(self) -> Iterator[Metric]:
         """Yield the series on requests in flight, without self-tests and further stages of a run."""
-        begun = [request.times.begun for request in list(self.requests.values()) if request.is_clients]
-        running, waiting = sum(begun), len(begun) - sum(begun)
+        begun_flags = [request.times.begun for request in list(self.requests.values()) if request.is_clients]
+        running, waiting = sum(begun_flags), len(begun_flags) - sum(begun_flags)
         yield GaugeMetricFamily(
             "pontil_num_requests_running", "Requests in flight that have their first token", value=running
         )
@@ -100,31 +100,31 @@ class ScrapeCollector(Collector):
     def of_workers(self) -> Iterator[Metric]:
         """Yield the series on workers, from their last heartbeats. A worker that is gone has no series."""
         workers = list(self.registry.workers.values())
-        caches = [one for one in workers if one.has_cache]
+        caches = [worker for worker in workers if worker.has_cache]
         blocks, free = sum(cache.capacity for cache in caches), sum(cache.free_blocks for cache in caches)
         yield GaugeMetricFamily(
             "pontil_kv_cache_usage_perc",
             "Part of all workers' KV blocks that is in use; 1 is all of them",
             value=used(blocks, free),
         )
-        each: dict[str, tuple[str, Callable[[Any], float]]] = {
+        gauges: dict[str, tuple[str, Callable[[Any], float]]] = {
             "worker_kv_cache_usage_perc": (
                 "Part of a worker's KV blocks that is in use; 1 is all of them",
-                lambda one: used(one.capacity, one.free_blocks),
+                lambda worker: used(worker.capacity, worker.free_blocks),
             ),
-            "worker_sequences_running": ("Sequences that a worker computes, or pulls", lambda one: one.running),
-            "worker_sequences_waiting": ("Sequences that wait in a worker", lambda one: one.waiting),
+            "worker_sequences_running": ("Sequences that a worker computes, or pulls", lambda worker: worker.running),
+            "worker_sequences_waiting": ("Sequences that wait in a worker", lambda worker: worker.waiting),
             "worker_prefix_entries": (
                 "Blocks that a worker has told to be in its prefix cache",
-                lambda one: len(one.prefixes),
+                lambda worker: len(worker.prefixes),
             ),
         }
-        for name, (says, value) in each.items():
+        for name, (says, value) in gauges.items():
             family = GaugeMetricFamily(f"pontil_{name}", says, labels=["worker"])
             for worker in workers:
                 family.add_metric([worker.hello.name], value(worker))
             yield family
-        yield from heartbeat_gauges((one.hello.name, one.gauges) for one in workers)
+        yield from heartbeat_gauges((worker.hello.name, worker.gauges) for worker in workers)
 
 
 def used(blocks: int, free: int) -> float:

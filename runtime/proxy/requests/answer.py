@@ -90,8 +90,8 @@ class WholeAnswer:
         self.close()
 
     def close(self) -> None:
-        held, self.held = self.held, []
-        for close in held:
+        callbacks, self.held = self.held, []
+        for close in callbacks:
             close()
 
 
@@ -167,12 +167,12 @@ class Mailbox:
         """Remove and return all events but the end, which is next where it is set."""
         if self.held:
             return []
-        said: list[Delta | Ended] = list(self.deltas.values())
+        events: list[Delta | Ended] = list(self.deltas.values())
         self.deltas.clear()
         if self.ended:
-            said += self.ended.values()
+            events += self.ended.values()
             self.ended.clear()
-        return said
+        return events
 
 
 def no_listener() -> None:
@@ -209,24 +209,24 @@ class Choice:
             return ids
         if index > have:
             raise BrokenAnswer(f"token {have} of the answer was lost")
-        seen = have - index
-        if self.ids[index : index + len(ids)] != list(ids[:seen]):
+        overlap = have - index
+        if self.ids[index : index + len(ids)] != list(ids[:overlap]):
             raise BrokenAnswer("two workers disagree about a token of the answer")
-        return ids[seen:]
+        return ids[overlap:]
 
     def add(self, ids: Sequence[int], reason: str | None = None, stop_match: str | None = None) -> str:
         """Append new ids; return the text that can be shown now. With a `reason` they are the last, and no text is held
         back. The text of the first `min_tokens` ids is not matched against stop strings."""
-        shown = ids[:-1] if reason == "stop" and stop_match is None and self.hides_text(ids) else ids
+        shown_ids = ids[:-1] if reason == "stop" and stop_match is None and self.hides_text(ids) else ids
         early = self.params.min_tokens - len(self.ids)
         self.ids += ids
-        begun, rest = (self.detokenizer.add(shown[:early]), shown[early:]) if early > 0 else ("", shown)
-        text = self.detokenizer.add(rest)
+        prefix, tail = (self.detokenizer.add(shown_ids[:early]), shown_ids[early:]) if early > 0 else ("", shown_ids)
+        text = self.detokenizer.add(tail)
         if reason is not None:
             text += self.detokenizer.finish()
         if self.stops is None:
-            return begun + text
-        text = begun + self.stops.feed(text)
+            return prefix + text
+        text = prefix + self.stops.feed(text)
         return text if reason is None else text + self.stops.finish()
 
     @property
@@ -301,9 +301,9 @@ class TokenSource:
         ids = row[HEAD:]
         if not self.is_ordinary(row, ids):
             return False
-        made, new = self.hear(row[2], ids, now)
+        booked_tokens, new = self.hear(row[2], ids, now)
         self.count.accepted += len(new)
-        self.deliver(new, made, now)
+        self.deliver(new, booked_tokens, now)
         return True
 
     def is_ordinary(self, row: Sequence[int], ids: Sequence[int]) -> bool:
@@ -322,15 +322,15 @@ class TokenSource:
     def hear(self, index: int, ids: Sequence[int], now: float, stated: int | None = None) -> tuple[int, Sequence[int]]:
         """Book a frame's ids as generated; return how many that adds, and the ids that are new to the choice. Raises
         BrokenAnswer for a gap or a contradiction."""
-        made = self.share.generate(index, len(ids), stated)
+        booked_tokens = self.share.generate(index, len(ids), stated)
         try:
             new = self.choice.unseen(index, ids)
         except BrokenAnswer:
-            self.entry.settle(made, 0, BROKEN)
+            self.entry.settle(booked_tokens, 0, BROKEN)
             raise
         times = self.times
         times.last_frame = times.waits_since = now
-        return made, new
+        return booked_tokens, new
 
     def deliver(
         self,

@@ -150,9 +150,9 @@ class WorkerReports:
         """Add up draft tokens, for the request's summary only (B9): drafts are never billed."""
         self.kept_blocks = frame.kept_blocks
         if frame.draft_tokens is not None:
-            drafted = min(stated_count(frame.draft_tokens) or 0, budget)
-            self.drafted += drafted
-            self.accepted += min(stated_count(frame.accepted_draft_tokens) or 0, drafted, len(frame.ids))
+            draft_tokens = min(stated_count(frame.draft_tokens) or 0, budget)
+            self.drafted += draft_tokens
+            self.accepted += min(stated_count(frame.accepted_draft_tokens) or 0, draft_tokens, len(frame.ids))
 
     def note_pull(self, frame: Tokens, times: AnswerTimes, now: float) -> None:
         if frame.pulled_bytes is not None:

@@ -108,10 +108,10 @@ class Bookkeeper:
         Unavailable where it cannot be read now."""
         if self.config.usage_log is None or not requests:
             return set(requests)
-        ended = "SELECT id FROM requests WHERE id IN (SELECT value FROM json_each(?)) AND state != ?"
+        query = "SELECT id FROM requests WHERE id IN (SELECT value FROM json_each(?)) AND state != ?"
         try:
             with closing(open_to_read(Path(self.config.usage_log))) as database:
-                rows = database.execute(ended, (json.dumps(list(requests)), OPEN)).fetchall()
+                rows = database.execute(query, (json.dumps(list(requests)), OPEN)).fetchall()
         except (sqlite3.Error, UsageLogError) as error:
             raise Unavailable(f"the usage log cannot be read now ({error}): try again later") from None
         return set(requests).difference(request for (request,) in rows)
@@ -142,17 +142,17 @@ class Bookkeeper:
     def checkpoint(self) -> None:
         """Write the changes of the open requests, and the counts that the workers have stated: in one group, so that
         they agree."""
-        folded = self.ledger.fold()
+        worker_books = self.ledger.fold()
         if self.log is None:
             return
         if self.log.failing:
             # All are written anew: some may have been given up.
             self.posted.clear()
-        rows: list[UsageRow] = [self.worker_row(worker, book) for worker, book in folded]
+        rows: list[UsageRow] = [self.worker_row(worker, book) for worker, book in worker_books]
         for request in self.open.values():
-            moved = request.entry.delivered + sum(request.entry.discarded.values()), request.mailbox.is_read
-            if self.seen.get(request.id) != moved:
-                self.seen[request.id] = moved
+            progress = request.entry.delivered + sum(request.entry.discarded.values()), request.mailbox.is_read
+            if self.seen.get(request.id) != progress:
+                self.seen[request.id] = progress
                 rows += [self.open_row(request), *share_rows(request)]
         books = {worker: self.worker_row(worker, book) for worker, book in self.ledger.books.items()}
         rows += [row for worker, row in books.items() if self.posted.get(worker) != row]
@@ -174,9 +174,9 @@ class Bookkeeper:
 
     def sums(self) -> dict[str, Any]:
         """Return the ledger's sums over closed requests, with its imbalance."""
-        discarded = dict(self.ledger.totals.discarded)
-        more = {"open": len(self.ledger.entries), "imbalance": self.ledger.imbalance, "discarded_by_reason": discarded}
-        return asdict(self.proxy_row(OPEN)) | more
+        discards = dict(self.ledger.totals.discarded)
+        extra = {"open": len(self.ledger.entries), "imbalance": self.ledger.imbalance, "discarded_by_reason": discards}
+        return asdict(self.proxy_row(OPEN)) | extra
 
     def open_row(self, request: Request) -> RequestRow:
         """Return the row of a request that stays as it is if this process dies now: nothing is billed of an answer of
@@ -186,16 +186,16 @@ class Bookkeeper:
             return row
         return replace(row, completion_tokens=0, delivered=0, discarded=row.discarded + row.delivered)
 
-    def request_row(self, request: Request, state: str, billed: Usage, finish: str | None) -> RequestRow:
+    def request_row(self, request: Request, state: str, usage: Usage, finish: str | None) -> RequestRow:
         entry, times, attempts = request.entry, request.times, request.attempts
         age, first = self.clock() - times.arrived, times.first_token
         return RequestRow(
             request.id, self.incarnation, request.id.rpartition("-")[0], request.ticket.caller,
             request.work.model or self.config.served_model_name, attempts.route_name, state, finish, request.params.n,
-            attempts.number + 1, billed.prompt_tokens, billed.cached_tokens, billed.completion_tokens, entry.generated,
+            attempts.number + 1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, entry.generated,
             entry.delivered, sum(entry.discarded.values()), time.time() - age, times.queued,
             None if first is None else first - times.arrived, None if state == OPEN else age,
-            entry.computed_beside(billed.cached_tokens), None if request.is_clients else request.work.stage,
+            entry.computed_beside(usage.cached_tokens), None if request.is_clients else request.work.stage,
         )  # fmt: skip
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
@@ -228,14 +228,14 @@ def summary(request: Request, billed: Usage, finish: str, now: float) -> str:
     (B10)."""
     at, reports = request.times, request.reports
     first = None if at.first_token is None else at.first_token - at.arrived
-    scheduled = None if first is None or at.queued is None else first - at.queued
-    times = {"queue": at.queued, "first_token": first, "scheduled_first_token": scheduled}
-    shown = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
+    scheduled_ttft = None if first is None or at.queued is None else first - at.queued
+    times = {"queue": at.queued, "first_token": first, "scheduled_first_token": scheduled_ttft}
+    shown_times = [f"{name}={'-' if time is None else f'{time:.3f}'}" for name, time in times.items()]
     return (
         f"request {request.id} key={request.ticket.caller} finish={finish} route={request.attempts.route_name} "
         f"attempts={request.attempts.number + 1} "
         f"prompt={billed.prompt_tokens} cached={billed.cached_tokens} completion={billed.completion_tokens} "
-        f"drafts={reports.accepted}/{reports.drafted} {' '.join(shown)} total={now - at.arrived:.3f}"
+        f"drafts={reports.accepted}/{reports.drafted} {' '.join(shown_times)} total={now - at.arrived:.3f}"
     )
 
 
@@ -244,6 +244,6 @@ def share_rows(request: Request, proxy: str | None = None) -> list[ShareRow]:
     for the proxy of the request."""
     elsewhere = request.entry.elsewhere
     return [
-        ShareRow(request.id, worker, attempt, phase, count, computed, elsewhere.get((attempt, worker)) or proxy)
-        for (attempt, worker), (phase, count, computed) in request.entry.by_worker().items()
+        ShareRow(request.id, worker, attempt, phase, count, computed_tokens, elsewhere.get((attempt, worker)) or proxy)
+        for (attempt, worker), (phase, count, computed_tokens) in request.entry.by_worker().items()
     ]

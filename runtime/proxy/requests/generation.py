@@ -24,8 +24,8 @@ class Generation(Work):
     remote_kv: RemoteKV | None = None
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
-        kept = {} if self.remote_kv is None else self.remote_kv.submitted(request)
-        return submits(request, sender, secret, deadline, kept)
+        kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)
+        return submits(request, sender, secret, deadline, kv_fields)
 
     @property
     def alone(self) -> Sequence[str] | None:

@@ -17,21 +17,21 @@ def fit(frame: Tokens, prompt: Sequence[int], params: SamplingParams) -> bool:
     )
 
 
-def fit_the_ids(logprobs: Logprobs | None, ids: Sequence[int], asked: bool) -> bool:
+def fit_the_ids(logprobs: Logprobs | None, ids: Sequence[int], wants_logprobs: bool) -> bool:
     """Return whether there is one item for each id, that id's own entry first; or none at all where they were not asked
     for."""
-    stated = logprobs or []
-    if not asked:
-        return not stated
-    pairs = zip(stated, ids, strict=False)
-    return len(stated) == len(ids) and all(are_entries(some) and some[0][0] == token for some, token in pairs)
+    entries = logprobs or []
+    if not wants_logprobs:
+        return not entries
+    pairs = zip(entries, ids, strict=False)
+    return len(entries) == len(ids) and all(are_entries(some) and some[0][0] == token for some, token in pairs)
 
 
-def fit_the_prompt(logprobs: Logprobs | None, prompt: Sequence[int], asked: bool) -> bool:
+def fit_the_prompt(logprobs: Logprobs | None, prompt: Sequence[int], wants_logprobs: bool) -> bool:
     """Return whether this frame has none, or one item for each prompt token, of which only the first is empty."""
     if not logprobs:
         return True
-    return asked and len(logprobs) == len(prompt) and not logprobs[0] and all(map(are_entries, logprobs[1:]))
+    return wants_logprobs and len(logprobs) == len(prompt) and not logprobs[0] and all(map(are_entries, logprobs[1:]))
 
 
 def are_entries(some: Entries) -> bool:

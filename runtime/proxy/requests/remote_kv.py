@@ -44,8 +44,8 @@ class KVTransfers:
         host, port = address_of(worker.hello.peer_endpoint)
         place = {ENGINE: worker.hello.sender, HOST: host, PORT: port, REQUEST: transfer_of(request)}
         flags = {"do_remote_prefill": True, "do_remote_decode": False}
-        signed = {} if self.key is None else {"signature": self.signature(place)}
-        return flags | place | {BLOCKS: blocks} | signed
+        signature = {} if self.key is None else {"signature": self.signature(place)}
+        return flags | place | {BLOCKS: blocks} | signature
 
     def claim(self, told: Mapping[str, Any]) -> "KeptPrompt":
         """Return the kept prompt that another worker's proxy told. Raises ValueError, which says why it is not
@@ -71,8 +71,8 @@ class KVTransfers:
             raise ValueError("without keys only workers of this system are asked: start both with the same --keys")
         if self.key is None and not is_loopback(host):
             raise ValueError("without keys only workers of this machine are asked: start both with the same --keys")
-        shown = f"[{host}]" if address.version == 6 else host
-        return f"{TCP}{shown}:{port}"
+        shown_host = f"[{host}]" if address.version == 6 else host
+        return f"{TCP}{shown_host}:{port}"
 
     def signature(self, place: Mapping[str, Any]) -> str:
         return self.made("place", json.dumps(place, sort_keys=True))
@@ -168,15 +168,15 @@ def is_block(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < MOST_BLOCKS
 
 
-def text_of(told: Mapping[str, Any], name: str) -> str:
-    value = told.get(name)
+def text_of(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST or not value.isascii() or not value.isprintable():
         raise ValueError(f"{name} is missing, or no short text")
     return value
 
 
-def signature_of(told: Mapping[str, Any]) -> str:
+def signature_of(fields: Mapping[str, Any]) -> str:
     try:
-        return text_of(told, "signature")
+        return text_of(fields, "signature")
     except ValueError:
         return ""

@@ -228,12 +228,12 @@ class Request:
         """Create a request that waits for its first attempt, and open its entry in the ledger, if there is one.
         InFlight closes the entry. Nobody reads the text of one without a tokenizer."""
         params = work.params
-        billed = 0 if work.is_spoken else len(work.prompt)
-        account = Account(billed, params.max_tokens, params.n, audible=work.is_spoken)
+        prompt_tokens = 0 if work.is_spoken else len(work.prompt)
+        account = Account(prompt_tokens, params.max_tokens, params.n, audible=work.is_spoken)
         answers = tuple(Choice(None if work.is_spoken else tokenizer, params, number) for number in range(params.n))
         # The prompt is shown before the answer, whichever worker's frame comes first.
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
-        entry = (Ledger() if ledger is None else ledger).open(name, billed, params.n)
+        entry = (Ledger() if ledger is None else ledger).open(name, prompt_tokens, params.n)
         entry.rows_apart = work.is_spoken
         times = AnswerTimes(now, now, now)
         return cls(name, ticket, work, account, entry, answers, mailbox, times, Attempts(now))
@@ -271,7 +271,7 @@ class Request:
         self.attempts.begin(route, now)
         number, phases = self.attempts.number, self.attempts.phases
         self.times.waits_since = now if number else self.times.arrived
-        self.recorder.begin(number, {one.incarnation: one.name for one in route.workers}, now)
+        self.recorder.begin(number, {load.incarnation: load.name for load in route.workers}, now)
         self.account.open(number, tuple(phases.values()), self.reasons)
         self.entry.begin(number, phases, [len(answer.ids) for answer in self.answers])
         for worker, choice in ((worker, choice) for worker in phases for choice in self.answers):
@@ -334,35 +334,35 @@ class Request:
         source, phase = self.attempts.sources[frame.sender, frame.choice], self.attempts.phases[frame.sender]
         choice = source.choice
         self.hear_prompt(frame)
-        made, new = source.hear(frame.index, frame.ids, now, frame.generated_tokens)
+        booked_tokens, new = source.hear(frame.index, frame.ids, now, frame.generated_tokens)
         self.attempts.heard.add((phase, choice.number))
         self.times.note_queue(frame.queue_seconds, now)
         self.reports.note_pull(frame, self.times, now)
-        ended = choice.reason is not None
-        cached = frame.cached_tokens if frame.first_cached_tokens is None else frame.first_cached_tokens
+        has_ended = choice.reason is not None
+        num_cached = frame.cached_tokens if frame.first_cached_tokens is None else frame.first_cached_tokens
         self.account.accept(
-            self.attempts.number, phase, 0 if ended else len(new), frame.generated_tokens, cached, choice.number
+            self.attempts.number, phase, 0 if has_ended else len(new), frame.generated_tokens, num_cached, choice.number
         )
-        if ended:
-            self.entry.settle(made, 0, AFTER_END)
+        if has_ended:
+            self.entry.settle(booked_tokens, 0, AFTER_END)
             return 0
         reason = self.account.finish_reason(frame.finish_reason, choice.number)
         if frame.prompt_logprobs:
             self.prompt_logprobs = frame.prompt_logprobs
             self.mailbox.release()
-        delivered = source.deliver(new, made, now, reason, frame.stop_match, frame.logprobs or [])
-        self.work.take_codes(frame, len(new), delivered)
+        delivered_tokens = source.deliver(new, booked_tokens, now, reason, frame.stop_match, frame.logprobs or [])
+        self.work.take_codes(frame, len(new), delivered_tokens)
         if reason is not None:
             self.end_choice(choice, phase, reason, frame.stop_match)
-        elif delivered:
+        elif delivered_tokens:
             source.is_open = source.is_open or self.has_heard_all(phase)
-        return delivered
+        return delivered_tokens
 
     def has_heard_all(self, phase: str) -> bool:
         """Return whether a worker has sent the counts that are only in its first frame, and will send ids alone."""
-        said = self.entry.prompt_stated is not None and phase in self.account.cached_by[self.attempts.number]
+        has_counts = self.entry.prompt_stated is not None and phase in self.account.cached_by[self.attempts.number]
         plain = self.params.logprobs is None and self.params.prompt_logprobs is None
-        return said and plain and self.work.has_bare_tokens
+        return has_counts and plain and self.work.has_bare_tokens
 
     def hear_prompt(self, frame: Tokens) -> None:
         """Book what a frame says of the prompt, and of drafts."""

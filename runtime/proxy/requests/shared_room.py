@@ -18,8 +18,8 @@ class SharedRoom:
         self.held: Counter[str] = Counter()
 
     def fits(self, caller: str, size: int) -> bool:
-        left = self.most - self.total - size
-        return not self.total or left >= (0 if caller == NO_KEY else self.held[caller] + size)
+        free_room = self.most - self.total - size
+        return not self.total or free_room >= (0 if caller == NO_KEY else self.held[caller] + size)
 
     def take(self, caller: str, size: int) -> bool:
         """Take room; return False where it does not fit."""

@@ -64,8 +64,8 @@ class MessageTurn:
     def close(self) -> list[Callable[[], None]]:
         """End the turn; return what was deferred, for the caller to call in order."""
         self.is_open = False
-        deferred, self.deferred = self.deferred, []
-        return deferred
+        callbacks, self.deferred = self.deferred, []
+        return callbacks
 
 
 class Stream:
@@ -105,17 +105,17 @@ class Stream:
 
     def drain(self) -> list[ChoiceEvent]:
         """Remove and return the events since the last call. The `end` comes after them."""
-        taken: list[ChoiceEvent] = []
+        events: list[ChoiceEvent] = []
         for source in self.open.copy():
             first, mailbox = source
-            taken += [(first + said.choice, said) for said in mailbox.drain()]
+            events += [(first + event.choice, event) for event in mailbox.drain()]
             end = mailbox.end
             if isinstance(end, Finished):
                 self.open.remove(source)
             elif end is not None:
                 self.error = end
                 break
-        return taken
+        return events
 
     @property
     def is_over(self) -> bool:
@@ -150,10 +150,10 @@ class Stream:
             request.mailbox.listener = partial(wake_at_end, request.mailbox, wakeup)
         while self.end is None:
             await wakeup.wait()
-        said = self.drain()
+        events = self.drain()
         if self.error is not None:
             raise self.error
-        return said
+        return events
 
     @property
     def is_settled(self) -> bool:

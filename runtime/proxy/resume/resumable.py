@@ -168,15 +168,15 @@ class ResumableStreams:
             claimed.reader = reader
             rewind(claimed.request, self.tokenizer, retold)
             return self.continued(claimed.request)
-        ended = end_of(claimed.last) is not None
+        has_ended = end_of(claimed.last) is not None
         self.hold(claimed)
         try:
-            books = None if ended and not claimed.is_unsettled else self.books.ledger
+            books = None if has_ended and not claimed.is_unsettled else self.books.ledger
             request = restored(claimed.lines, self.tokenizer, books, self.clock(), retold, ticket)
         except RequestError:
             claimed.end()
             raise
-        if ended:
+        if has_ended:
             # It is told to one reader at a time.
             release = self.close_row(claimed, request) if claimed.is_unsettled else claimed.release
             return Stream([request], once(release), self.in_flight.turn)
@@ -259,40 +259,40 @@ class ResumableStreams:
 
     def sweep(self, records: StreamRecords) -> Sweep:
         """Return what is to be done about the streams that nobody owns. Reads files: call it in a thread."""
-        found, unowned = Sweep(), records.unowned(self.settled, self.window, self.orphans)
-        ended = [record for record in unowned if end_of(record.last) is not None]
-        left = [record for record in unowned if label_of(record.last) is not None]
+        sweep, unowned_records = Sweep(), records.unowned(self.settled, self.window, self.orphans)
+        ended_records = [record for record in unowned_records if end_of(record.last) is not None]
+        left_records = [record for record in unowned_records if label_of(record.last) is not None]
         # In this order: a row that is open after its proxy's death stays open.
-        owed = {record.name for record in ended if self.has_live_owner(record)}
+        owed_names = {record.name for record in ended_records if self.has_live_owner(record)}
         try:
-            unwritten = self.unwritten([*ended, *left])
+            unwritten = self.unwritten([*ended_records, *left_records])
         except Unavailable:
             # They are looked at again.
-            unwritten = owed = {record.name for record in [*ended, *left]}
-        for record in unowned:
-            self.sort(record, found, records.age(record) > self.window, owed, unwritten)
+            unwritten = owed_names = {record.name for record in [*ended_records, *left_records]}
+        for record in unowned_records:
+            self.sort(record, sweep, records.age(record) > self.window, owed_names, unwritten)
         for name in self.orphans:
             with suppress(KeyError):
-                found.add_orphan(records.about(name))
-        return found
+                sweep.add_orphan(records.about(name))
+        return sweep
 
     def sort(self, record: StreamRecord, found: Sweep, over: bool, owed: set[str], unwritten: set[str]) -> None:
         """Add a stream that nobody owns to what was found. Of `unwritten` streams, which ended or were left, the last
         word is not on the disk; that of `owed` ones is their proxies' to write, which live."""
-        name, ended = record.name, end_of(record.last) is not None
+        name, has_ended = record.name, end_of(record.last) is not None
         if name in unwritten and name in owed:
             # The disk may be full.
             record.release()
-        elif ended and name in unwritten and name not in self.settled:
+        elif has_ended and name in unwritten and name not in self.settled:
             found.unsettled.append(record)
-        elif over and name in unwritten and not ended:
+        elif over and name in unwritten and not has_ended:
             found.left.append(record)
-        elif over and not ended:
+        elif over and not has_ended:
             found.lost.append(record)
         elif over:
             record.end()
         else:
-            if ended:
+            if has_ended:
                 found.settled.add(name)
             else:
                 self.orphans[name] = record.size
@@ -378,11 +378,11 @@ def leave_unread(claiming: "asyncio.Future[StreamRecord | None]") -> None:
 
 def once(work: Callable[[], None]) -> Callable[[Request], None]:
     """Return what does this with the first request, and nothing with others."""
-    left = [work]
+    pending = [work]
 
     def cancel(request: Request) -> None:
-        if left:
-            left.pop()()
+        if pending:
+            pending.pop()()
 
     return cancel
 

@@ -22,11 +22,11 @@ class RetoldText:
 
     def advance(self, ids: Sequence[int]) -> bool:
         """Read a part of these ids; return whether there is more. The last one is left: it may be the end."""
-        begun = len(self.fresh.ids)
-        part = ids[begun : min(begun + PART, len(ids) - 1)]
+        start = len(self.fresh.ids)
+        part = ids[start : min(start + PART, len(ids) - 1)]
         if part:
             self.pieces.append(self.fresh.add(part))
-        return begun + PART < len(ids) - 1
+        return start + PART < len(ids) - 1
 
     def finish(self, ids: Sequence[int], reason: str | None, stop_match: str | None) -> str:
         """Read the rest of these ids, and the choice's end, if there is one; return all of the text."""
@@ -43,14 +43,14 @@ class Retelling:
 
     async def texts(self, params: SamplingParams, ids: Sequence[Sequence[int]]) -> list[RetoldText]:
         """Return the texts of these choices, all but their ends. The ids may grow meanwhile."""
-        made = [RetoldText(self.tokenizer, params, number) for number in range(len(ids))]
-        for text, own in zip(made, ids, strict=True):
-            more = True
-            while more:
+        texts = [RetoldText(self.tokenizer, params, number) for number in range(len(ids))]
+        for text, choice_ids in zip(texts, ids, strict=True):
+            has_more = True
+            while has_more:
                 async with self.turns:
-                    more = text.advance(own)
+                    has_more = text.advance(choice_ids)
                     await asyncio.sleep(0)
-        return made
+        return texts
 
     async def of_record(self, lines: Sequence[Mapping[str, Any]]) -> list[RetoldText]:
         """Return the texts of a record's choices; none of lines that cannot be read."""
@@ -65,6 +65,6 @@ def recorded_ids(lines: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Return the ids of each choice that a record has. Raises ValueError for lines that do not agree."""
     ids: list[list[int]] = [[] for _ in (lines[1]["new"] if len(lines) > 1 else ())]
     for state in lines[1:]:
-        for own, new in zip(ids, state["new"], strict=True):
-            own += new
+        for choice_ids, new in zip(ids, state["new"], strict=True):
+            choice_ids += new
     return ids

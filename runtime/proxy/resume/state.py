@@ -47,7 +47,7 @@ def head_of(request: Request) -> dict[str, Any]:
 
 def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict[str, Any]:
     """Return the changing part. Of the ids of each choice only those after the `written` ones are in it."""
-    entry, known = request.entry, request.account.cached_by
+    entry, cached_by = request.entry, request.account.cached_by
     shares: dict[tuple[int, str], list[Any]] = {}
     for (attempt, worker, _), share in entry.shares.items():
         proxy = entry.elsewhere.get((attempt, worker), incarnation)
@@ -61,7 +61,7 @@ def state_of(request: Request, written: Sequence[int], incarnation: str) -> dict
         "reasons": {
             str(choice): [reason, request.answers[choice].stop_match] for choice, reason in request.reasons.items()
         },
-        "cached": request.account.cached if any(known.values()) else None,
+        "cached": request.account.cached if any(cached_by.values()) else None,
         "stated": entry.prompt_stated,
         "delivered": entry.delivered,
         "discarded": entry.discarded,
@@ -85,8 +85,8 @@ def end_of(line: Mapping[str, Any]) -> RecordedEnd | None:
 
 
 def with_end(line: dict[str, Any], usage: Usage, finish: str, owner: str) -> dict[str, Any]:
-    shown = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
-    return line | {"end": {"usage": shown, "finish": finish, "owner": owner}}
+    counts = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+    return line | {"end": {"usage": counts, "finish": finish, "owner": owner}}
 
 
 def with_label(line: dict[str, Any], label: str) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def restored(
         )
         request.times.arrived = head["arrived"]
         if states:
-            ids = [own for own, _ in zip(recorded_ids(lines), request.answers, strict=True)]
+            ids = [choice_ids for choice_ids, _ in zip(recorded_ids(lines), request.answers, strict=True)]
             take_state(request, ids, states[-1], retold or fresh_texts(request, tokenizer))
         if before is not None:
             request.entry.shares |= before.shares
@@ -162,16 +162,16 @@ def take_state(
     if attempt >= 0:
         account.open(attempt, ())
         account.died(attempt)
-        for choice, own in enumerate(ids):
-            account.choices[choice].attempts[attempt].accepted = len(own)
+        for choice, choice_ids in enumerate(ids):
+            account.choices[choice].attempts[attempt].accepted = len(choice_ids)
         if state["cached"] is not None:
             account.cached_by[attempt][WHOLE] = state["cached"]
     entry.prompt_stated = state["stated"]
     entry.delivered, entry.discarded = state["delivered"], dict(state["discarded"])
     for share in state["shares"]:
         entry.take_over(*share)
-    told = zip(request.answers, ids, retold, strict=True)
-    request.answers = tuple(told_again(request, choice, own, text) for choice, own, text in told)
+    triples = zip(request.answers, ids, retold, strict=True)
+    request.answers = tuple(told_again(request, choice, choice_ids, text) for choice, choice_ids, text in triples)
     if (end := end_of(state)) is not None:
         request.mailbox.end = Finished(request.reasons[0], end.usage, request.attempts.route_name)
 

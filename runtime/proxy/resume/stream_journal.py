@@ -96,9 +96,9 @@ class StreamJournal:
         if now - self.noted_at < (now - self.request.times.arrived) / MOST_NOTES:
             return
         self.noted_at = now
-        moved = self.request.entry.delivered + sum(self.request.entry.discarded.values())
-        if moved != self.seen:
-            self.seen = moved
+        progress = self.request.entry.delivered + sum(self.request.entry.discarded.values())
+        if progress != self.seen:
+            self.seen = progress
             self.note()
 
     def state(self) -> dict[str, Any]:

@@ -17,8 +17,8 @@ ASK_AGAIN = 5.0
 
 def short_keys(data: bytes) -> tuple[int, ...]:
     """Return the keys that lie one behind the other. Raises MalformedFrame."""
-    count, rest = divmod(len(data), SHORT_BYTES)
-    if rest or count > MOST_READ:
+    count, remainder = divmod(len(data), SHORT_BYTES)
+    if remainder or count > MOST_READ:
         raise MalformedFrame(f"{len(data)} bytes are no keys of {SHORT_BYTES} bytes, or more than {MOST_READ}")
     return struct.unpack(f"<{count}Q", data)
 
@@ -49,13 +49,13 @@ class HeldPrefixes:
             self.forget()
             return False
         try:
-            removed, added = short_keys(message.removed), short_keys(message.added)
+            removed_keys, added_keys = short_keys(message.removed), short_keys(message.added)
         except MalformedFrame:
             self.forget()
             raise
-        for key in removed:
+        for key in removed_keys:
             self.keys.pop(key, None)
-        self.keys.update(dict.fromkeys(added))
+        self.keys.update(dict.fromkeys(added_keys))
         self.shrink()
         self.number, self.asked_at = message.number + 1, None
         return True
@@ -80,13 +80,13 @@ class HeldPrefixes:
     def count(self, keys: Sequence[int]) -> int:
         """Return how many of a prompt's leading keys are held. A block is cached with all that come before it, so a few
         of the keys tell."""
-        held, low, high = self.keys, 0, 1
-        while high <= len(keys) and keys[high - 1] in held:
+        held_keys, low, high = self.keys, 0, 1
+        while high <= len(keys) and keys[high - 1] in held_keys:
             low, high = high, 2 * high
         high = min(high, len(keys) + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            if keys[middle - 1] in held:
+            if keys[middle - 1] in held_keys:
                 low = middle
             else:
                 high = middle

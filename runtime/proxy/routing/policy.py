@@ -45,8 +45,8 @@ class OtherLoad:
     @classmethod
     def of(cls, stated: Mapping[str, int] | None) -> "OtherLoad":
         """Return the load in a heartbeat, in which any number may be wrong."""
-        known = {name: min(max(0, (stated or {}).get(name, 0)), MOST_STATED) for name in cls.__slots__}
-        return cls(**known)
+        counts = {name: min(max(0, (stated or {}).get(name, 0)), MOST_STATED) for name in cls.__slots__}
+        return cls(**counts)
 
 
 NO_OTHERS = OtherLoad()
@@ -91,10 +91,10 @@ class WorkerLoad:
     def __post_init__(self) -> None:
         """Add the work of other proxies. `ahead` are the prompt tokens that it may have to compute and still be given
         more: an even share of what it may have at once, or all that the other proxies leave."""
-        whole, others = AHEAD_STEPS * self.step_tokens, self.others
-        object.__setattr__(self, "ahead", max(whole - others.uncomputed, others.share_of(whole)))
-        object.__setattr__(self, "all_in_flight", self.in_flight + others.in_flight)
-        object.__setattr__(self, "all_uncomputed", self.uncomputed + others.uncomputed)
+        whole, other_load = AHEAD_STEPS * self.step_tokens, self.others
+        object.__setattr__(self, "ahead", max(whole - other_load.uncomputed, other_load.share_of(whole)))
+        object.__setattr__(self, "all_in_flight", self.in_flight + other_load.in_flight)
+        object.__setattr__(self, "all_uncomputed", self.uncomputed + other_load.uncomputed)
 
     def can_prefill(self, prompt_tokens: int, saved: int = 0) -> bool:
         """Return whether this prompt may be dispatched to it, which would cost `saved` tokens more elsewhere."""
@@ -207,8 +207,8 @@ class Costs:
 
     def decode(self, worker: WorkerLoad) -> float:
         """Return the cost of pulling the prompt's KV there and generating."""
-        pulled = PULLED * worker.missing(self.prompt_tokens)
-        return pulled + SEAT_TOKENS * worker.all_in_flight + self.excess(worker)
+        pull_cost = PULLED * worker.missing(self.prompt_tokens)
+        return pull_cost + SEAT_TOKENS * worker.all_in_flight + self.excess(worker)
 
     def whole(self, worker: WorkerLoad) -> float:
         """Return the cost of doing everything there, where there are no other kinds of workers."""
@@ -280,9 +280,9 @@ def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
     return so many that each worker is in one: their number grows with the product of the workers."""
     prefill, decode = split(workers, disagg)
     pairs = [DisaggregatedRoute(first, second) for first, second in pairs_of(prefill, decode)]
-    paired = {worker.incarnation for pair in pairs for worker in pair.workers}
+    paired_workers = {worker.incarnation for pair in pairs for worker in pair.workers}
     whole = [pair for pair in pairs if not pair.is_cut]
-    return [*whole, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired)]
+    return [*whole, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired_workers)]
 
 
 def pairs_of(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> list[tuple[WorkerLoad, WorkerLoad]]:
@@ -313,7 +313,7 @@ def seating(workers: Sequence[WorkerLoad], disagg: Disagg) -> Sequence[WorkerLoa
 
 def are_apart(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> bool:
     """Return whether every link between these workers is cut."""
-    return all(one.lost_peers and all(peer.incarnation in one.lost_peers for peer in prefill) for one in decode)
+    return all(load.lost_peers and all(peer.incarnation in load.lost_peers for peer in prefill) for load in decode)
 
 
 def best_pair(
@@ -327,8 +327,8 @@ def best_pair(
     best = DisaggregatedRoute(cheapest(prefill, first_cost), cheapest(decode, second_cost))
     if not best.is_cut and not broken:
         return best
-    ordered = by_cost(decode, second_cost)
-    pairs = (DisaggregatedRoute(one, other) for one in by_cost(prefill, first_cost) for other in ordered)
+    decode_order = by_cost(decode, second_cost)
+    pairs = (DisaggregatedRoute(first, second) for first in by_cost(prefill, first_cost) for second in decode_order)
     return next((pair for pair in pairs if not pair.is_cut and tuple(pair.phases) not in broken), None)
 
 
@@ -371,7 +371,7 @@ def cheapest(workers: Sequence[WorkerLoad], cost: Cost) -> WorkerLoad:
     """Return the first of some workers by cost, without sorting the rest."""
     costs = [cost(worker) for worker in workers]
     least = min(costs)
-    return min([worker for worker, each in zip(workers, costs, strict=True) if each == least], key=preference)
+    return min([worker for worker, load_cost in zip(workers, costs, strict=True) if load_cost == least], key=preference)
 
 
 def preference(worker: WorkerLoad) -> tuple[int, int, int]:

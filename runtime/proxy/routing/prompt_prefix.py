@@ -25,20 +25,20 @@ class PromptPrefix:
         key = root_key(self.salt)
         for key in full_keys(self.prompt, self.salt, self.block_size):  # noqa: B007
             yield key
-        rest = len(self.prompt) % self.block_size
-        if rest:
-            yield chain(key, self.prompt[-rest:])
+        tail_length = len(self.prompt) % self.block_size
+        if tail_length:
+            yield chain(key, self.prompt[-tail_length:])
 
     def grow(self, caches: Sequence[HeldPrefixes], portion: int = PORTION) -> bool:
         """Compute more keys, at most `portion`, as long as a cache holds the last one. Return whether there may be more
         to find."""
-        left = portion
-        while left and self.may_find(caches):
-            count = min(left, len(self.keys) or 1)
-            more = [short_key(key) for key in islice(self.source, count)]
-            self.is_complete = len(more) < count
-            self.keys += more
-            left -= count
+        budget = portion
+        while budget and self.may_find(caches):
+            count = min(budget, len(self.keys) or 1)
+            new_keys = [short_key(key) for key in islice(self.source, count)]
+            self.is_complete = len(new_keys) < count
+            self.keys += new_keys
+            budget -= count
         return self.may_find(caches)
 
     def may_find(self, caches: Sequence[HeldPrefixes]) -> bool:
@@ -54,17 +54,17 @@ class PromptPrefix:
         """Return for each cache how many tokens of the prompt need not be computed where it is; the last one always is.
         Many workers that hold a prefix hold the same part of it, so each is asked for what the one before it has."""
         keys, most = self.keys, len(self.prompt) - 1
-        found, count, tokens = list[int](), 0, 0
+        token_counts, count, tokens = list[int](), 0, 0
         # The last key that is held, and the first that is not.
         last, after = None, keys[0] if keys else None
         for cache in caches:
-            held = cache.keys
-            if (count and last not in held) or after in held:
+            held_keys = cache.keys
+            if (count and last not in held_keys) or after in held_keys:
                 count = cache.count(keys)
                 tokens = min(count * self.block_size, most)
                 last, after = keys[count - 1], keys[count] if count < len(keys) else None
-            found.append(tokens)
-        return found
+            token_counts.append(tokens)
+        return token_counts
 
     def found(self, cache: HeldPrefixes) -> int:
         """Return how many tokens of the prompt need not be computed where this is cached."""

@@ -37,9 +37,9 @@ class Lease:
 
     def show(self) -> None:
         """Give a file that was created the name under which others look for it. Raises OSError."""
-        shown = self.path.with_suffix("")
-        self.path.rename(shown)
-        self.path = shown
+        shown_path = self.path.with_suffix("")
+        self.path.rename(shown_path)
+        self.path = shown_path
 
     @classmethod
     def create(cls, path: Path, flags: int = 0) -> "Lease":
@@ -84,7 +84,7 @@ class Siblings:
 
     def gone(self) -> list[str]:
         """Return the proxies that ended without a last word."""
-        found = []
+        incarnations = []
         for incarnation in stems(self.folder, SUFFIX):
             if incarnation == self.incarnation:
                 continue
@@ -92,8 +92,8 @@ class Siblings:
                 lease = Lease.take(self.path_of(incarnation))
                 if lease is not None:
                     lease.release()
-                    found.append(incarnation)
-        return found
+                    incarnations.append(incarnation)
+        return incarnations
 
     def lives(self, incarnation: str) -> bool:
         """Return whether a proxy holds its lease. One that is just looked at by another proxy seems to."""

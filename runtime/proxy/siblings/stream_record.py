@@ -63,11 +63,11 @@ class StreamRecord:
 
     def write(self, data: bytes) -> None:
         """Add whole lines, or nothing. Raises OSError."""
-        if (written := os.write(self.lease.descriptor, data)) < len(data):
+        if (byte_count := os.write(self.lease.descriptor, data)) < len(data):
             # The next line would be lost with the part of this one.
             os.ftruncate(self.lease.descriptor, self.size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.size += written
+        self.size += byte_count
         self.touch()
 
     def touch(self) -> None:
@@ -113,30 +113,30 @@ class StreamRecords:
         name, caller = secrets.token_hex(16), str(head["caller"])
         size = len(head.get("body", b"")) + ID_BYTES * len(head["prompt"])
         if size > MOST_RECORD or not self.room.fits(caller, size):
-            owned = self.room.held[caller] / (1 << 20)
-            whose = f", of which your API key has {owned:.1f} MiB" if owned >= 0.1 and caller != NO_KEY else ""
+            held_mib = self.room.held[caller] / (1 << 20)
+            whose = f", of which your API key has {held_mib:.1f} MiB" if held_mib >= 0.1 and caller != NO_KEY else ""
             says = f"there is no room to keep this stream{whose}: ask for it without pontil-resume, or later"
             raise Unavailable(says, 10.0)
         try:
-            made = self.owned(name, head)
+            record = self.owned(name, head)
         except OSError as error:
             raise Unavailable(
                 f"this stream cannot be kept ({error.strerror}): ask for it without pontil-resume"
             ) from None
-        self.room.hold(caller, made.size)
-        return made
+        self.room.hold(caller, record.size)
+        return record
 
     def owned(self, name: str, head: dict[str, Any]) -> StreamRecord:
         """Make a record that nobody finds before it is locked and has its head. Raises OSError."""
         lease = Lease.create(self.path_of(name), os.O_APPEND)
-        made = StreamRecord(name, lease, [head], 0)
+        record = StreamRecord(name, lease, [head], 0)
         try:
-            made.write(packed(head))
+            record.write(packed(head))
             lease.show()
         except OSError:
-            made.end()
+            record.end()
             raise
-        return made
+        return record
 
     def claim(self, name: str) -> StreamRecord | None:
         """Take over a stream that nobody owns; return None while somebody does. Raises KeyError if there is none of
@@ -169,13 +169,13 @@ class StreamRecords:
         KeyError if there is none of that name."""
         try:
             with self.path_of(name).open("rb") as file:
-                found = self.abouts.get(name) or parsed(file.readline(MOST_RECORD))
+                head = self.abouts.get(name) or parsed(file.readline(MOST_RECORD))
         except OSError:
             raise KeyError(name) from None
-        if found is None:
+        if head is None:
             raise KeyError(name)
-        self.abouts[name] = found
-        return found
+        self.abouts[name] = head
+        return head
 
     def is_free(self, name: str) -> bool:
         """Return whether nobody owns a stream. Raises OSError."""
@@ -194,13 +194,13 @@ class StreamRecords:
 
     def requests(self) -> list[str]:
         """Return the ids of the requests of all streams that can be continued: none of another version's."""
-        found = []
+        request_ids = []
         for name in self.names():
             with suppress(KeyError):
                 about = self.about(name)
                 if lengths(about) is not None:
-                    found.append(str(about["request"]))
-        return found
+                    request_ids.append(str(about["request"]))
+        return request_ids
 
     def unowned(self, known: set[str], window: float, orphans: dict[str, int] | None = None) -> list[StreamRecord]:
         """Take over every stream that nobody owns, but for those `known` whose time is not over, and for `orphans`
@@ -208,10 +208,10 @@ class StreamRecords:
         known ones and the orphans that are gone or have an owner."""
         self.remove_unborn()
         orphans = {} if orphans is None else orphans
-        found, room, names = [], SharedRoom(MOST_BYTES), self.names()
-        gone = (self.abouts.keys() | orphans.keys()).difference(names)
+        records, room, names = [], SharedRoom(MOST_BYTES), self.names()
+        gone_names = (self.abouts.keys() | orphans.keys()).difference(names)
         known.intersection_update(names)
-        for name in gone:
+        for name in gone_names:
             self.abouts.pop(name, None)
             orphans.pop(name, None)
         for name in names:
@@ -225,9 +225,9 @@ class StreamRecords:
                 orphans.pop(name, None)
                 record = self.claim(name)
                 if record is not None:
-                    found.append(record)
+                    records.append(record)
         self.room = room
-        return found
+        return records
 
     def remove_unborn(self) -> None:
         for stem in stems(self.folder, UNBORN):
@@ -252,10 +252,10 @@ def read_lines(descriptor: int) -> tuple[list[dict[str, Any]], int]:
         return [], 0
     lines = [head]
     for line in data[whole:].splitlines(keepends=True):
-        found = parsed(line)
-        if found is None:
+        parsed_line = parsed(line)
+        if parsed_line is None:
             break
-        lines.append(found)
+        lines.append(parsed_line)
         whole += len(line)
     return lines, whole
 
@@ -276,10 +276,10 @@ def unpacked(data: bytes) -> tuple[dict[str, Any] | None, int]:
     """Return the head of a record and its length in bytes; None if it is damaged."""
     start = data.find(b"\n") + 1
     head = parsed(data[:start])
-    stated = None if head is None else lengths(head)
-    if head is None or stated is None:
+    sizes = None if head is None else lengths(head)
+    if head is None or sizes is None:
         return None, 0
-    ids, size = stated
+    ids, size = sizes
     middle = start + ID_BYTES * ids
     end = middle + size
     if data[end : end + 1] != b"\n":
@@ -300,7 +300,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return fields if isinstance(fields, dict) else None

@@ -77,9 +77,9 @@ class TimelineExchange:
         if is_stale(question):
             remove(question)
             return
-        found = self.known(question.read_bytes().decode())
-        if found is not None:
-            put(question.with_suffix(FOUND), json.dumps(found).encode())
+        answer = self.known(question.read_bytes().decode())
+        if answer is not None:
+            put(question.with_suffix(FOUND), json.dumps(answer).encode())
             if not question.exists():
                 # The asking proxy waited no longer, and nobody else removes the answer.
                 question.with_suffix(FOUND).unlink(missing_ok=True)

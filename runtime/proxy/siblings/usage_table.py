@@ -76,9 +76,9 @@ class UsageTable:
 
     def begin(self) -> None:
         """Empty this proxy's region, in which a predecessor may have left numbers."""
-        own = self.number * REGION
-        self.numbers[own + COUNT] = 0
-        self.numbers[own + GENERATION] = generation_of(self.incarnation)
+        region_start = self.number * REGION
+        self.numbers[region_start + COUNT] = 0
+        self.numbers[region_start + GENERATION] = generation_of(self.incarnation)
 
     def state(self, caller: str, usage: StatedUsage) -> None:
         """State what a caller uses here."""
@@ -91,24 +91,24 @@ class UsageTable:
             self.reals[place + number] = value
 
     def add(self, caller: str) -> int | None:
-        own, count = self.number * REGION, len(self.places)
+        region_start, count = self.number * REGION, len(self.places)
         if count >= RECORDS:
             return None
-        place = own + (count + 1) * WIDTH
+        place = region_start + (count + 1) * WIDTH
         self.numbers[place], self.numbers[place + 1] = digest_of(caller)
         for number in range(REQUESTS, WIDTH):
             self.reals[place + number] = 0.0
         self.places[caller] = place
         # The record can be found only once it is complete.
         with self.fence:
-            self.numbers[own + COUNT] = count + 1
+            self.numbers[region_start + COUNT] = count + 1
         return place
 
     def others(self, caller: str) -> dict[tuple[int, int], StatedUsage]:
         """Return what the other proxies state of a caller, by their number and generation."""
         with self.fence:
             pass
-        digest, found = digest_of(caller), {}
+        digest, usages = digest_of(caller), {}
         for number in range(self.proxies):
             if number == self.number:
                 continue
@@ -116,8 +116,8 @@ class UsageTable:
             place = region.places.get(digest)
             if place is not None and region.generation not in self.gone:
                 values = self.reals[place + REQUESTS : place + AT + 1].tolist()
-                found[number, region.generation] = StatedUsage(int(values[0]), int(values[1]), *values[2:])
-        return found
+                usages[number, region.generation] = StatedUsage(int(values[0]), int(values[1]), *values[2:])
+        return usages
 
     def look(self, number: int) -> KnownRegion:
         """Return another proxy's region, with the callers that it has added since."""

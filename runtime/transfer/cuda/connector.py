@@ -75,7 +75,7 @@ class CudaConnector(CopyingConnector[PeerGpuPool]):
 
     def copy(self, job: CopyJob[PeerGpuPool]) -> PullResult:
         """Copy the blocks of one pull. The thread waits for the GPU, which needs no interpreter lock."""
-        begun, digests = time.monotonic(), list[int]()
+        start_time, digests = time.monotonic(), list[int]()
         heads, pairs = job.pull.heads or self.storage.layout.kv_heads, job.pull.pairs
         # As words: heads of a block are a multiple of them, and each is moved by itself.
         source = self.storage.heads_of_pool(job.pool.own, job.pool.heads, heads).view(torch.int64)
@@ -83,11 +83,11 @@ class CudaConnector(CopyingConnector[PeerGpuPool]):
         with self.memory.after(job.mark):
             for start in range(0, len(pairs), AT_ONCE):
                 if self.must_end(job):
-                    return cancelled(begun)
+                    return cancelled(start_time)
                 theirs, ours = torch.tensor(pairs[start : start + AT_ONCE]).T.to(self.storage.device)
                 target[ours] = source[theirs].view(len(ours), *target.shape[1:])
                 digests += self.storage.own_digests(ours.tolist(), heads)
                 self.received += len(ours)
         epoch = epoch_after_data(job.pool.epochs, job.pull.slot)
-        moved = len(pairs) * self.storage.slice_bytes(heads)
-        return PullResult(None, epoch, moved, time.monotonic() - begun, digests)
+        moved_bytes = len(pairs) * self.storage.slice_bytes(heads)
+        return PullResult(None, epoch, moved_bytes, time.monotonic() - start_time, digests)

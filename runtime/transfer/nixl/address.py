@@ -60,14 +60,14 @@ def rows_of(
     """Return what to write and what to read, row by row of the same size, for these heads of each pair's blocks. The
     layers of a block have so many `planes`."""
     if ours.heads == theirs.heads == heads:
-        merged = runs(pairs)
+        merged_runs = runs(pairs)
         return (
-            ours.whole_rows([(mine, count) for _, mine, count in merged]),
-            theirs.whole_rows([(other, count) for other, _, count in merged]),
+            ours.whole_rows([(mine, count) for _, mine, count in merged_runs]),
+            theirs.whole_rows([(their_block, count) for their_block, _, count in merged_runs]),
         )
     return (
         ours.slice_rows([mine for _, mine in pairs], heads, planes),
-        theirs.slice_rows([other for other, _ in pairs], heads, planes),
+        theirs.slice_rows([their_block for their_block, _ in pairs], heads, planes),
     )
 
 
@@ -90,10 +90,10 @@ class NixlAddress:
                 f"the peer has another version of NIXL than this worker's {version}: install the same for both"
             )
         agent = secret(descriptor, "agent", AGENT_BYTES).hex()
-        told = descriptor.get("metadata")
-        if not isinstance(told, str) or not 0 < len(told) <= 2 * LARGEST_METADATA:
+        metadata_hex = descriptor.get("metadata")
+        if not isinstance(metadata_hex, str) or not 0 < len(metadata_hex) <= 2 * LARGEST_METADATA:
             raise TransferError("the peer's descriptor has no usable 'metadata'")
-        metadata = secret(descriptor, "metadata", len(told) // 2)
+        metadata = secret(descriptor, "metadata", len(metadata_hex) // 2)
         if hashlib.sha256(metadata).digest() != secret(descriptor, "digest", DIGEST_BYTES):
             raise TransferError("the peer's NIXL metadata is damaged: its digest is another one")
         memory = descriptor.get("memory")
@@ -124,7 +124,7 @@ class NixlAddress:
 
 def address(descriptor: dict[str, Any], name: str, size: int) -> int:
     """Return a field that is the address of `size` bytes."""
-    found = int.from_bytes(secret(descriptor, name, ADDRESS_BYTES), "big")
-    if not 0 < found < (1 << 63) - size:
+    pointer = int.from_bytes(secret(descriptor, name, ADDRESS_BYTES), "big")
+    if not 0 < pointer < (1 << 63) - size:
         raise TransferError(f"the peer's descriptor has no usable {name!r}")
-    return found
+    return pointer

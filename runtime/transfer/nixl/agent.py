@@ -53,20 +53,20 @@ class Bindings:
         missing = missing_package(row)
         if missing is not None:
             raise TransferError(missing)
-        raises, found = logging.raiseExceptions, None
+        raises, bindings = logging.raiseExceptions, None
         for name in row.packages:
             try:
-                found = import_module(f"{name}._bindings"), version(name.replace("_", "-"))
+                bindings = import_module(f"{name}._bindings"), version(name.replace("_", "-"))
                 break
             except PackageNotFoundError:
                 continue
             except ImportError as error:
                 raise TransferError(f"the package {name} cannot be loaded: {error}") from None
         logging.raiseExceptions = raises  # the package sets it, for every user of logging
-        assert found is not None
-        names = [name for name in dir(found[0]) if name.startswith("nixl") and name.endswith("Error")]
-        errors = tuple(getattr(found[0], name) for name in names)
-        return cls(found[0], found[1], (*errors, RuntimeError, ValueError))
+        assert bindings is not None
+        names = [name for name in dir(bindings[0]) if name.startswith("nixl") and name.endswith("Error")]
+        errors = tuple(getattr(bindings[0], name) for name in names)
+        return cls(bindings[0], bindings[1], (*errors, RuntimeError, ValueError))
 
 
 class NixlAgent:
@@ -114,18 +114,18 @@ class NixlAgent:
 
     def metadata(self) -> bytes:
         """Return what a peer must know to read our memory: addresses of UCX, and keys of the shared memory."""
-        found: bytes = self.agent.getLocalMD()
-        return found
+        metadata: bytes = self.agent.getLocalMD()
+        return metadata
 
     def add(self, name: str, metadata: bytes) -> None:
         """Make the agent of that name readable. Raise TransferError. The library checks little of the metadata: it must
         come unchanged from another agent."""
         try:
-            found = self.agent.loadRemoteMD(metadata)
+            agent_name = self.agent.loadRemoteMD(metadata)
         except self.library.errors as error:
             self.remove(name)  # half of it may be there
             raise TransferError(f"NIXL cannot use the peer's metadata: {error}") from None
-        if found != name.encode():
+        if agent_name != name.encode():
             raise TransferError("the peer's NIXL metadata names another agent than its descriptor")
 
     def remove(self, name: str) -> None:
@@ -139,7 +139,7 @@ class NixlAgent:
         """Begin to read the rows `theirs` of a peer's memory into `ours`, `memory` being the kinds of both; return a
         handle for `ended` and `release`. Raise TransferError when nothing was begun."""
         module = self.library.module
-        kinds = [getattr(module, f"{one}_SEG") for one in memory]
+        kinds = [getattr(module, f"{kind}_SEG") for kind in memory]
         local, remote = module.nixlXferDList(kinds[0], ours), module.nixlXferDList(kinds[1], theirs)
         with self.said():
             handle: int = self.agent.createXferReq(module.NIXL_READ, local, remote, name)

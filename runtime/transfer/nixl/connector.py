@@ -36,8 +36,8 @@ class NixlConnector:
         gpu = None if storage.memory is None else storage.memory.pci_address()
         self.agent = self.agent_kind(options.host, options.deadlines.kv_stall_timeout, gpu)
         self.pool = NixlPool(self.agent, storage)
-        own = NixlAddress(self.agent.name, self.agent.metadata(), self.pool.memory)
-        self.descriptor = own.descriptor(self.agent.version)
+        address = NixlAddress(self.agent.name, self.agent.metadata(), self.pool.memory)
+        self.descriptor = address.descriptor(self.agent.version)
         self.peers: dict[str, NixlPeer] = {}
         self.done: queue.SimpleQueue[Pull] = queue.SimpleQueue()
         self.reader = NixlReader(self.pool, self.finish, options.failures)
@@ -55,9 +55,9 @@ class NixlConnector:
             self.reader.give(partial(self.reader.load, self.peers[peer]))
 
     def detach(self, peer: str) -> None:
-        found = self.peers.pop(peer, None)
-        if found is not None:
-            self.reader.give(partial(self.reader.leave, found))
+        nixl_peer = self.peers.pop(peer, None)
+        if nixl_peer is not None:
+            self.reader.give(partial(self.reader.leave, nixl_peer))
 
     def staged(self, peer: str) -> bool:
         return False
@@ -66,20 +66,20 @@ class NixlConnector:
         return [name for name, peer in self.peers.items() if peer.lost]
 
     def pull(self, pull: Pull) -> None:
-        held, found = self.storage.layout.kv_heads, self.peers.get(pull.peer)
-        error = objection(pull, None if found is None else found.address.pool, held)
-        if found is None or error is not None:
+        kv_heads, nixl_peer = self.storage.layout.kv_heads, self.peers.get(pull.peer)
+        error = objection(pull, None if nixl_peer is None else nixl_peer.address.pool, kv_heads)
+        if nixl_peer is None or error is not None:
             self.finish(pull, PullResult(error))
         else:
-            pull.reader = found
-            reads = NixlReads(pull, found.address, pull.heads or held, self.storage.mark(), self.pool)
-            self.reader.give(partial(self.reader.begin, found, reads))
+            pull.reader = nixl_peer
+            reads = NixlReads(pull, nixl_peer.address, pull.heads or kv_heads, self.storage.mark(), self.pool)
+            self.reader.give(partial(self.reader.begin, nixl_peer, reads))
 
     def poll(self) -> list[Pull]:
-        ended = []
+        pulls = []
         while not self.done.empty():
-            ended.append(self.done.get())
-        return ended
+            pulls.append(self.done.get())
+        return pulls
 
     def close(self) -> None:
         self.peers.clear()

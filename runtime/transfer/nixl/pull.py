@@ -33,12 +33,12 @@ class NixlPool:
 
     def __init__(self, agent: NixlAgent, storage: KVStorage) -> None:
         self.agent, self.storage = agent, storage
-        layout, own = storage.layout, storage.own
+        layout, own_pool = storage.layout, storage.own
         on_gpu = storage.device.type == "cuda"
         memory, device = ("VRAM", storage.device.index or 0) if on_gpu else ("DRAM", 0)
         self.memory = PoolMemory(
             storage.epochs.data_ptr(),
-            own.data_ptr(),
+            own_pool.data_ptr(),
             memory,
             device,
             storage.num_blocks,
@@ -49,7 +49,7 @@ class NixlPool:
         self.free = list(range(1, len(self.cells)))
         storage.pinned = storage.memory is None
         agent.share("DRAM", self.memory.cells, storage.epochs.nbytes)
-        agent.share(memory, self.memory.blocks, own.nbytes, device)
+        agent.share(memory, self.memory.blocks, own_pool.nbytes, device)
         agent.share("DRAM", self.cells.ctypes.data, self.cells.nbytes)
 
     def read_cell(self, address: NixlAddress, slot: int, cell: int) -> int:
@@ -108,14 +108,14 @@ class NixlReads:
         """Take what has arrived and begin what can be begun; return how many reads ended or began."""
         if self.pull.is_cancelled:
             self.fail(TransferError("cancelled"))
-        ended = self.collect()
+        ended_reads = self.collect()
         if self.error is not None or self.epoch is not None:
-            return ended
+            return ended_reads
         try:
-            return ended + self.post()
+            return ended_reads + self.post()
         except TransferError as error:
             self.fail(error)
-            return ended + 1
+            return ended_reads + 1
 
     def fail(self, error: TransferError) -> None:
         """Record an error. Only the first one is kept."""
@@ -123,7 +123,7 @@ class NixlReads:
         self.has_lost_peer |= isinstance(error, PeerDisconnected)
 
     def collect(self) -> int:
-        ended = 0
+        ended_reads = 0
         while self.reads:
             handle, blocks = self.reads[0]
             try:
@@ -133,12 +133,12 @@ class NixlReads:
                 self.fail(error)
             self.reads.popleft()
             self.pool.agent.release(handle)
-            ended += 1
+            ended_reads += 1
             if self.cell is not None:
                 self.take_epoch()
             elif self.error is None:
                 self.digests += self.pool.digests(blocks, self.heads, self.mark)
-        return ended
+        return ended_reads
 
     def take_epoch(self) -> None:
         """Take the cell that was read, and give back ours."""
@@ -151,13 +151,13 @@ class NixlReads:
 
     def post(self) -> int:
         """Begin reads of the next blocks, or of the cell once all blocks are here."""
-        begun, most = 0, max(1, READ_BYTES // self.pool.storage.slice_bytes(self.heads))
+        begun_reads, most = 0, max(1, READ_BYTES // self.pool.storage.slice_bytes(self.heads))
         while self.posted < len(self.pull.pairs) and len(self.reads) < AT_ONCE:
             if self.posted == 0:
                 self.pool.wait_for(self.mark)
             pairs = self.pull.pairs[self.posted : self.posted + most]
             self.reads.append((self.pool.read_blocks(self.address, pairs, self.heads), [ours for _, ours in pairs]))
-            self.posted, begun = self.posted + len(pairs), begun + 1
+            self.posted, begun_reads = self.posted + len(pairs), begun_reads + 1
         if not self.reads and self.pool.free:
             self.cell = self.pool.free.pop()
             try:
@@ -166,12 +166,12 @@ class NixlReads:
                 self.pool.free.append(self.cell)
                 self.cell = None
                 raise
-            begun += 1
-        return begun
+            begun_reads += 1
+        return begun_reads
 
     def result(self) -> PullResult:
         seconds = time.monotonic() - self.begun
         if self.error is not None:
             return PullResult(self.error, seconds=seconds)
-        moved = len(self.pull.pairs) * self.pool.storage.slice_bytes(self.heads)
-        return PullResult(None, self.epoch, moved, seconds, self.digests)
+        moved_bytes = len(self.pull.pairs) * self.pool.storage.slice_bytes(self.heads)
+        return PullResult(None, self.epoch, moved_bytes, seconds, self.digests)

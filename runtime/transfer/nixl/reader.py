@@ -78,8 +78,8 @@ class NixlReader:
         """Carry out the commands and look at every read. Return the time until something has to be looked at again."""
         while self.commands:
             self.commands.popleft()()
-        moved = sum([self.step(peer) for peer in list(self.known)])
-        self.quiet = 0 if moved else self.quiet + 1
+        progress = sum([self.step(peer) for peer in list(self.known)])
+        self.quiet = 0 if progress else self.quiet + 1
         if any(peer.has_reads for peer in self.known):
             return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self.quiet, 10)) if self.quiet else 0.0
         return ASK_EVERY if self.known and not self.thread.closing.is_set() else None
@@ -125,24 +125,24 @@ class NixlReader:
     def step(self, peer: NixlPeer) -> int:
         """Go on with a peer's first pull, and with those that failed until they have ended. Return how many reads ended
         or began."""
-        moved, is_first = self.look(peer), True
+        progress, is_first = self.look(peer), True
         for reads in list(peer.pulls):
             if not (reads.has_failed or is_first):
                 continue
             is_first &= reads.has_failed
             self.current, before = reads, len(reads.digests)
-            moved += reads.step()
+            progress += reads.step()
             self.current = None
             peer.received += len(reads.digests) - before + (reads.epoch is not None)
             # Of a peer from which nothing ever came, any fault says that it cannot be reached.
-            unreached = reads.error is not None and not reads.pull.is_cancelled and not peer.received
-            peer.lost |= reads.has_lost_peer or unreached
+            is_unreachable = reads.error is not None and not reads.pull.is_cancelled and not peer.received
+            peer.lost |= reads.has_lost_peer or is_unreachable
             if reads.over:
                 peer.pulls.remove(reads)
-                peer.used_at, moved = time.monotonic(), moved + 1
+                peer.used_at, progress = time.monotonic(), progress + 1
                 self.finish(reads.pull, reads.result())
         self.unload(peer)
-        return moved
+        return progress
 
     def look(self, peer: NixlPeer) -> int:
         """Ask an idle peer for a cell, to notice its end. Return 1 when it answered."""

@@ -33,20 +33,20 @@ class ShmConnector(CopyingConnector[PeerPool]):
 
     def copy(self, job: CopyJob[PeerPool]) -> PullResult:
         """Copy the blocks of one pull. numpy releases the GIL while it copies and while it computes digests."""
-        begun, digests = time.monotonic(), list[int]()
-        held = self.storage.layout.kv_heads
-        heads, pairs = job.pull.heads or held, job.pull.pairs
+        start_time, digests = time.monotonic(), list[int]()
+        kv_heads = self.storage.layout.kv_heads
+        heads, pairs = job.pull.heads or kv_heads, job.pull.pairs
         source, target = job.pool.blocks, self.storage.bytes
-        if not job.pool.heads == heads == held:
+        if not job.pool.heads == heads == kv_heads:
             source = self.storage.slices(source, job.pool.heads, heads)
-            target = self.storage.slices(target, held, heads)
+            target = self.storage.slices(target, kv_heads, heads)
         size = self.storage.slice_bytes(heads)
         for theirs, ours, length in pieces(pairs, max(1, PIECE_BYTES // size)):
             if self.must_end(job):
-                return cancelled(begun)
+                return cancelled(start_time)
             target[ours : ours + length] = source[theirs : theirs + length]
             digests += self.storage.digests(range(ours, ours + length), heads)
             self.received += length
         epoch = epoch_after_data(job.pool.epochs, job.pull.slot)
         self.storage.land([ours for _, ours in pairs], heads, job.mark)
-        return PullResult(None, epoch, len(pairs) * size, time.monotonic() - begun, digests)
+        return PullResult(None, epoch, len(pairs) * size, time.monotonic() - start_time, digests)

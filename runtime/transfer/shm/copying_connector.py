@@ -83,15 +83,15 @@ class CopyingConnector(ABC, Generic[AnyPool]):
             self.jobs.put(CopyJob(pull, pool, self.storage.mark()))
 
     def poll(self) -> list[Pull]:
-        ended = []
+        pulls = []
         while not self.done.empty():
             pull, pool = self.done.get()
-            ended.append(pull)
+            pulls.append(pull)
             if pool is not None:
                 pool.readers -= 1
         if self.leaving:
             self.close_left()
-        return ended
+        return pulls
 
     def cancel(self, pull: Pull) -> None:
         """Do nothing: the thread looks at each pull between two pieces."""

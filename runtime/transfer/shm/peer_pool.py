@@ -44,27 +44,27 @@ def open_memory(descriptor: dict[str, Any], size: int) -> PeerMemory:
         try:
             pidfd = os.pidfd_open(pid)
             undo.callback(os.close, pidfd)
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            memory_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise TransferError(f"the peer's memory cannot be opened ({error.strerror}): is it on this host?") from None
         try:
-            mapped = map_file(opened, size, identity)
+            mapping = map_file(memory_fd, size, identity)
         except (OSError, ValueError, TransferError) as error:
             raise TransferError(f"the peer's memory cannot be mapped: {error}") from None
         finally:
-            os.close(opened)
+            os.close(memory_fd)
         undo.pop_all()
-    return PeerMemory(pidfd, mapped)
+    return PeerMemory(pidfd, mapping)
 
 
-def map_file(opened: int, size: int, identity: bytes) -> mmap.mmap:
+def map_file(memory_fd: int, size: int, identity: bytes) -> mmap.mmap:
     # A file that an earlier process used may be larger: it never shrinks, since who maps it would crash.
-    if os.fstat(opened).st_size < size:
+    if os.fstat(memory_fd).st_size < size:
         raise TransferError("the peer's memory has another size than it said")
-    mapped = mmap.mmap(opened, size, prot=mmap.PROT_READ)
-    if mapped[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] != identity:
+    mapping = mmap.mmap(memory_fd, size, prot=mmap.PROT_READ)
+    if mapping[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] != identity:
         raise TransferError("it is not this host's")
-    return mapped
+    return mapping
 
 
 class PeerPool:
@@ -74,9 +74,9 @@ class PeerPool:
         descriptor, self.readers = part(descriptor, kind), 0
         self.num_blocks, self.heads = num_blocks(descriptor, block_bytes), heads
         self.host = open_memory(descriptor, HEADER_BYTES + self.num_blocks * block_bytes)
-        mapped = self.host.mapped
-        self.epochs = np.frombuffer(mapped, dtype=np.int64, count=EPOCH_SLOTS)
-        blocks = np.frombuffer(mapped, np.uint8, self.num_blocks * block_bytes, HEADER_BYTES)
+        mapping = self.host.mapped
+        self.epochs = np.frombuffer(mapping, dtype=np.int64, count=EPOCH_SLOTS)
+        blocks = np.frombuffer(mapping, np.uint8, self.num_blocks * block_bytes, HEADER_BYTES)
         self.blocks = blocks.reshape(self.num_blocks, block_bytes)
 
     @property

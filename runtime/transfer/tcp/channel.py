@@ -109,15 +109,15 @@ class TcpChannel:
         if self.ciphers is None:
             self.send_plain(data)
             return
-        sealed = self.ciphers.sending.close(data)
-        self.send_plain(LENGTH.pack(len(sealed)) + sealed)
+        ciphertext = self.ciphers.sending.close(data)
+        self.send_plain(LENGTH.pack(len(ciphertext)) + ciphertext)
 
     def send_plain(self, data: bytes) -> None:
         assert self.socket is not None
-        rest = memoryview(data)
-        while rest:
+        remaining = memoryview(data)
+        while remaining:
             try:
-                rest = rest[self.socket.send(rest) :]
+                remaining = remaining[self.socket.send(remaining) :]
             except BlockingIOError:
                 self.progress(select.POLLOUT, self.stall)
             except OSError as error:
@@ -133,20 +133,20 @@ class TcpChannel:
     def fill(self, place: bytearray | memoryview) -> bytearray | memoryview:
         """Fill `place` with the next bytes received."""
         assert self.socket is not None
-        rest = memoryview(place)
-        while rest:
+        remaining = memoryview(place)
+        while remaining:
             self.check(self.deadline)
             try:
-                received = self.socket.recv_into(rest)
+                count = self.socket.recv_into(remaining)
             except BlockingIOError:
                 self.progress(select.POLLIN, self.stall)
                 continue
             except OSError as error:
                 raise BrokenStream(f"the connection to the peer broke ({error.strerror})") from None
-            if not received:
+            if not count:
                 raise BrokenStream("the peer closed the connection")
-            self.received += received
-            rest = rest[received:]
+            self.received += count
+            remaining = remaining[count:]
         return place
 
     def progress(self, events: int, patience: float) -> None:

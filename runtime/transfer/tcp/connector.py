@@ -156,17 +156,17 @@ class PeerStream:
             self.wait(0, time.monotonic() + pause)
 
     def pull(self, job: TcpPull) -> PullResult:
-        begun = time.monotonic()
+        start_time = time.monotonic()
         try:
             epoch, digests = self.exchange_again(job)
         except TransferError as error:
             self.channel.close()
-            return PullResult(str(error), seconds=time.monotonic() - begun)
+            return PullResult(str(error), seconds=time.monotonic() - start_time)
         self.may_try = True
-        taken = [block for _, ours, length in job.runs for block in range(ours, ours + length)]
-        self.storage.land(taken, job.heads, job.mark)
-        moved = self.size_of(job.heads) * sum(length for _, _, length in job.runs)
-        return PullResult(None, epoch, moved, time.monotonic() - begun, digests)
+        blocks = [block for _, ours, length in job.runs for block in range(ours, ours + length)]
+        self.storage.land(blocks, job.heads, job.mark)
+        moved_bytes = self.size_of(job.heads) * sum(length for _, _, length in job.runs)
+        return PullResult(None, epoch, moved_bytes, time.monotonic() - start_time, digests)
 
     def exchange_again(self, job: TcpPull) -> tuple[int, list[int]]:
         """Make an exchange, repeated on a new connection if the existing one has broken."""
@@ -190,8 +190,8 @@ class PeerStream:
         self.check(channel.deadline)
         if channel.socket is None:
             channel.connect()
-        asked = [(theirs, length) for theirs, _, length in wanted]
-        channel.send(request(self.address.token, slot, asked, shown, heads))
+        their_runs = [(theirs, length) for theirs, _, length in wanted]
+        channel.send(request(self.address.token, slot, their_runs, shown, heads))
         status, size = ANSWER.unpack(channel.receive(bytearray(ANSWER.size)))
         if status == FULL:
             raise TransferError(CROWDED)
@@ -284,24 +284,24 @@ class TcpConnector:
         return [peer for peer, stream in self.streams.items() if stream.channel.refused]
 
     def pull(self, pull: Pull) -> None:
-        held, stream = self.storage.layout.kv_heads, self.streams.get(pull.peer)
-        error = objection(pull, None if stream is None else stream.address, held)
+        kv_heads, stream = self.storage.layout.kv_heads, self.streams.get(pull.peer)
+        error = objection(pull, None if stream is None else stream.address, kv_heads)
         if stream is None or error is not None:
             self.finish(pull, PullResult(error))
         else:
-            pull.reader, heads = stream, pull.heads or held
-            named = None if stream.address.heads == heads == held else heads
-            stream.give(TcpPull(pull, runs(pull.pairs), pull.shown if self.seed else None, named, self.storage.mark()))
+            pull.reader, heads = stream, pull.heads or kv_heads
+            subset = None if stream.address.heads == heads == kv_heads else heads
+            stream.give(TcpPull(pull, runs(pull.pairs), pull.shown if self.seed else None, subset, self.storage.mark()))
 
     def staged(self, peer: str) -> bool:
         return True
 
     def poll(self) -> list[Pull]:
-        ended = []
+        pulls = []
         while not self.done.empty():
-            ended.append(self.done.get())
+            pulls.append(self.done.get())
         self.ending = [stream for stream in self.ending if not stream.join(0.0)]
-        return ended
+        return pulls
 
     def close(self) -> None:
         for peer in list(self.streams):

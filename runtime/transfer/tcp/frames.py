@@ -48,8 +48,8 @@ MAX_NAME = 0xFFFF
 def request(
     token: bytes, slot: int, runs: Sequence[tuple[int, int]], shown: Grant | None = None, heads: range | None = None
 ) -> bytes:
-    magic, named = (MAGIC, b"") if heads is None else (MAGIC_SLICES, HEADS.pack(heads.start, len(heads)))
-    plain = REQUEST.pack(magic, token, slot, len(runs)) + named + b"".join(RUN.pack(*run) for run in runs)
+    magic, heads_field = (MAGIC, b"") if heads is None else (MAGIC_SLICES, HEADS.pack(heads.start, len(heads)))
+    plain = REQUEST.pack(magic, token, slot, len(runs)) + heads_field + b"".join(RUN.pack(*run) for run in runs)
     if shown is None:
         return plain
     name = shown.transfer_id.encode()

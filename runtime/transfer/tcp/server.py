@@ -114,25 +114,25 @@ class TcpConnection:
             return self.read(size, deadline)
         if len(self.opened) < size:
             raise ConnectionError("the request is too short")
-        taken, self.opened = self.opened[:size], self.opened[size:]
-        return taken
+        chunk, self.opened = self.opened[:size], self.opened[size:]
+        return chunk
 
     def put(self, data: bytes | memoryview) -> None:
         """Send one piece of an answer."""
-        rest = memoryview(data if self.ciphers is None else self.ciphers.sending.close(data))
-        for start in range(0, len(rest), SEND_BYTES):
-            self.socket.sendall(rest[start : start + SEND_BYTES])
+        view = memoryview(data if self.ciphers is None else self.ciphers.sending.close(data))
+        for start in range(0, len(view), SEND_BYTES):
+            self.socket.sendall(view[start : start + SEND_BYTES])
 
     def read_head(self, longest: int) -> tuple[bytes, float]:
         """Return the fixed part of the next request, and the deadline for the rest. Only a trusted peer may idle. An
         encrypted request is at most `longest` bytes."""
-        deadline, begun = self.deadline, b""
+        deadline, first_byte = self.deadline, b""
         if deadline is None:
             self.socket.settimeout(None)
-            begun = self.socket.recv(1)
+            first_byte = self.socket.recv(1)
             deadline = time.monotonic() + WHOLE_REQUEST
         size = REQUEST.size if self.ciphers is None else LENGTH.size
-        head = begun + self.read(size - len(begun), deadline)
+        head = first_byte + self.read(size - len(first_byte), deadline)
         if self.ciphers is not None:
             length = LENGTH.unpack(head)[0]
             if length > longest:
@@ -231,10 +231,10 @@ class TcpServer:
     def make_room(self) -> None:
         """Close the oldest untrusted connection. Only this thread adds connections."""
         with self.lock:
-            untrusted = [
+            untrusted_connections = [
                 (connection, thread) for connection, thread in self.connections.items() if connection.untrusted
             ]
-        for connection, thread in untrusted[:1]:
+        for connection, thread in untrusted_connections[:1]:
             connection.close()
             thread.join(JOIN_TIMEOUT)
 
@@ -262,18 +262,18 @@ class TcpServer:
         magic, token, slot, count = REQUEST.unpack(head)
         if magic not in (MAGIC, MAGIC_SLICES) or not hmac.compare_digest(token, self.token):
             return False
-        named = b"" if magic == MAGIC else connection.take(HEADS.size, deadline)
+        heads_field = b"" if magic == MAGIC else connection.take(HEADS.size, deadline)
         tail = connection.take(count * RUN.size, deadline) if 0 < count < self.storage.num_blocks else b""
         runs: Runs = list(RUN.iter_unpack(tail))
         if (
             self.guard is not None
             and runs
-            and not has_grant(connection, self.guard.grants, head + named + tail, runs, slot, deadline)
+            and not has_grant(connection, self.guard.grants, head + heads_field + tail, runs, slot, deadline)
         ):
             return False
         connection.deadline = None
         connection.socket.settimeout(self.stall)
-        heads = heads_named(named) if named else self.storage.layout.kv_heads
+        heads = heads_named(heads_field) if heads_field else self.storage.layout.kv_heads
         if count != len(runs) or slot >= EPOCH_SLOTS or not (self.has(runs) and self.holds(heads)):
             connection.put(ANSWER.pack(REFUSED, 0))
             return bool(count == len(runs))
@@ -319,8 +319,8 @@ class TcpServer:
                 connection.put(self.data[start : min(start + piece, (first + count) * size)])
 
 
-def heads_named(named: bytes) -> range:
-    first, count = HEADS.unpack(named)
+def heads_named(heads_field: bytes) -> range:
+    first, count = HEADS.unpack(heads_field)
     return range(first, first + count)
 
 
@@ -329,8 +329,8 @@ def has_grant(
 ) -> bool:
     """Return whether the grant that follows the request, for these runs, lets the peer read what it asks for."""
     stamp, epoch, length = STAMP.unpack(connection.take(STAMP.size, deadline))
-    shown = connection.take(length, deadline).decode(errors="replace") if length else ""
-    return grants.admits(shown, epoch, request, stamp, slot, runs)
+    transfer_id = connection.take(length, deadline).decode(errors="replace") if length else ""
+    return grants.admits(transfer_id, epoch, request, stamp, slot, runs)
 
 
 def listen(host: str) -> socket.socket:

@@ -61,9 +61,9 @@ class ZapAuthenticator:
     def mend(self, error: BaseException) -> None:
         """Answer a question that failed, so that the client asks again: a REP socket needs one answer to every
         question."""
-        asked, self.asked = self.asked, ()
-        if asked:
-            self.socket.send_multipart([VERSION, *asked[1:2], b"300", b"a fault of ours", b"", b""])
+        question, self.asked = self.asked, ()
+        if question:
+            self.socket.send_multipart([VERSION, *question[1:2], b"300", b"a fault of ours", b"", b""])
 
     def answer(self, question: Sequence[bytes]) -> list[bytes]:
         """Return the reply to one question: version, the question's id, status, text, user, metadata."""

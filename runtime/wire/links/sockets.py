@@ -41,10 +41,10 @@ def is_ipv6(endpoint: str) -> bool:
     if not endpoint.startswith("tcp://") or host in ("", "*"):
         return False
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return False
-    return all(family == socket.AF_INET6 for family, *_ in found)
+    return all(family == socket.AF_INET6 for family, *_ in addresses)
 
 
 # Messages queued for one peer before send returns False, and read from one peer ahead of the reader.
@@ -80,14 +80,14 @@ class BaseSocket(ABC):
 
     def make_socket(self) -> "zmq.Socket[bytes]":
         """Return a new zmq socket for the endpoint."""
-        made = self.context.socket(self.kind)
-        made.setsockopt(zmq.LINGER, 0)
-        made.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        made.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        made.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        made.setsockopt(zmq.IPV6, self.speaks_ipv6)
-        self.context.watch_link(made, self.endpoint)
-        return made
+        zmq_socket = self.context.socket(self.kind)
+        zmq_socket.setsockopt(zmq.LINGER, 0)
+        zmq_socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        zmq_socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        zmq_socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        zmq_socket.setsockopt(zmq.IPV6, self.speaks_ipv6)
+        self.context.watch_link(zmq_socket, self.endpoint)
+        return zmq_socket
 
     def receive_all(self, limit: int = BATCH) -> list[Message]:
         """Return the messages that have arrived, oldest first, at most `limit` frames; the rest stays for the next
@@ -263,10 +263,10 @@ class ControlServer(ServerSocket):
         self.look_again()
 
     def send(self, message: Message) -> bool:
-        sent = super().send(message)
+        is_sent = super().send(message)
         if self.readable:
             self.look_again()
-        return sent
+        return is_sent
 
     def look_again(self) -> None:
         if self.loop is not None and self.again is None:
