@@ -39,7 +39,7 @@ class MetricsPages:
     def __init__(self, folder: Path, name: str, render: Callable[[], bytes]) -> None:
         self.folder, self.name, self.render = folder, name, render
         self.turn = asyncio.Lock()
-        self.left_at = -math.inf
+        self.left_at, self.asked = -math.inf, folder / ASKED
 
     async def look(self) -> None:
         """Leave this proxy's page for the others, if it is time for one and they are asked for theirs."""
@@ -52,15 +52,15 @@ class MetricsPages:
     def is_asked(self) -> bool:
         """Return whether somebody has scraped a proxy lately. Reads the time of a file."""
         with suppress(OSError):
-            return age(self.folder / ASKED) <= ASKED_FOR
+            return age(self.asked) <= ASKED_FOR
         return False
 
     def ask(self) -> bool:
         """Have all proxies leave their pages for a while. Return whether they did so already."""
         before = self.is_asked
         with suppress(OSError):
-            (self.folder / ASKED).touch()
-            stamp(self.folder / ASKED)
+            self.asked.touch()
+            stamp(self.asked)
         return before
 
     def write(self, page: bytes) -> None:
