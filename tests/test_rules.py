@@ -23,6 +23,27 @@ ALL = [f"{letter}{number}" for letter, last in LAST.items() for number in range(
 RULES = [rule for rule in ALL if rule not in UNBUILT]
 ROW = re.compile(r"^\| ([A-Z]\d+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 NAMED = re.compile(r"`([\w/]*test_\w+\.py)(?:::(\w+))?`")
+# The same, with the words behind one that runs only then.
+MARKED = re.compile(NAMED.pattern + r"( \(with `scripts/test\.sh --long`\))?")
+LONG = "pytest.mark.long"
+# Helpers of tests that run real workers, a real engine or the world, whose workers are real; and letters of the rules
+# about what these do together.
+REAL = {
+    "drafting_launch",
+    "engine_site",
+    "node_site",
+    "pair1p1d",
+    "rank_groups",
+    "rank_processes",
+    "served",
+    "sidecar",
+    "simulation",
+    "stage_site",
+    "staged",
+    "tiny",
+    "workers",
+}
+OF_WORKERS = "CEH"
 CITED = re.compile(r"^# ((?:[A-G]\d{1,2})(?:, [A-G]\d{1,2})*)(?:$|[:;.])")
 # Text that most files lack. Only the others are split into tokens, which takes the longest.
 MAY_CITE = re.compile(r"# [A-G]\d")
@@ -110,6 +131,48 @@ def test_what_keeps_a_rule_exists(rule: str, keeper: str) -> None:
         path = TESTS / name
         assert path.is_file(), f"{rule}: tests/{name} is not there"
         assert not test or test in dict(spans_of(path)), f"{rule}: tests/{name} has no {test}"
+
+
+def long_tests(path: Path) -> dict[str, bool]:
+    """Return of each test of a file whether it runs only with --long."""
+    assigned = [node for node in tree_of(path).body if isinstance(node, ast.Assign) and ast.unparse(node.value) == LONG]
+    names = {LONG, *(ast.unparse(target) for node in assigned for target in node.targets)}
+    tests = [node for node in tree_of(path).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {
+        node.name: "pytestmark" in names or any(ast.unparse(one) in names for one in node.decorator_list)
+        for node in tests
+        if node.name.startswith("test_")
+    }
+
+
+@pytest.mark.parametrize(("rule", "keeper"), [(rule, keeper) for rule, _, keeper in ROWS])
+def test_a_row_says_which_of_its_tests_need_long(rule: str, keeper: str) -> None:
+    for name, test, said in MARKED.findall(keeper):
+        marks = long_tests(TESTS / name)
+        is_long = marks[test] if test else all(marks.values())
+        assert is_long == bool(said), f"{rule}: `{name}` is {'' if is_long else 'not '}for --long alone: say so"
+
+
+def helpers_of(path: Path) -> set[str]:
+    nodes = ast.walk(tree_of(path))
+    return {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def runs_real_ones(keeper: str) -> bool:
+    return any(helpers_of(TESTS / name) & REAL for name, _ in NAMED.findall(keeper))
+
+
+def test_what_is_modelled_is_said_to_be() -> None:
+    """A rule about workers is kept by tests of which one runs real ones, or its row says that they are modelled."""
+    rows = [(rule, f"{kept} {keeper}") for rule, kept, keeper in ROWS if rule[0] in OF_WORKERS]
+    silent = [rule for rule, row in rows if "modelled" not in row and not runs_real_ones(row)]
+    assert not silent, f"these rows name no test with real workers, and do not say what is modelled: {silent}"
+
+
+def test_a_row_of_models_alone_is_seen() -> None:
+    assert not runs_real_ones("`runtime/stages/graph/test_partition_model.py`")
+    assert runs_real_ones("`runtime/stages/graph/test_partition_model.py`, `system/test_omni.py`")
+    assert long_tests(TESTS / "system" / "test_changes.py")["test_a_group_that_ends_hands_its_streams_to_the_others"]
 
 
 def test_only_rules_that_exist_are_cited() -> None:

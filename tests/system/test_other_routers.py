@@ -144,7 +144,7 @@ def test_the_endpoint_of_a_whole_system_is_driven(model: Path, tmp_path: Path) -
     options = ("--share-devices", "--no-self-test", "--kv-cache-memory", "16MiB", *QUICK)
     with launched(tmp_path, "--model", str(model), "--disagg", "always", *options) as served:
         alone = served.request("POST", COMPLETIONS, DRAWN | {"cache_salt": "alone"}).json()
-        done, system = served.metric('pontil_handoffs_total{result="complete"}'), Sidecar(served, served)
+        system = Sidecar(served, served)
         first, second = system.ask(COMPLETIONS, DRAWN | {"cache_salt": "a"})
         assert ids_of(second) == ids_of(alone) and second["usage"] == alone["usage"]
         told = first["kv_transfer_params"]
@@ -157,7 +157,8 @@ def test_the_endpoint_of_a_whole_system_is_driven(model: Path, tmp_path: Path) -
         kept = served.request("POST", "/v1/responses", asked | {"kv_transfer_params": KEEP}).json()
         claimed = asked | {"max_output_tokens": 4, "kv_transfer_params": kept["kv_transfer_params"]}
         assert served.request("POST", "/v1/responses", claimed).status == 200
-        counted(served, "complete", done + 3)
+        # The first was handed over by its own proxy.
+        counted(served, "complete", 4)
         assert served.metric("pontil_ledger_imbalance") == 0
 
 
