@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of the collectives of one worker's ranks. Every rank makes the same calls in the same order."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -8,6 +9,10 @@ from torch import Tensor
 
 class CollectiveError(Exception):
     """A collective that did not come about: a rank has ended, or did not arrive in time. The worker cannot go on."""
+
+
+# The numbers of rows that go from each rank to each.
+Counts = Sequence[Sequence[int]]
 
 
 class Communicator(Protocol):
@@ -38,6 +43,11 @@ class Communicator(Protocol):
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         """Return x [rows, columns] where row r is as rank `owner[r]` (int64 [rows], the same on all ranks) has it."""
+
+    def all_to_all(self, x: Tensor, counts: Counts) -> Tensor:
+        """Send rows to other ranks: of x [rows, columns] the first `counts[rank][0]` go to rank 0, and so on. Return
+        those that come, in the order of ranks: [sum of counts[r][rank], columns]. The counts, from each rank to each,
+        are the same on all ranks, and equal to each other in a step that a device records."""
 
     def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
         """Return the sums of the ranks' parts [rows, columns] of floats, all of one shape and type, which may be in the
@@ -70,6 +80,9 @@ class SingleRank:
         return part
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
+        return x
+
+    def all_to_all(self, x: Tensor, counts: Counts) -> Tensor:
         return x
 
     def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:

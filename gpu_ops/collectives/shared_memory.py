@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError, added
+from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, added
 from pontil.gpu_ops.collectives.descriptor import positive, secret, whole
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.rank_group import HEADER_BYTES, MOST_RANKS, SharedGroup
@@ -105,6 +105,12 @@ class SharedMemoryCommunicator:
         x = x.contiguous()
         result = torch.empty_like(x)
         self.group.choose(x, owner.contiguous(), result)
+        return result
+
+    def all_to_all(self, x: Tensor, counts: Counts) -> Tensor:
+        assert len(x) == sum(counts[self.rank])
+        result = x.new_empty(sum(one[self.rank] for one in counts), x.shape[1])
+        self.group.all_to_all(x.contiguous(), torch.tensor(counts, dtype=torch.int64), result)
         return result
 
     def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:

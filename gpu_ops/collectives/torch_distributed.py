@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError, added
+from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
 from pontil.gpu_ops.collectives.symmetric_memory import SymmetricSums, open_symmetric
 
@@ -114,6 +114,17 @@ class TorchCommunicator:
             self.together(lambda group: dist.all_reduce(bits, group=group))
             return bits.view(x.dtype)
         return own_rows
+
+    def all_to_all(self, x: Tensor, counts: Counts) -> Tensor:
+        given, taken = list(counts[self.rank]), [one[self.rank] for one in counts]
+        result = x.new_empty(sum(taken), x.shape[1])
+        sizes = {count for one in counts for count in one}
+        if sizes != {0} and x.shape[1]:
+            target, own = result.view(torch.uint8), x.contiguous().view(torch.uint8)
+            # Equal parts need no sizes, which a step that a device records could not have.
+            to, of = (taken, given) if len(sizes) > 1 else (None, None)
+            self.together(lambda group: dist.all_to_all_single(target, own, to, of, group))
+        return result
 
     def broadcast(self, x: Tensor) -> None:
         self.together(lambda group: dist.broadcast(x.view(torch.uint8), 0, group))

@@ -181,6 +181,83 @@ static void exchange_results(Context& context, const ExpertHalf& half, const std
                           owners.data(), reinterpret_cast<char*>(made));
 }
 
+// The rows of a tile that this rank has: all of them, or if rows are dispatched an equal share of neighbouring ones.
+struct OwnRows {
+    OwnRows(const Context& context, const ExpertHalf& half, int rows) : rows(rows), count(rows) {
+        if (!half.dispatched) return;
+        group = context.group;
+        if (!group || half.own * group->ranks != half.count) throw GroupError{NOT_JOINED};
+        const int share = (rows + group->ranks - 1) / group->ranks;
+        first = std::min(rows, group->rank * share), count = std::min(rows - first, share);
+        for (int row = 0; row < rows; row++) owners.push_back(row / share);
+    }
+    // x [rows][bytes], of which each rank has its own rows, becomes whole.
+    void join(void* x, size_t bytes) const {
+        group->choose(static_cast<const char*>(x), rows, bytes, owners.data(), static_cast<char*>(x));
+    }
+    RankGroup* group = nullptr;
+    const int rows;
+    int first = 0, count;
+    std::vector<int64_t> owners;
+};
+
+// What ranks send each other of a tile's rows: a row goes once to each rank that holds experts of its own, and the
+// result of each of its choices comes back. All ranks know what is sent, since they know all choices.
+struct Dispatch {
+    // `chosen` [rows][per_token] are those of all rows.
+    Dispatch(const ExpertHalf& half, const OwnRows& own, const std::vector<int32_t>& chosen)
+        : there(own.group->ranks * own.group->ranks), back(there.size()) {
+        const int ranks = own.group->ranks, rank = own.group->rank, per_token = half.per_token;
+        std::vector<std::vector<int>> rows_for(ranks), places_of(ranks);
+        std::vector<int> last_row(ranks, -1);
+        for (int row = 0, place = 0; row < own.rows; row++)
+            for (const int end = place + per_token; place < end; place++) {
+                const int owner = int(own.owners[row]), holder = chosen[place] / half.own;
+                if (last_row[holder] != row) {
+                    last_row[holder] = row, there[owner * ranks + holder]++;
+                    if (owner == rank) rows_for[holder].push_back(row - own.first);
+                    if (holder == rank)
+                        experts.insert(experts.end(), chosen.begin() + end - per_token, chosen.begin() + end);
+                }
+                back[holder * ranks + owner]++;
+                if (owner == rank) places_of[holder].push_back(place - own.first * per_token);
+                if (holder == rank) made.push_back(int(experts.size()) - end + place);
+            }
+        for (int other = 0; other < ranks; other++) {
+            rows.insert(rows.end(), rows_for[other].begin(), rows_for[other].end());
+            places.insert(places.end(), places_of[other].begin(), places_of[other].end());
+        }
+    }
+    // How many rows, and results, go from each rank to each.
+    std::vector<int64_t> there, back;
+    // This rank's rows in the order in which they go, and the choices of all rows that come.
+    std::vector<int> rows;
+    std::vector<int32_t> experts;
+    // Which of these this rank computes, in the order in which results go, and its own rows' as they come.
+    std::vector<int> made, places;
+};
+
+// The results of all choices of this rank's rows x, [choice][hidden], which the ranks that hold their experts compute.
+template <class T>
+static float* compute_elsewhere(Context& context, const ExpertHalf& half, const OwnRows& own, const uint32_t* x,
+                                const std::vector<int32_t>& chosen) {
+    std::vector<int32_t> of_all(size_t(own.rows) * half.per_token);
+    std::copy(chosen.begin(), chosen.end(), of_all.begin() + size_t(own.first) * half.per_token);
+    own.join(of_all.data(), half.per_token * sizeof(int32_t));
+    const Dispatch dispatch(half, own, of_all);
+    const size_t stride = size_t(half.experts->gate_up.words) * T::STEPS, size = half.hidden;
+    uint32_t* here = context.wide.take<uint32_t>(dispatch.experts.size() / half.per_token * stride);
+    own.group->all_to_all(
+        dispatch.there.data(), stride * sizeof *x, [&](size_t i) { return x + dispatch.rows[i] * stride; },
+        [&](size_t i) { return here + i * stride; });
+    const float* made = compute_experts<T>(context, half, here, dispatch.experts);
+    float* results = context.routed.take<float>(dispatch.places.size() * size);
+    own.group->all_to_all(
+        dispatch.back.data(), size * sizeof *made, [&](size_t i) { return made + dispatch.made[i] * size; },
+        [&](size_t i) { return results + dispatch.places[i] * size; });
+    return results;
+}
+
 // The sum of a row's results [per_token][hidden] by their ratings, best first: of all its experts, or of this rank's.
 static void add_by_ratings(const ExpertHalf& half, const Choices& choices, size_t row, const float* made, float* to) {
     const size_t size = half.hidden, first = row * half.per_token;
@@ -207,23 +284,29 @@ static void expert_half(Context& context, const ExpertHalf& half, int rows, cons
         memset(shared, 0, rows * size * sizeof(float));
         mlp_half<T>(context, half.shared, rows, from, shared);
     }
-    const uint32_t* x =
-        take_rows<T>(context, from, rows, half.hidden, half.before, half.epsilon, half.experts->gate_up.words);
-    std::vector<float> gates(rows);
-    const Choices choices = route<T>(context, half, x, rows, gates.data());
-    float* made = compute_experts<T>(context, half, x, choices.experts);
+    const OwnRows own(context, half, rows);
+    const size_t first = own.first * size;
+    float* to = result + first;
+    const uint32_t* x = take_rows<T>(context, from + first, own.count, half.hidden, half.before, half.epsilon,
+                                     half.experts->gate_up.words);
+    std::vector<float> gates(own.count);
+    const Choices choices = route<T>(context, half, x, own.count, gates.data());
+    float* made = own.group ? compute_elsewhere<T>(context, half, own, x, choices.experts)
+                            : compute_experts<T>(context, half, x, choices.experts);
     auto add_all = [&](auto&& sum) {
-        add_rows(context, rows, half.hidden, half.after, half.epsilon, result, [&](size_t row, float* total) {
+        add_rows(context, own.count, half.hidden, half.after, half.epsilon, to, [&](size_t row, float* total) {
             sum(row, total);
             const Floats gate = half.shared_gate.data ? sigmoid(splat(gates[row])) : splat(1.0f);
             for (size_t i = 0; shared && i < size; i += LANES)
-                store(total + i, load(total + i) + load(shared + row * size + i) * gate);
+                store(total + i, load(total + i) + load(shared + first + row * size + i) * gate);
             return total;
         });
     };
     if (!half.partial) {
-        exchange_results(context, half, choices.experts, made);
-        return add_all([&](size_t row, float* total) { add_by_ratings(half, choices, row, made, total); });
+        if (!own.group) exchange_results(context, half, choices.experts, made);
+        add_all([&](size_t row, float* total) { add_by_ratings(half, choices, row, made, total); });
+        if (own.group) own.join(result, size * sizeof *result);
+        return;
     }
     const PartialRows parts(context, rows, half.hidden);
     context.threads.share(rows, [&](int first, int end, int) {

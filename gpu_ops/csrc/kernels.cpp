@@ -87,6 +87,13 @@ int32_t pontil_group_choose(RankGroup* group, const void* x, int64_t rows, int64
     return status_of(
         [&] { group->choose(static_cast<const char*>(x), rows, bytes, owners, static_cast<char*>(result)); });
 }
+int32_t pontil_group_all_to_all(RankGroup* group, const void* x, const int64_t* counts, int64_t bytes, void* result) {
+    const char* from = static_cast<const char*>(x);
+    char* to = static_cast<char*>(result);
+    auto given = [&](size_t row) { return from + row * bytes; };
+    auto taken = [&](size_t row) { return to + row * bytes; };
+    return status_of([&] { group->all_to_all(counts, bytes, given, taken); });
+}
 uint64_t pontil_group_fault(const RankGroup* group) { return group->fault(); }
 
 int32_t pontil_attention_half(Context* context, const AttentionHalf* half, const Tile* tile, float* hidden) {

@@ -108,14 +108,16 @@ struct MlpHalf {
 // for the choice only. With several groups of neighbours, experts are those of the `kept_groups` whose `group_best`
 // experts have the highest sum. `experts` are the `own` ones of this rank, from number `first` on, without norms. The
 // shared expert has no data if there is none, nor has its gate; where it has one, that is by which it is multiplied.
-// Ranks exchange what their experts make; if it is `partial`, each adds up its own, and they add these sums.
+// Ranks exchange what their experts make; if it is `partial`, each adds up its own, and they add these sums; if rows
+// are `dispatched`, each rank has an equal share of them, which it sends to the ranks that hold their experts.
 struct ExpertHalf {
     Matrix router, shared_gate;
     MlpHalf shared;
     const MlpHalf* experts;
     const float *before, *after, *bias;
     float epsilon, factor;
-    int32_t hidden, count, first, own, per_token, scores, normalize, groups, kept_groups, group_best, partial;
+    int32_t hidden, count, first, own, per_token, scores, normalize, groups, kept_groups, group_best;
+    int32_t partial, dispatched;
 };
 
 // One half of each kind; the others are null.
@@ -163,6 +165,9 @@ int32_t pontil_group_gather(RankGroup*, const void* part, int64_t rows, int64_t 
 // Row r of result [rows][bytes] becomes x's of rank owners[r].
 int32_t pontil_group_choose(RankGroup*, const void* x, int64_t rows, int64_t bytes, const int64_t* owners,
                             void* result);
+// counts[from * ranks + to] rows go from one rank to another: x [rows][bytes] are this rank's in the order of the ranks
+// that they go to, and result gets those for it in the order of the ranks that they come from.
+int32_t pontil_group_all_to_all(RankGroup*, const void* x, const int64_t* counts, int64_t bytes, void* result);
 // The fault that was noticed first, in the upper 32 bits, and its rank; 0 if there is none. Not a Status.
 uint64_t pontil_group_fault(const RankGroup*);
 // hidden float32 [rows, hidden], changed in place.

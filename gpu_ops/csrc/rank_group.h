@@ -86,6 +86,37 @@ class RankGroup {
         });
     }
 
+    // counts[from * ranks + to] rows go from one rank to another, the same counts on all ranks. `given(i)` is the i-th
+    // row of this rank's, in the order of the ranks that they go to; `taken(i)` is where the i-th of those that it gets
+    // is to be, in the order of the ranks that they come from.
+    template <class Given, class Taken>
+    void all_to_all(const int64_t* counts, size_t bytes, Given&& given, Taken&& taken) {
+        // In the memory rows lie in the order of the ranks that they go to.
+        struct Run {
+            size_t at, end, first;
+        };
+        std::vector<Run> runs;
+        size_t rows = 0, gave = 0, begin = 0, end = 0;
+        for (int to = 0; to < ranks; to++) {
+            if (to == rank) begin = rows;
+            for (int from = 0; from < ranks; from++) {
+                const size_t count = size_t(counts[from * ranks + to]);
+                if (from == rank) runs.push_back({rows, rows + count, gave}), gave += count;
+                rows += count;
+            }
+            if (to == rank) end = rows;
+        }
+        in_pieces(rows, bytes, 1, [&](size_t row, size_t count, size_t first, size_t width) {
+            char* shared = take<char>(count * width);
+            for (const Run& run : runs)
+                for (size_t i = std::max(row, run.at); i < std::min(row + count, run.end); i++)
+                    memcpy(shared + (i - row) * width, bytes_of(given(run.first + i - run.at)) + first, width);
+            meet(shape(5, count, width));
+            for (size_t i = std::max(row, begin); i < std::min(row + count, end); i++)
+                memcpy(bytes_of(taken(i - begin)) + first, shared + (i - row) * width, width);
+        });
+    }
+
     // The first fault that any rank noticed and its rank, or 0.
     uint64_t fault() const { return __atomic_load_n(at_fault(), __ATOMIC_ACQUIRE); }
 
@@ -178,6 +209,8 @@ class RankGroup {
     static void copy(const char* from, size_t from_stride, char* to, size_t to_stride, size_t rows, size_t width) {
         for (size_t row = 0; row < rows; row++) memcpy(to + row * to_stride, from + row * from_stride, width);
     }
+    static const char* bytes_of(const void* row) { return static_cast<const char*>(row); }
+    static char* bytes_of(void* row) { return static_cast<char*>(row); }
     static double seconds() {
         timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);

@@ -26,11 +26,13 @@ class SharedHalf:
 @dataclass(frozen=True, slots=True)
 class OwnExperts:
     """The experts of one rank, without norms, from number `first` on, the whole of each. The ranks exchange the results
-    of all, or each makes a `partial` sum of its own ones' results, to which the others' are added."""
+    of all, or each makes a `partial` sum of its own ones' results, to which the others' are added, or rows are
+    `dispatched`: a rank has a share of them, and sends them to the ranks that hold their experts."""
 
     halves: Sequence[MlpHalf]
     first: int
     partial: bool = False
+    dispatched: bool = False
 
 
 class ExpertHalf:
@@ -55,7 +57,7 @@ class ExpertHalf:
             MlpFields() if shared is None else shared.mlp.fields, halves, address(norms.before), address(norms.after),
             address(choice.bias), norms.epsilon, choice.factor, router.inputs, choice.count, experts.first, len(halves),
             choice.per_token, SIGMOID if choice.sigmoid else SOFTMAX, choice.normalize, choice.groups,
-            choice.kept_groups, choice.group_best, experts.partial,
+            choice.kept_groups, choice.group_best, experts.partial, experts.dispatched,
         )  # fmt: skip
 
     @property

@@ -58,6 +58,15 @@ class SharedGroup:
             self.library.pontil_group_choose(self.handle, x.data_ptr(), rows, size, owner.data_ptr(), result.data_ptr())
         )
 
+    def all_to_all(self, x: Tensor, counts: Tensor, result: Tensor) -> None:
+        """Write to the result the rows that come to this rank, in the order of ranks; x [rows, columns] has those that
+        go from it, in the order of ranks, and counts int64 [ranks, ranks] how many go from each to each; all are
+        contiguous."""
+        size = x.shape[1] * x.element_size()
+        self.check(
+            self.library.pontil_group_all_to_all(self.handle, x.data_ptr(), counts.data_ptr(), size, result.data_ptr())
+        )
+
     def check(self, status: int) -> None:
         """Raise the error that a call's status stands for."""
         if status == FAULTY:

@@ -144,6 +144,15 @@ def check_arithmetic(options: LaunchOptions, workers: Sequence[ChildPlan]) -> No
             )
 
 
+def check_experts(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
+    """Check that there is somewhere to send rows to, where this launch starts workers."""
+    if options.expert_parallel and workers and all(worker.ranks == 1 for worker in workers):
+        raise OptionError(
+            "--expert-parallel shares out experts to the devices of a worker, and each of these has one: join devices "
+            "with +, or leave it out."
+        )
+
+
 def check_deadlines(options: LaunchOptions) -> None:
     """Check that a deadline that includes another one is the longer of the two."""
     for name, value, least in (

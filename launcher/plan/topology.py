@@ -15,6 +15,7 @@ from pontil.launcher.plan.checks import (
     check_connector,
     check_deadlines,
     check_drafts,
+    check_experts,
     check_exposure,
     check_join,
     check_lists,
@@ -97,6 +98,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_drafts(options, graph, workers)
     check_tiers(options, workers)
     check_arithmetic(options, workers)
+    check_experts(options, workers)
     proxies = [] if options.join else plan_proxies(options, machine, run, controls, graph)
     check_endpoints([*controls, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)

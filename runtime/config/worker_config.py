@@ -199,6 +199,12 @@ class WorkerOptions(SharedOptions):
         choice(EXACT, FAST),
         f"{EXACT}|{FAST}",
     )
+    expert_parallel: bool = option(
+        ENGINE,
+        False,
+        "Rows travel to the devices of a worker that hold their experts, and results back; same bits.",
+        switch,
+    )
     deterministic: bool = option(
         ENGINE, False, "Compute products on GPUs so that a row's bits know no batch, as on CPUs; slower.", switch
     )
@@ -213,10 +219,10 @@ class WorkerConfig(WorkerOptions):
     if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret
     (runtime/wire/links/keys.py), where it has one. `more_controls` are the endpoints of further proxies. `pooling` is
     for a worker that embeds.
-    `deterministic` chooses products on a
-    GPU whose rows' bits do not depend on the batch, and `tensor_parallel_arithmetic` how ranks share out sums
-    (docs/decisions/092). In a model of several stages, `graph` is its name in
-    runtime/stages/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at most
+    `deterministic` chooses products on a GPU whose rows' bits do not depend on the batch, `tensor_parallel_arithmetic`
+    how ranks share out sums (docs/decisions/092), and with `expert_parallel` rows travel to their experts
+    (docs/decisions/094). In a model of several stages, `graph` is its name in runtime/stages/graph/catalog.py and
+    `node` the stage that this worker computes; items of its streams take at most
     `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
     bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this

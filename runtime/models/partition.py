@@ -17,11 +17,13 @@ PANEL = 16
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Rank `rank` of `size`. If ranks are `row_parallel`, they add parts of sums instead of exchanging inputs."""
+    """Rank `rank` of `size`. If ranks are `row_parallel`, they add parts of sums instead of exchanging inputs. If they
+    are `expert_parallel`, each has a share of the rows that go through experts, and sends them to where these are."""
 
     rank: int = 0
     size: int = 1
     row_parallel: bool = False
+    expert_parallel: bool = False
 
     def columns(self, outputs: int) -> range:
         """A rank's outputs of a product: an equal share of neighbouring ones."""
@@ -91,10 +93,12 @@ def joining(partition: Partition, made: Cut) -> Split:
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """The choices about products: `deterministic` ones on a GPU have rows whose bits do not depend on the batch, and
-    those of ranks that are `row_parallel` have bits that depend on the number of ranks."""
+    those of ranks that are `row_parallel` have bits that depend on the number of ranks. Ranks that are
+    `expert_parallel` compute the same bits in another place (docs/decisions/094)."""
 
     deterministic: bool = False
     row_parallel: bool = False
+    expert_parallel: bool = False
 
 
 USUAL = Arithmetic()
@@ -111,6 +115,12 @@ def check_division(config: ModelConfig, ranks: int) -> None:
             if possible[1:]
             else f"this model cannot be divided over several devices ({reason}): give each worker one device"
         )
+
+
+def check_dispatch(config: ModelConfig) -> None:
+    """Raise ModelError if the model has no rows that expert-parallel ranks could send each other."""
+    if config.experts is None:
+        raise ModelError("this model has no experts, and --expert-parallel shares them out: leave it out")
 
 
 def obstacle(config: ModelConfig, ranks: int) -> str | None:

@@ -84,7 +84,10 @@ class Weights:
         self.missing: list[str] = []
         self.communicator = communicator or SingleRank()
         rank, size = self.communicator.rank, self.communicator.size
-        self.partition = Partition(rank, size, arithmetic.row_parallel and size > 1)
+        several = size > 1
+        self.partition = Partition(
+            rank, size, several and arithmetic.row_parallel, several and arithmetic.expert_parallel
+        )
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Take the tensor of that name."""

@@ -3,30 +3,20 @@
 
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbed import DRAWN, MODEL, OPTIONS, STORY, DisturbedSite
+from disturbed import MODEL, OPTIONS, DisturbedSite
 from effort import is_long
 from oracle import at_rest
-from served import Served, free_port, launched, wait_for
+from rank_answers import TOKENS, answers, group
+from served import free_port, launched, wait_for
 from streams import Streams
 from tiny_llama import write_tiny_llama
 
 from pontil.launcher.keys.key_file import make_key_file
 
-# Prompt lengths around the boundaries of blocks of 16, then what must not depend on who computed it.
-ASKED: list[dict[str, Any]] = [
-    *({"prompt": [20 + 13 * i % 240 for i in range(length)], "temperature": 0} for length in (1, 15, 16, 17, 300)),
-    {"prompt": STORY, "seed": 11, **DRAWN},
-    {"prompt": STORY, "seed": 7, "n": 3, "logprobs": 2, **DRAWN},
-    {"prompt": STORY, "seed": 21, "temperature": 0.9, "structured_outputs": {"choice": ["storm", "sea", "stairs"]}},
-    {"prompt": STORY, "temperature": 0, "prompt_logprobs": 1},
-]
-TOKENS = 40
 # tests/runtime/worker/test_parity.py and tests/runtime/disaggregation/test_ranks.py compare all sizes by default.
 SIZES = [(1, 2), (2, 1), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)]
 # Ranks that end or stop: worker, rank, signal, and the tokens that every stream has then. By default one death.
@@ -38,35 +28,12 @@ FAULTS = [
     for tokens in (0, 4)
     if is_long() or (worker, rank, number, tokens) == ("decode:0", 1, signal.SIGKILL, 4)
 ]
-SALTS = count()
 
 
 def small_model(folder: Path) -> tuple[str, ...]:
     write_tiny_llama(folder / "small", num_layers=8, num_kv_heads=2, max_model_len=2048, dtype="bfloat16")
     named = ("--model", str(folder / "small"), "--served-model-name", MODEL)
     return (*named, *OPTIONS, "--kv-cache-memory", "32MiB")
-
-
-def group(ranks: int, first: int) -> str:
-    """Return a device item of so many ranks on two cores."""
-    return "+".join(f"cpu:{(first + rank) % 2}" for rank in range(ranks))
-
-
-def answers(served: Served) -> list[dict[str, Any]]:
-    """Ask everything at once, streamed nowhere; return ids, logprobs, finish and usage."""
-    salt = f"ranks {next(SALTS)} "
-
-    def ask(number: int) -> dict[str, Any]:
-        body = {"model": MODEL, "max_tokens": TOKENS, "cache_salt": f"{salt}{number}", "return_token_ids": True}
-        reply = served.request("POST", "/v1/completions", body | {"ignore_eos": True} | ASKED[number])
-        answer = reply.json()
-        assert reply.status == 200, answer
-        kept = ("token_ids", "logprobs", "finish_reason", "prompt_logprobs")
-        choices = [{name: choice.get(name) for name in kept} for choice in answer["choices"]]
-        return {"choices": choices, "usage": answer["usage"]}
-
-    with ThreadPoolExecutor(len(ASKED)) as threads:
-        return list(threads.map(ask, range(len(ASKED))))
 
 
 @pytest.fixture(scope="module")

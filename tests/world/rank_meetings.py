@@ -10,7 +10,7 @@ from ghost_blocks import FollowerGuards
 from torch import Tensor
 from virtual_time import HERE
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError, Communicator, SingleRank, added
+from pontil.gpu_ops.collectives.communicator import CollectiveError, Communicator, Counts, SingleRank, added
 from pontil.gpu_ops.collectives.shared_memory import DEADLINE
 from pontil.runtime.worker import follower
 from pontil.runtime.worker.ranks import driver
@@ -100,6 +100,9 @@ class MeetingCommunicator:
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         return torch.stack(self.bring(x))[owner, torch.arange(len(owner))]
+
+    def all_to_all(self, x: Tensor, counts: Counts) -> Tensor:
+        raise AssertionError("the models of the world have no experts")
 
     def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
         return added(torch.stack(self.bring(part)))

@@ -89,7 +89,7 @@ class ExpertFields(ctypes.Structure):
         ("epsilon", number),
         ("factor", number),
         *((name, integer) for name in ("hidden", "count", "first", "own", "per_token", "scores", "normalize")),
-        *((name, integer) for name in ("groups", "kept_groups", "group_best", "partial")),
+        *((name, integer) for name in ("groups", "kept_groups", "group_best", "partial", "dispatched")),
     ]
 
 
@@ -127,6 +127,7 @@ def signatures(library: ctypes.CDLL) -> None:
         ("pontil_group_meet", integer, [address]),
         ("pontil_group_gather", integer, [address, address, size, size, address]),
         ("pontil_group_choose", integer, [address, address, size, size, address, address]),
+        ("pontil_group_all_to_all", integer, [address, address, address, size, address]),
         ("pontil_group_fault", ctypes.c_uint64, [address]),
         ("pontil_attention_half", integer, [address, address, address, address]),
         ("pontil_latent_half", integer, [address, address, address, address]),

@@ -15,6 +15,7 @@ from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings
 from pontil.gpu_ops.products.linear import Linear
 from pontil.gpu_ops.products.routing import choose_experts
 from pontil.runtime.models.config import ExpertConfig, SharedExpertConfig
+from pontil.runtime.models.layers.expert_dispatch import ExpertDispatch
 from pontil.runtime.models.layers.mlp import GatedMlp
 from pontil.runtime.models.partition import whole
 from pontil.runtime.models.weights import Weights
@@ -57,8 +58,8 @@ class Experts:
     weights behind each other, and no tile depends on others.
 
     A rank has some of the experts, whole, and the router. `own` are their numbers. The ranks exchange the results of
-    the experts that were chosen, or, row-parallel, each adds up those of its own and they add these sums. A shared
-    expert is divided like any MLP.
+    the experts that were chosen, or, row-parallel, each adds up those of its own and they add these sums, or,
+    expert-parallel, rows travel. A shared expert is divided like any MLP.
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
@@ -76,6 +77,7 @@ class Experts:
         self.choice = choice_of(config, scored)
         self.partition, self.communicator = weights.partition, weights.communicator
         self.own, self.deterministic = self.partition.experts(config.count), weights.deterministic
+        self.dispatch = ExpertDispatch(self.communicator, len(self.own)) if self.partition.expert_parallel else None
         self.experts: list[GatedMlp] = []
         for number in range(config.count):
             name, inner = f"{prefix}experts.{number}.", config.intermediate_size
@@ -111,14 +113,17 @@ class Experts:
         need no tiles of a fixed size."""
         assert self.kernels is not None
         halves = [expert.half(Norms(0.0)) for expert in self.experts]
-        own = OwnExperts(halves, self.own.start, self.partition.row_parallel)
+        dispatched = self.dispatch is not None
+        own = OwnExperts(halves, self.own.start, self.partition.row_parallel and not dispatched, dispatched)
         shared = None if self.shared is None else self.shared.half(norms)
         return ExpertHalf(self.kernels, self.choice, matrix_of(self.router), own, norms, shared)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, hidden_size] in the weights' dtype to float32 of the same shape."""
         ratings, chosen = self.route(x)
-        if self.partition.row_parallel:
+        if self.dispatch is not None:
+            total = self.dispatch(x, ratings, chosen, self.own_results)
+        elif self.partition.row_parallel:
             total = self.communicator.all_reduce(self.own_sums(x, chosen, ratings), self.deterministic)
         else:
             total = add_by_ratings(self.results(x, chosen), ratings)

@@ -33,7 +33,7 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.partition import Arithmetic, check_division
+from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
@@ -87,6 +87,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
+    if config.expert_parallel and config.ranks > 1 and config.graph is None:
+        check_dispatch(model_config)
     dtype = choose_dtype(config.dtype, checkpoint)
     cells = choose_kv_dtype(config.kv_cache_dtype, dtype)
     fits = kernels_fit(model_config, TORCH_DTYPES[dtype], config.ranks)
@@ -183,7 +185,7 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
-    arithmetic = Arithmetic(config.deterministic, config.row_parallel)
+    arithmetic = Arithmetic(config.deterministic, config.row_parallel, config.expert_parallel)
     return Weights(telling, device, torch_dtype, packing, communicator, block, arithmetic)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gather_columns and choose_rows over shared memory of any size, and over torch.distributed."""
+"""gather_columns, choose_rows and all_to_all over shared memory of any size, and over torch.distributed."""
 
 import socket
 import threading
@@ -50,6 +50,11 @@ def chosen(parts: list[Tensor], owner: Tensor) -> Tensor:
     return torch.stack([parts[rank][row] for row, rank in enumerate(owner.tolist())]) if len(owner) else parts[0]
 
 
+def dealt(given: list[Tensor], counts: list[list[int]], rank: int) -> Tensor:
+    """The rows that come to a rank of all that each gives."""
+    return torch.cat([rows.split(own)[rank] for rows, own in zip(given, counts, strict=True)])
+
+
 def at_once(ranks: int, work: Callable[[int], Any]) -> list[Any]:
     """Run the work of every rank in a thread of its own."""
     results: list[Any] = [None] * ranks
@@ -76,19 +81,26 @@ def test_any_tensors_through_memory_of_any_size(libraries: list[KernelLibrary], 
     for number, (rows, columns) in enumerate(shapes):
         parts = [random(dtype, rows, columns, 10 * number + rank) for rank in range(ranks)]
         owner = torch.tensor(data.draw(st.lists(st.integers(0, ranks - 1), min_size=rows, max_size=rows)))
-        calls.append((parts, owner.long()))
+        drawn = data.draw(st.lists(st.integers(0, 4), min_size=ranks * ranks, max_size=ranks * ranks))
+        counts = [drawn[ranks * rank :][:ranks] for rank in range(ranks)]
+        given = [random(dtype, sum(own), columns, 10 * number + rank) for rank, own in enumerate(counts)]
+        calls.append((parts, owner.long(), given, counts))
     first = SharedMemoryCommunicator.create(libraries[0], ranks, size)
     others = [SharedMemoryCommunicator.open(libraries[r], first.descriptor, r) for r in range(1, ranks)]
 
-    def work(rank: int) -> list[tuple[Tensor, Tensor]]:
+    def work(rank: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         own = [first, *others][rank]
-        return [(own.gather_columns(parts[rank]), own.choose_rows(parts[rank], owner)) for parts, owner in calls]
+        return [
+            (own.gather_columns(parts[rank]), own.choose_rows(parts[rank], owner), own.all_to_all(given[rank], counts))
+            for parts, owner, given, counts in calls
+        ]
 
     try:
-        for results in at_once(ranks, work):
-            for (parts, owner), (gathered, picked) in zip(calls, results, strict=True):
+        for rank, results in enumerate(at_once(ranks, work)):
+            for (parts, owner, given, counts), (gathered, picked, taken) in zip(calls, results, strict=True):
                 assert equal(gathered, torch.cat(parts, dim=1))
                 assert equal(picked, chosen(parts, owner))
+                assert equal(taken, dealt(given, counts, rank))
     finally:
         for one in (first, *others):
             one.close()
@@ -119,6 +131,10 @@ def test_torch_exchanges_the_same(processes: RankProcesses, tmp_path: Path) -> N
             assert equal(answer, torch.cat(parts, dim=1))
         for answer in processes.call([0, 1], rank_calls.choose, parts, owner):
             assert equal(answer, chosen(parts, owner))
+        for counts in ([[1, 4], [0, 2]], [[3, 3], [3, 3]], [[0, 5], [0, 0]], [[0, 0], [0, 0]]):
+            given = [random(dtype, sum(own), 7, seed) for seed, own in enumerate(counts)]
+            for rank, answer in enumerate(processes.call([0, 1], rank_calls.all_to_all, given, counts)):
+                assert equal(answer, dealt(given, counts, rank))
     numbers = [torch.arange(9) + rank for rank in range(2)]
     assert all(equal(one, numbers[0]) for one in processes.call([0, 1], rank_calls.broadcast, numbers))
     empty = [torch.zeros(0, 3)] * 2
@@ -195,4 +211,5 @@ def test_one_rank_alone() -> None:
     x = torch.randn(3, 4)
     alone.barrier()
     assert alone.gather_columns(x) is x and alone.choose_rows(x, torch.zeros(3).long()) is x and not alone.descriptor
+    assert alone.all_to_all(x, [[3]]) is x
     alone.close()

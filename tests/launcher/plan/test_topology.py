@@ -353,6 +353,14 @@ def test_workers_that_add_parts_of_sums_have_as_many_devices() -> None:
     topology(prefill="cpu:0+cpu:1", decode="cpu:0", share_devices=True)
 
 
+def test_experts_are_shared_out_to_workers_of_several_devices() -> None:
+    with pytest.raises(OptionError, match=r"each of these has one: join devices with \+"):
+        topology(prefill="cpu:0", decode="cpu:1", expert_parallel=True)
+    made = topology(prefill="cpu:0+cpu:1", decode="cpu:0", share_devices=True, expert_parallel=True)
+    assert all(child.config["expert_parallel"] for child in made.children[1:])
+    topology(role="proxy", expert_parallel=True)
+
+
 def test_nixl_needs_its_package_and_does_not_go_with_keys_across_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connectors, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match="--kv-connector: .*`pip install nixl-cu12`"):

@@ -81,6 +81,11 @@ def choose(state: State, parts: list[Tensor], owner: Tensor) -> Tensor:
     return result
 
 
+def all_to_all(state: State, given: list[Tensor], counts: list[list[int]]) -> Tensor:
+    result: Tensor = state["communicator"].all_to_all(given[state["communicator"].rank], counts)
+    return result
+
+
 def broadcast(state: State, parts: list[Tensor]) -> Tensor:
     result: Tensor = parts[state["communicator"].rank].clone()
     state["communicator"].broadcast(result)

@@ -39,6 +39,7 @@ class PromptRun:
     talker: bool = False
     row_parallel: bool = False
     quantization: str = "none"
+    expert_parallel: bool = False
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -61,7 +62,7 @@ def computed(
         Packing.of(library, run.quantization == "int8"),
         communicator,
         config.weight_block,
-        Arithmetic(row_parallel=run.row_parallel),
+        Arithmetic(row_parallel=run.row_parallel, expert_parallel=run.expert_parallel),
     )
     model = build_model(config, weights)
     layout = KVLayout(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import added
+from pontil.gpu_ops.collectives.communicator import Counts, added
 
 # Seconds after which a turn that never comes is a fault of the test itself.
 PATIENCE = 120.0
@@ -112,6 +112,12 @@ class TurnCommunicator:
 
     def choose_rows(self, x: Tensor, owner: Tensor) -> Tensor:
         return torch.stack(self.exchange(x))[owner, torch.arange(len(x))]
+
+    def all_to_all(self, x: Tensor, counts: Counts) -> Tensor:
+        most = max(map(sum, counts))
+        parts = self.exchange(torch.nn.functional.pad(x, (0, 0, 0, most - len(x))))
+        given = [part[: sum(own)].split(list(own)) for part, own in zip(parts, counts, strict=True)]
+        return torch.cat([rows[self.rank] for rows in given])
 
     def all_reduce(self, part: Tensor, in_order: bool) -> Tensor:
         return added(torch.stack(self.exchange(part)))

@@ -84,7 +84,9 @@ class StrictCollectives:
             raise DriverFault(f"{list(own.shape)} of {self.ranks} ranks are gathered into {list(target.shape)}")
         self.call("all_gather", group, own, [(target, True), (own, False)])
 
-    def all_to_all_single(self, target: Tensor, own: Tensor, group: StrictGroup) -> None:
+    def all_to_all_single(self, target: Tensor, own: Tensor, taken: object, given: object, group: StrictGroup) -> None:
+        if taken is not None or given is not None:
+            raise DriverFault(f"rank {group.rank} would wait for its device for the numbers of rows to send")
         if target.shape != own.shape or len(own) % self.ranks:
             raise DriverFault(f"{list(own.shape)} are dealt out to {self.ranks} ranks as {list(target.shape)}")
         self.call("all_to_all", group, own, [(target, True), (own, False)])

@@ -37,7 +37,9 @@ def latent(sizes: Sizes, **fields: Any) -> Sizes:
 
 
 MORE_CONFIGS: dict[str, Callable[[Sizes], PretrainedConfig]] = {
-    "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=65),
+    "mixtral": lambda sizes: MixtralConfig(
+        **sizes, num_local_experts=sizes.get("num_experts", 5), num_experts_per_tok=2, sliding_window=65
+    ),
     "gpt_oss": lambda sizes: GptOssConfig(
         **(sizes | {"initializer_range": 0.2}), head_dim=16, num_local_experts=sizes.get("num_experts", 5),
         num_experts_per_tok=2, sliding_window=65, swiglu_limit=1.5,

@@ -22,13 +22,14 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.partition import Arithmetic
+from pontil.runtime.models.partition import USUAL, Arithmetic
 from pontil.runtime.models.weights import Weights
 
 EVEN = SIZES | {
     "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
     "moe_intermediate_size": 32, "num_experts": 4,
 }  # fmt: skip
+FAST = Arithmetic(row_parallel=True)
 
 
 @dataclass
@@ -76,8 +77,15 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made
 
 
-def part_of(path: Path, own: Communicator, device: torch.device, row_parallel: bool) -> Model:
-    checkpoint, arithmetic = open_checkpoint(path), Arithmetic(row_parallel=row_parallel)
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp("qwen3_moe")
+    hugging_model("qwen3_moe", EVEN).save_pretrained(made)
+    return made
+
+
+def part_of(path: Path, own: Communicator, device: torch.device, arithmetic: Arithmetic) -> Model:
+    checkpoint = open_checkpoint(path)
     tensors = checkpoint.tensors(torch.float32)
     weights = Weights(tensors, device, torch.float32, communicator=own, arithmetic=arithmetic)
     return build_model(checkpoint.config, weights)
@@ -85,10 +93,20 @@ def part_of(path: Path, own: Communicator, device: torch.device, row_parallel: b
 
 @pytest.mark.parametrize("row_parallel", [False, True])
 def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path, row_parallel: bool) -> None:
-    assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS, row_parallel)) == [3 * VOCAB] * 2
+    arithmetic = Arithmetic(row_parallel=row_parallel)
+    assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS, arithmetic)) == [3 * VOCAB] * 2
     sums = [call.recorded for call in site.calls if call.kind == "all_reduce" and call.dtype.is_floating_point]
     # A step runs once before it is recorded.
     assert sums == ([False, True, False] if row_parallel else [])
+
+
+def test_results_of_experts_travel_in_recorded_steps_too(site: RankSite, mixture: Path) -> None:
+    """Their number depends on no choice: three rows are two for each rank, of two choices each."""
+    arithmetic = Arithmetic(expert_parallel=True)
+    assert site.run(lambda own, device: computed(mixture, own, device, ANY_ROWS, arithmetic)) == [3 * VOCAB] * 2
+    sent = [call for call in site.calls if call.kind == "all_to_all"]
+    assert [call.recorded for call in sent] == [False, True, False]
+    assert {call.shape for call in sent} == {(2 * 2 * 2, 128 * 4)}
 
 
 def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite, path: Path) -> None:
@@ -105,19 +123,19 @@ def test_parts_of_sums_of_other_shapes_are_told_with_both(site: RankSite, path: 
     with pytest.raises(
         DriverFault, match=r"collective 0: rank 1 .* all_reduce of \[64, 128\].*, rank 0 .* all_reduce of \[3, 128\]"
     ):
-        site.run(lambda own, device: computed(path, own, device, rows[own.rank], True))
+        site.run(lambda own, device: computed(path, own, device, rows[own.rank], FAST))
 
 
 def test_a_rank_with_another_arithmetic_is_told(site: RankSite, path: Path) -> None:
     with pytest.raises(DriverFault, match="collective 0: rank 1 makes an all_reduce .*, rank 0 an all_(gather|reduce)"):
-        site.run(lambda own, device: computed(path, own, device, ANY_ROWS, own.rank == 1))
+        site.run(lambda own, device: computed(path, own, device, ANY_ROWS, FAST if own.rank else USUAL))
 
 
 def computed(
-    path: Path, own: Communicator, device: torch.device, classes: BatchInvariance, row_parallel: bool = False
+    path: Path, own: Communicator, device: torch.device, classes: BatchInvariance, arithmetic: Arithmetic = USUAL
 ) -> int:
     """Compute the MLP and the logits of three positions of a prompt, recorded too; return how many logits there are."""
-    model = part_of(path, own, device, row_parallel)
+    model = part_of(path, own, device, arithmetic)
     assert isinstance(model, Decoder)
     rows = torch.ones(classes.pad_prompt(3), model.config.hidden_size, device=device)
     with torch.inference_mode():

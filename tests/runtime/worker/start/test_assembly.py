@@ -15,6 +15,7 @@ from random_gguf import SHAPES, write_random_gguf
 from seat_world import BLOCK, FormulaRunner, formula
 from tiny import drain, sequence
 from tiny_gguf import write_tiny_gguf
+from tiny_latent import write_tiny_deepseek
 from tiny_llama import write_tiny_llama
 from workers import DEFAULTS, PromptWorker, Silent, open_worker
 
@@ -30,6 +31,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.layers.experts import Experts
 from pontil.runtime.wire.compatibility import objection
 from pontil.runtime.worker.start import assembly, loading
 from pontil.runtime.worker.start.loading import name_of_kernels
@@ -83,6 +85,23 @@ def test_ranks_that_add_parts_of_sums_are_other_kernels(tmp_path: Path, arithmet
     divided, whole = (down.in_features, shape.intermediate_size), (down.out_features, shape.hidden_size)
     assert [2 * some == of_all for some, of_all in (divided, whole)] == [bool(named), not named]
     assert not replace(config, ranks=1, rank=0).row_parallel
+
+
+def test_rows_travel_to_experts_where_there_are_some(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path / "dense")
+    write_tiny_deepseek(tmp_path / "mixture")
+    config = WorkerConfig(
+        "w", "mixed", "cpu", (0,), str(tmp_path / "dense"), "m", "c", "p", kernels="torch", rank=1, ranks=2,
+        expert_parallel=True,
+    )  # fmt: skip
+    mixture = replace(config, model=str(tmp_path / "mixture"))
+    part = loading.load(mixture, Silent(), lambda *given: SecondOfTwo())
+    assert part.kernels == "torch" and isinstance(part.model, Decoder)
+    experts = part.model.blocks[1].feed_forward
+    assert isinstance(experts, Experts) and experts.dispatch is not None and experts.own == range(4, 8)
+    with pytest.raises(ModelError, match="this model has no experts, and --expert-parallel shares them out"):
+        loading.load(config, Silent(), lambda *given: SecondOfTwo())
+    loading.load(replace(config, ranks=1, rank=0), Silent(), lambda *given: SingleRank())
 
 
 def test_kernels_that_cannot_be_had(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
