@@ -222,11 +222,11 @@ class HashRunner:
             HERE.world.spend(seconds)
         sampled = list[Sampled]()
         for span, is_right in zip(spans, self.read(spans), strict=True):
-            running = self.hashes[span.sequence].running
+            running, samples = self.hashes[span.sequence].running, span.samples
             hash_logits.record_prompt(span, self.vocab)
-            if span.samples and hash_logits.asks_for_logits(span.sequence.params):
+            if samples and hash_logits.asks_for_logits(span.sequence.params):
                 sampled += hash_logits.draw(span.sequence, running, self.vocab)
-            elif span.samples:
+            elif samples:
                 seed = span.sequence.params.seed
                 assert seed is not None, "the proxy gives each request a seed"
                 running = running if is_right else mixed(running, 0x5EED)

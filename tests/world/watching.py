@@ -34,6 +34,9 @@ class SeedWatch:
         self.disturbed_at = run.world.time
         self.disturbances: list[float] = []
         self.seen: set[str] = set()
+        # Those that each watch looks at now.
+        self.serving: list[ProxyProcess] = []
+        self.working: list[Worker] = []
 
     @property
     def calm(self) -> float:
@@ -55,6 +58,8 @@ class SeedWatch:
         if stopped or network.unreachable.total() or not self.run.site.is_whole or self.run.made.is_busy:
             self.disturbed_at = now
             self.disturbances.append(now)
+        self.serving = [one for one in self.run.site.proxies if one.stopped_at is None]
+        self.working = [one.worker for one in self.run.site.workers if one.worker is not None]
         for watch in WATCHES:
             for what in watch(self):
                 if what not in self.seen:
@@ -64,14 +69,6 @@ class SeedWatch:
     def runs_for(self, process: object) -> float:
         """Return the seconds for which a process was not seen stopped."""
         return self.world.time - self.stopped_at.get(process, 0.0)
-
-    @property
-    def serving(self) -> list[ProxyProcess]:
-        return [one for one in self.run.site.proxies if one.stopped_at is None]
-
-    @property
-    def working(self) -> list[Worker]:
-        return [one.worker for one in self.run.site.workers if one.worker is not None]
 
 
 def the_dead_are_let_go(watch: SeedWatch) -> Iterator[str]:

@@ -304,7 +304,9 @@ class DecodeSide:
 
     def tick(self, now: float) -> None:
         """Check handshake deadlines, renew leases, and fail the transfers of peers that ended. The KV receiver checks
-        the deadlines of transfers."""
+        the deadlines of transfers. All of it depends on connections to peers."""
+        if not self.peers.by_peer:
+            return
         for peer in self.peers.flush(now):
             self.lose_peer(peer, now, f"the prefill worker took no message for {PATIENCE:.0f} s")
         # Before a peer that was lost for long is forgotten.

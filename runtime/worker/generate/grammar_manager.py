@@ -102,6 +102,8 @@ class GrammarManager:
         """Return the requests whose grammars are compiled. Those that waited too long fail; a grammar that is compiled
         too late is cached nevertheless."""
         ready: list[WorkerRequest] = []
+        if not self.waiting:
+            return ready
         while not self.made.empty():
             text, made = self.made.get()
             requests = [one.request for one in self.waiting.pop(text)]

@@ -228,6 +228,8 @@ class PrefillSide:
     def tick(self, now: float) -> None:
         """Check the deadlines of transfers, of halves that wait for the other message, and of peers that accept
         none."""
+        if not (self.outbox.backlogs or self.kv_sender.open or self.halves):
+            return
         longest = self.deadlines.kv_transfer_timeout
         for peer, unsent in self.outbox.flush(now).items():
             self.lose(peer, unsent, now)

@@ -164,7 +164,8 @@ class ProxyLink:
     def tick(self, load: Callable[[], HeartbeatLoad], now: float) -> str | None:
         """Send Hello until welcomed, then heartbeats. Return the proxy if it has been silent, or accepted nothing, for
         too long, or the connection to it broke."""
-        self.flush()
+        if self.outbox:
+            self.flush()
         self.congested_since = (self.congested_since or now) if self.congested else None
         late, self.last_tick = now - self.last_tick > LATE, now
         if late:

@@ -180,7 +180,13 @@ class ProxyLinks:
     def of(self, proxy: str) -> ProxyLink | None:
         """Return the link to the proxy of this incarnation. A worker of one proxy leaves it to that one to tell what is
         not meant for it."""
-        return self.only or next((link for link in self.links if link.proxy == proxy), None)
+        if self.only is not None:
+            return self.only
+        # Asked for each token: a generator would take more calls than there are links.
+        for link in self.links:
+            if link.proxy == proxy:
+                return link
+        return None
 
     def receive_all(self) -> Iterator[tuple[ProxyLink, Message]]:
         """Yield what has arrived, with the link that it came by."""

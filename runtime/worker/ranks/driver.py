@@ -173,6 +173,8 @@ class Driver:
 
     def take(self) -> list[RankDone]:
         """Return the followers' answers that have arrived."""
+        if not self.followers:
+            return []
         known = {(incarnation, rank) for rank, incarnation in self.followers.items()}
         return [
             message
