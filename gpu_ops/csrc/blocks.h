@@ -72,21 +72,20 @@ INLINE NativeWords dot_levels(const NativeWords (&levels)[COUNT][4], const uint3
 #pragma GCC unroll 8
     for (int i = 0; i < 4 * COUNT; i++)
         sum = (NativeWords)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)levels[i / 4][i % 4],
-                                               _mm512_set1_epi32(int32_t(x[i / 4 * SIXTEEN_WORDS + i % 4])));
+                                               _mm512_set1_epi32(int32_t(x[i])));
     NativeWords low{};
 #pragma GCC unroll 8
     for (int i = 0; i < 4 * COUNT; i++)
         low = (NativeWords)_mm512_dpbusd_epi32((__m512i)low, (__m512i)levels[i / 4][i % 4],
-                                               _mm512_set1_epi32(int32_t(x[i / 4 * SIXTEEN_WORDS + 4 + i % 4])));
+                                               _mm512_set1_epi32(int32_t(x[QUARTER_WORDS / 2 + i])));
     sum = (sum << DIGIT) + low;
 #elif defined(PONTIL_DIGITS)
     // At most 8 products of a level of 4 bits with a digit, or 4 of one of 6 bits, in 16 bits.
     NativeIntegers high{}, low{};
 #pragma GCC unroll 8
     for (int i = 0; i < 4 * COUNT; i++) {
-        const uint32_t* from = x + i / 4 * SIXTEEN_WORDS + i % 4;
-        high += multiply_bytes(levels[i / 4][i % 4], NativeWords{} + int32_t(from[0]));
-        low += multiply_bytes(levels[i / 4][i % 4], NativeWords{} + int32_t(from[4]));
+        high += multiply_bytes(levels[i / 4][i % 4], NativeWords{} + int32_t(x[i]));
+        low += multiply_bytes(levels[i / 4][i % 4], NativeWords{} + int32_t(x[QUARTER_WORDS / 2 + i]));
     }
     sum = Int16::dot(Int16::dot(sum, (NativeWords)high, NativeWords{} + ((1 << DIGIT) * 0x10001)),
                      (NativeWords)low, NativeWords{} + 0x10001);
@@ -101,7 +100,12 @@ INLINE NativeWords dot_levels(const NativeWords (&levels)[COUNT][4], const uint3
     return sum;
 }
 
-// What dot_levels multiplies with.
+// What dot_levels multiplies with, and the words from one sixteen to the next.
+#if defined(PONTIL_DIGITS)
+enum { SIXTEEN_STEP = 4 };
+#else
+enum { SIXTEEN_STEP = SIXTEEN_WORDS };
+#endif
 INLINE const uint32_t* multiplied(const IntegerRows& rows) {
 #if defined(PONTIL_DIGITS)
     return rows.digits;
@@ -179,7 +183,7 @@ INLINE void add_digits(const uint32_t* here, const uint32_t* ahead, const Native
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
             for (int q = 0; q < Q; q++) {
-                NativeWords sum = dot_levels<F::SHARED>(levels[q], x + size_t(r) * words + sixteen * SIXTEEN_WORDS);
+                NativeWords sum = dot_levels<F::SHARED>(levels[q], x + size_t(r) * words + sixteen * SIXTEEN_STEP);
                 if (F::BIAS > 0) sum += all_words(biases, size_t(r) * (words / SIXTEEN_WORDS) + sixteen);
                 exact[r][q] += sum * scales[sixteen / F::SHARED][q];
             }

@@ -8,11 +8,13 @@
 // Whole numbers are x = 2^DIGIT high + low, both of 8 bits with their signs. Sums of 32 are counted in SUM_UNIT, so
 // that they have 16 bits. Sixteen numbers are eight words of pairs.
 constexpr int DIGIT = 7, SUM_BITS = 3, SUM_UNIT = 1 << SUM_BITS, SIXTEEN_WORDS = 8, SUMS_WORDS = 32;
+// Words of 64 numbers: half of them of high digits, and half of low ones.
+constexpr int QUARTER_WORDS = 32;
 
 // Rows of activations as whole numbers: pairs [rows][words], and the unit of each row. For blocks `digits`
-// [rows][words] has of each sixteen four words of high digits, then four of low ones; a word's bytes are of the numbers
-// 2i, 2i + 8, 2i + 1 and 2i + 9. `biases` [rows][words / 8] are sums of sixteen, times -32; `sums` [rows][words / 32]
-// pairs of those of 32.
+// [rows][words] has of 64 numbers sixteen words of high digits, then sixteen of low ones; a word's bytes are of the
+// numbers 2i, 2i + 8, 2i + 1 and 2i + 9 of a sixteen. `biases` [rows][words / 8] are sums of sixteen, times -32; `sums`
+// [rows][words / 32] pairs of those of 32.
 struct IntegerRows {
     IntegerRows from(int row) const {
         const size_t cells = size_t(row) * words;
@@ -30,7 +32,7 @@ INLINE NativeWords all_words(const uint32_t* from, size_t at) { return NativeWor
 typedef int16_t EightIntegers __attribute__((vector_size(16)));
 typedef int32_t FourWords __attribute__((vector_size(16)));
 
-// Makes the digits of sixteen numbers, and returns their sum.
+// Makes the digits of sixteen numbers, the low ones behind the high ones of 64, and returns their sum.
 INLINE int32_t take_sixteen(const uint32_t* from, uint32_t* digits) {
     EightIntegers x[2];
     memcpy(x, from, sizeof x);
@@ -39,7 +41,7 @@ INLINE int32_t take_sixteen(const uint32_t* from, uint32_t* digits) {
     const FourWords bytes = FourWords{} + 0xff00ff;
     const FourWords made[2] = {((FourWords)high[0] & bytes) | (((FourWords)high[1] & bytes) << 8),
                                ((FourWords)low[0] & bytes) | (((FourWords)low[1] & bytes) << 8)};
-    memcpy(digits, made, sizeof made);
+    memcpy(digits, made, sizeof made[0]), memcpy(digits + QUARTER_WORDS / 2, made + 1, sizeof made[1]);
     const FourWords pairs[2] = {(FourWords)x[0], (FourWords)x[1]};
     const FourWords four = (pairs[0] << 16 >> 16) + (pairs[0] >> 16) + (pairs[1] << 16 >> 16) + (pairs[1] >> 16);
     return four[0] + four[1] + four[2] + four[3];
@@ -52,7 +54,8 @@ INLINE void take_digits(const IntegerRows& all, int row) {
         for (int half = 0; half < 2; half++) {
             int32_t sum = SUM_UNIT / 2;
             for (int i = 4 * word + 2 * half, end = i + 2; i < end; i++) {
-                const int32_t one = take_sixteen(own.x + i * SIXTEEN_WORDS, own.digits + i * SIXTEEN_WORDS);
+                uint32_t* digits = own.digits + i / 4 * QUARTER_WORDS + i % 4 * 4;
+                const int32_t one = take_sixteen(own.x + i * SIXTEEN_WORDS, digits);
                 own.biases[i] = uint32_t(-32 * one), sum += one;
             }
             both[half] = uint32_t(sum >> SUM_BITS);

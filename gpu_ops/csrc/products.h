@@ -1,23 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of rows with weights of any kind.
 #pragma once
-#include "blocks.h"
 #include "quantized.h"
 #if defined(PONTIL_TILES)
-#include "tiles.h"
+#include "block_tiles.h"
+#else
+#include "blocks.h"
 #endif
 
 // Multiplies a part's rows with the groups [first, end) of outputs of its matrix, which is in blocks.
 template <class F>
 static void multiply_block_part(Context& context, const Part& part, int first, int end, const IntegerRows& all,
                                 Scratch& scratch, Finish finish) {
+#if defined(PONTIL_TILES)
+    TileScope scope;
+    (void)scope;
+#endif
     const Matrix& matrix = *part.matrix;
     const int most = context.rows_in_cache(matrix.words * sizeof *all.x);
     for (int start = part.row, last = part.row + part.rows; start < last; start += most) {
         const int count = std::min(most, last - start);
         finish.first = start;
         for (int group = first; group < end; group++) {
+#if defined(PONTIL_TILES)
+            float* sums = count > BLOCK_ROWS ? tile_block_sums<F>(matrix, group, all.from(start), count, scratch)
+                                             : block_sums<F>(matrix, group, all.from(start), count, scratch);
+#else
             float* sums = block_sums<F>(matrix, group, all.from(start), count, scratch);
+#endif
             for (int row = 0; row < count; row++, sums += GROUP) {
                 to_units(matrix, group * GROUP, all.units[start + row], sums);
                 finish(row, group * GROUP, sums);

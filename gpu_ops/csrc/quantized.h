@@ -283,7 +283,9 @@ static float take_integers(const typename T::Active* from, int words, uint32_t* 
 template <class T>
 static IntegerRows take_integer_rows(Context& context, const uint32_t* x, int rows, int words, bool digits) {
     const size_t size = size_t(rows) * words, parts = digits ? size : 0;
-    uint32_t* integers = context.integers.take<uint32_t>(size + parts + parts / SIXTEEN_WORDS + parts / SUMS_WORDS);
+    const size_t behind = digits ? size_t(ROWS_BEHIND) * words : 0;
+    uint32_t* integers =
+        context.integers.take<uint32_t>(size + parts + parts / SIXTEEN_WORDS + parts / SUMS_WORDS + behind);
     float* units = context.units.take<float>(rows);
     const auto* from = reinterpret_cast<const typename T::Active*>(x);
     IntegerRows all{integers, units, integers + size, integers + size + parts, nullptr, words};

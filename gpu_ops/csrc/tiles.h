@@ -27,6 +27,15 @@ INLINE void dot_tiles(int sums, int rows, int weights) {
         memcpy(emulated[sums][row], &total, sizeof total);
     }
 }
+INLINE void dot_byte_tiles(int sums, int rows, int weights) {
+    const auto byte = [](uint32_t word, int i) { return int32_t(int8_t(word >> (8 * i))); };
+    for (int row = 0; row < TILE; row++)
+        for (int lane = 0; lane < TILE; lane++)
+            for (int word = 0; word < TILE; word++)
+                for (int i = 0; i < 4; i++)
+                    emulated[sums][row][lane] += uint32_t(byte(emulated[rows][row][word], i) *
+                                                          byte(emulated[weights][word][lane], i));
+}
 struct TileScope {};
 #else
 #include <sys/syscall.h>
@@ -38,6 +47,7 @@ INLINE bool may_use_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 #define load_tile(tile, from, stride) _tile_loadd(tile, from, stride)
 #define store_tile(tile, to, stride) _tile_stored(tile, to, stride)
 #define dot_tiles(sums, rows, weights) _tile_dpbf16ps(sums, rows, weights)
+#define dot_byte_tiles(sums, rows, weights) _tile_dpbssd(sums, rows, weights)
 
 // Configures eight tiles of 16 rows of 64 bytes on this thread, for the lifetime of the object.
 struct TileScope {

@@ -12,7 +12,7 @@ AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # All processors that multiply pairs of bfloat16 numbers also multiply pairs of integers.
 AVX512_PAIRS = (*AVX512, "-mavx512bf16", "-mavx512vnni")
 PAIRS = frozenset({"avx512_bf16", "avx512_vnni"})
-TILES = frozenset({"amx_tile", "amx_bf16"})
+TILES = frozenset({"amx_tile", "amx_bf16", "amx_int8"})
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XTILEDATA) of x86-64.
 ARCH_PRCTL, REQUEST_STATE, TILE_DATA = 158, 0x1023, 18
 AVX512_NEEDS = frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
@@ -38,7 +38,7 @@ INSTRUCTION_SETS = (
     InstructionSet(
         "amx",
         AVX512_NEEDS | TILES | PAIRS,
-        (*AVX512_PAIRS, "-mamx-tile", "-mamx-bf16", "-DPONTIL_TILES"),
+        (*AVX512_PAIRS, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPONTIL_TILES"),
     ),
     InstructionSet("avx512bf16", AVX512_NEEDS | PAIRS, AVX512_PAIRS),
     InstructionSet("avx512", AVX512_NEEDS, AVX512),

@@ -22,7 +22,7 @@ from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
-from pontil.gpu_ops.kernels.weights.structures import CELLS
+from pontil.gpu_ops.kernels.weights.structures import BYTES, CELLS, FOURS, NIBBLES, SIXES
 from pontil.gpu_ops.kv.cells import decode, row_cells
 from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.parameters.attention import LayerAttention
@@ -333,6 +333,18 @@ def test_the_self_check_notices_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(library, "mlp_half", lambda fields, x, result: right(fields, x + 1, result))
     assert "is off by" in str(fault(library))
     monkeypatch.setattr(library, "mlp_half", lambda fields, x, result: right(fields, x + len(x) * 1e-7, result))
+    assert "depend on the others" in str(fault(library))
+    library.close()
+
+
+@pytest.mark.parametrize("kind", [NIBBLES, BYTES, FOURS, SIXES])
+def test_the_self_check_notices_a_wrong_product_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
+    library = kernels.opened()
+    right = library.linear
+    monkeypatch.setattr(library, "linear", lambda matrix, x: right(matrix, x) * (1.01 if matrix.kind == kind else 1))
+    assert "is off by" in str(fault(library))
+    wrong = 1 + 1e-6
+    monkeypatch.setattr(library, "linear", lambda m, x: right(m, x) * (wrong if m.kind == kind and len(x) == 1 else 1))
     assert "depend on the others" in str(fault(library))
     library.close()
 

@@ -75,6 +75,6 @@ def test_numbers_of_4_bits_are_those_of_the_weights_that_they_stand_for(tmp_path
     assert multiplied == {one for one in formats if one != EMBEDDING or checkpoint.config.tie_word_embeddings}
     assert any(".up_proj." in one for one in counted) and any(".down_proj." in one for one in counted)
     for one in counted:
-        parts = (levels[f"{one}.{part}"] for part in ("numbers", "scales", "offsets"))
-        found = QuantizedWeights(*parts, None, levels.get(f"{one}.table"))
+        numbers, scales, offsets = (levels[f"{one}.{part}"] for part in ("numbers", "scales", "offsets"))
+        found = QuantizedWeights(numbers, scales, offsets, None, levels.get(f"{one}.table"))
         assert torch.equal(found.dense(), tensors[one]), one

@@ -107,15 +107,12 @@ def test_quantized_parts_are_the_weights_that_they_stand_for(directory: Path) ->
 def test_a_part_may_have_another_scheme_than_the_thinker(directory: Path) -> None:
     """The Talker's decoder and its projections have one of their own, and its code predictor has none."""
     config = read_talker_config(directory)
-    read = {
-        name: lambda opened=opened: dict(opened(directory, config).tensors())
-        for name, opened in (
-            ("", talker_checkpoint),
-            ("predictor", predictor_checkpoint),
-            ("to", projections_checkpoint),
-        )
-    }
-    plain = {name: one() for name, one in read.items()}
+    parts = {"decoder": talker_checkpoint, "predictor": predictor_checkpoint, "projections": projections_checkpoint}
+
+    def read() -> dict[str, dict[str, torch.Tensor]]:
+        return {name: dict(opened(directory, config).tensors()) for name, opened in parts.items()}
+
+    plain = read()
     others = ("embed", "head", "norm", "gate.", "code2wav")
     form, encode = FORMS["bytes"]
     quantize(directory, form, encode, kept=("thinker", "predictor", *others))
@@ -123,8 +120,7 @@ def test_a_part_may_have_another_scheme_than_the_thinker(directory: Path) -> Non
     form, encode = FORMS["gptq-8"]
     quantize(directory, form, encode, kept=("talker", "visual", "audio", *others))
     assert level_formats(directory, read_config(directory))
-    for name, one in read.items():
-        found = one()
+    for name, found in read().items():
         assert found.keys() == plain[name].keys()
         off = max(float((found[tensor].float() - plain[name][tensor].float()).abs().max()) for tensor in found)
         assert off < 0.1 and bool(off) == (name != "predictor")
