@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import SIZES, VOCAB, hugging_model
+from effort import by_default
 from pretend_device import PretendDevice
 from rank_turns import RankTurns
 from strict_collectives import CollectiveCall, StrictCollectives
@@ -29,6 +30,10 @@ EVEN = SIZES | {
     "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
     "moe_intermediate_size": 32, "num_experts": 4,
 }  # fmt: skip
+
+
+# What is told of ranks that differ depends on no model: with one, and with both only with --long.
+of_any_model = pytest.mark.parametrize("path", by_default({"llama"}, ["llama", "qwen3_moe"]), indirect=True)
 
 
 @dataclass
@@ -83,6 +88,7 @@ def part_of(path: Path, own: Communicator, device: torch.device, row_parallel: b
     return build_model(checkpoint.config, weights)
 
 
+@pytest.mark.parametrize("path", by_default({"qwen3_moe"}, ["llama", "qwen3_moe"]), indirect=True)
 @pytest.mark.parametrize("row_parallel", [False, True])
 def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path, row_parallel: bool) -> None:
     assert site.run(lambda own, device: computed(path, own, device, ANY_ROWS, row_parallel)) == [3 * VOCAB] * 2
@@ -91,6 +97,7 @@ def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: P
     assert sums == ([False, True, False] if row_parallel else [])
 
 
+@of_any_model
 def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite, path: Path) -> None:
     """Rank 0 pads to nothing, and the other to a class of row counts: the first exchange would hang."""
     rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
@@ -100,6 +107,7 @@ def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite,
         site.run(lambda own, device: computed(path, own, device, rows[own.rank]))
 
 
+@of_any_model
 def test_parts_of_sums_of_other_shapes_are_told_with_both(site: RankSite, path: Path) -> None:
     rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
     with pytest.raises(
@@ -108,6 +116,7 @@ def test_parts_of_sums_of_other_shapes_are_told_with_both(site: RankSite, path: 
         site.run(lambda own, device: computed(path, own, device, rows[own.rank], True))
 
 
+@of_any_model
 def test_a_rank_with_another_arithmetic_is_told(site: RankSite, path: Path) -> None:
     with pytest.raises(DriverFault, match="collective 0: rank 1 makes an all_reduce .*, rank 0 an all_(gather|reduce)"):
         site.run(lambda own, device: computed(path, own, device, ANY_ROWS, own.rank == 1))
