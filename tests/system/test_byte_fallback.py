@@ -119,7 +119,12 @@ def write_tiny(folder: Path) -> Path:
     return write_tiny_gguf(folder / f"{TINY}.gguf", folder / "hf", config, vocabulary=add_sentencepiece)
 
 
-of_tiny = pytest.mark.parametrize("site", [(TINY, topology) for topology in TOPOLOGIES], ids="-".join, indirect=True)
+of_tiny = pytest.mark.parametrize(
+    "site",
+    [pytest.param((TINY, "mixed"), marks=pytest.mark.long), pytest.param((TINY, "pair"))],
+    ids="-".join,
+    indirect=True,
+)
 # Real models only with --long: two starts of the larger one take a minute, and what a character of several tokens is
 # does not depend on the weights. Of byte pairs tests/runtime/tokenizer and tests/http have such by default.
 of_gemma = pytest.mark.parametrize(

@@ -13,19 +13,18 @@ from typing import Any
 import disturbed
 import psutil
 import pytest
-from effort import is_long
 from forked_program import fork_program, run_program
 from process_state import status_of
 from relay import Relay
 from served import APP, Served, launched, wait_for
 from small_disk import small_disk
 
-from pontil.launcher.tools.chaos.fault_plan import CUT, FAULTS, KILL, OF_PROXIES, VARIANTS
+from pontil.launcher.tools.chaos.fault_plan import FAULTS, OF_PROXIES, VARIANTS
 from pontil.launcher.tools.chaos.prompts import PROMPTS
 
+pytestmark = pytest.mark.long
+
 WITHIN = 300.0
-# Of processes and of links; those of callers are in tests of fair shares and of the greedy caller.
-FEW = (KILL, CUT)
 # A plan in which faults overlap, so that it is short.
 SEED = "7345"
 # The load sends the admin key, which the environment has.
@@ -69,28 +68,24 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_launch_holds_under_every_fault(site: Served) -> None:
-    """A worker and a proxy die and a link is cut; with --long, every fault. No stream is lost that can be continued,
-    each is billed once, and small requests do not wait for a second caller that asks for much. That the launch itself
-    holds under any faults is shown by tests/world, at more points."""
-    few = ("--minutes", "0.01", "--faults", ",".join(FEW), "--streams", "2")
-    many = ("--minutes", "10", "--streams", "12", "--greedy-key", str(keys_of(site.output.parent)))
-    done = run(site, *(many if is_long() else few), "--seed", SEED, "--json")
+    """No stream is lost that can be continued, each is billed once, and small requests do not wait for a second caller
+    that asks for much. That the launch itself holds under any faults is shown by tests/world, at more points."""
+    load = ("--minutes", "10", "--streams", "12", "--greedy-key", str(keys_of(site.output.parent)))
+    done = run(site, *load, "--seed", SEED, "--json")
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert [check for check in report["checks"] if not check["held"]] == []
     assert (report["verdict"], done.returncode) == ("held", 0)
     rows, left_out = rows_of(report), set(report["left_out"])
     assert left_out <= ({"fill"} if "small-disk" not in str(site.usage_log) else set())
-    kinds = FAULTS if is_long() else FEW
-    of_workers = {variant for fault in kinds for variant in VARIANTS[fault]}
-    of_proxies = {f"{variant}, proxy" for fault in kinds if fault in OF_PROXIES for variant in VARIANTS[fault]}
+    of_workers = {variant for fault in FAULTS for variant in VARIANTS[fault]}
+    of_proxies = {f"{variant}, proxy" for fault in FAULTS if fault in OF_PROXIES for variant in VARIANTS[fault]}
     assert set(rows) | left_out == of_workers | of_proxies | {"none"}
-    if is_long():
-        # The faults do what they are for: in a short one a slow machine may have no pull and no write.
-        assert rows["cut"]["failed_handoffs"] > 0 and (left_out or rows["fill"]["failed_writes"] > 0)
-        assert any("continued after a break" in check["seen"] for check in report["checks"])
-        (fair,) = [check["seen"] for check in report["checks"] if check["name"] == "fairness"]
-        assert report["fairness"]["sent"] > 1 and ", 0 refused or lost, 0 late" in fair
+    # The faults do what they are for.
+    assert rows["cut"]["failed_handoffs"] > 0 and (left_out or rows["fill"]["failed_writes"] > 0)
+    assert any("continued after a break" in check["seen"] for check in report["checks"])
+    (fair,) = [check["seen"] for check in report["checks"] if check["name"] == "fairness"]
+    assert report["fairness"]["sent"] > 1 and ", 0 refused or lost, 0 late" in fair
     died = {name: row["restarts"] for name, row in site.topology().items() if row["restarts"]}
     deadly = ("kill", "stop (long)", "kill, proxy", "stop (long), proxy")
     assert sum(died.values()) == sum(rows[name]["times"] for name in deadly if name in rows)
@@ -100,7 +95,6 @@ def test_a_launch_holds_under_every_fault(site: Served) -> None:
     assert site.get("/admin/topology")["chaos"] is True
 
 
-@pytest.mark.long
 def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
     """The load goes through a relay that changes why one answer ended, once the undisturbed ones are known: asking for
     those takes seconds."""
@@ -127,7 +121,6 @@ def test_one_wrong_answer_breaks_the_verdict(site: Served) -> None:
     assert done.stdout.splitlines()[-1].startswith("broke: ")
 
 
-@pytest.mark.long
 def test_ctrl_c_undoes_everything(site: Served, tmp_path: Path) -> None:
     """A fault comes only after the undisturbed answers, which take seconds."""
     said = site.output.read_text().count(" slow for ")

@@ -25,7 +25,7 @@ def traces(pids: set[int], port: int) -> list[str]:
     ("flags", "kept", "number"),
     [
         (("--decode", "none"), "prefill:0", signal.SIGTERM),
-        (("--prefill", "none"), "decode:0", signal.SIGINT),
+        pytest.param(("--prefill", "none"), "decode:0", signal.SIGINT, marks=pytest.mark.long),
         # Every run serves with mixed workers elsewhere, and kills a launcher in tests/system/test_random_kills.py.
         pytest.param(("--role", "mixed"), "mixed:0", signal.SIGKILL, marks=pytest.mark.long),
     ],

@@ -122,6 +122,7 @@ def hostile(value: Any) -> Any:
     return f"{HOSTILE} {value}" if isinstance(value, str) else value
 
 
+@pytest.mark.long
 def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served) -> None:
     """Names of workers, reasons, last lines, routes and progress: whoever makes them up, they are text."""
     snapshot = json.loads(next(served.request("GET", "/admin/events").events()))
@@ -152,6 +153,7 @@ def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served
     context.close()
 
 
+@pytest.mark.long
 def test_busy_wires_move_without_an_animation(browser: "Browser", served: Served) -> None:
     """An animation of dashes is painted sixty times a second, which took a fifth of a core while there was load."""
     snapshot = json.loads(next(served.request("GET", "/admin/events").events()))
@@ -209,6 +211,7 @@ def test_the_time_of_a_worker_that_reports_late_is_shown_too(operator: Operator)
     assert len(looks) > 1
 
 
+@pytest.mark.long
 def test_a_worker_is_drained_and_comes_back(operator: Operator) -> None:
     operator.press("decode:0", "drain")
     operator.sees(operator.state("decode:0"), "drained")
@@ -223,6 +226,7 @@ def test_a_worker_is_drained_and_comes_back(operator: Operator) -> None:
     operator.sees(operator.state("decode:0"), "ready")
 
 
+@pytest.mark.long
 def test_a_role_is_chosen_in_the_dialog(operator: Operator) -> None:
     for role, shown in (("mixed", "works as mixed"), ("decode", "")):
         operator.page.locator('[data-name="decode:0"] [data-action="role"]').click()
@@ -248,6 +252,7 @@ def test_everything_is_reached_by_keyboard(operator: Operator) -> None:
     assert not page.locator("#changes li", has_text="Restart prefill:0").count(), "nothing was asked"
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> None:
     restarts = operator.served.topology()["decode:0"]["restarts"]
     operator.served.kill("decode:0")
@@ -292,6 +297,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_refused(browser: "Browser", tmp_path
         context.close()
 
 
+@pytest.mark.long
 def test_without_an_admin_key_there_is_no_page_for_others(browser: "Browser", served: Served) -> None:
     context = browser.new_context(extra_http_headers={"x-forwarded-for": "192.0.2.1"})
     answer = context.new_page().goto(f"http://127.0.0.1:{served.port}/admin/ui")
@@ -349,6 +355,7 @@ def test_a_recording_opens_without_a_server(browser: "Browser", recording: Path)
     context.close()
 
 
+@pytest.mark.long
 def test_a_server_shows_a_recording_and_goes_back(operator: Operator, recording: Path, tmp_path: Path) -> None:
     (tmp_path / "other.html").write_text("<p>no recording</p>")
     operator.page.locator("#open-file").set_input_files(tmp_path / "other.html")

@@ -2,11 +2,12 @@
 """Drafts change only the number of steps of an answer: no token, logprob, end or count."""
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 from drafted import REPEATING, Plain, Stops, plain_of, requests, run
-from effort import examples, is_long
+from effort import by_default, examples, is_long
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import build, check_free, drain, reference, rig, sequence
@@ -31,11 +32,11 @@ def plain(model: Model) -> Plain:
     return plain_of(model)
 
 
-@pytest.mark.parametrize(("drafts", "first"), [(1, 0), (4, 1), (16, 2)])
+@pytest.mark.parametrize(("drafts", "first"), by_default({(4, 1), (16, 2)}, [(1, 0), (4, 1), (16, 2)]))
 def test_alone_and_in_a_crowd_the_answers_are_those_without_drafts(
     model: Model, plain: Plain, drafts: int, first: int
 ) -> None:  # B1, C16
-    """Each kind of request in a crowd and alone; without `--long` one third of them alone with each number."""
+    """Each kind of request in a crowd and alone; without `--long` one third of them alone with each of two numbers."""
     expected = plain(40)
     crowd = rig(model, drafts=drafts)
     assert run(crowd, requests()) == expected
@@ -55,7 +56,7 @@ def test_replay_after_preemption_gives_the_same(model: Model, plain: Plain) -> N
     assert tight.engine.generated == counted
 
 
-@pytest.mark.parametrize("budget", [1, 2, 6, 7, 8, 13])
+@pytest.mark.parametrize("budget", by_default({1, 7, 13}, [1, 2, 6, 7, 8, 13]))
 def test_the_budget_ends_an_answer_inside_a_draft(model: Model, budget: int) -> None:
     drafting = rig(model, drafts=6)
     found = run(drafting, requests(budget))
@@ -67,7 +68,7 @@ def test_an_end_inside_an_accepted_draft_is_the_end(model: Model) -> None:
     """Accepted tokens behind the end are no part of the answer, and in no count except the rejected drafts."""
     (full,) = run(rig(model), [sequence("a", REPEATING, 40)]).values()
     cut = 0
-    for at in range(2, 30, examples(3, 1)):
+    for at in range(2, 30, examples(5, 1)):
         stop, text = full.ids[at], tuple(full.ids[at - 1 : at + 1])
         plain, drafting = rig(model), rig(model, drafts=8)
         for one in (plain, drafting):
@@ -84,11 +85,7 @@ def test_an_end_inside_an_accepted_draft_is_the_end(model: Model) -> None:
 
 @pytest.mark.parametrize(
     ("length", "drafts"),
-    [
-        pytest.param(length, drafts, marks=[] if drafts == 16 or length in (1, 16) else [pytest.mark.long])
-        for length in (1, 15, 16, 17, 31, 32)
-        for drafts in (1, 15, 16)
-    ],
+    by_default({(15, 16), (16, 1), (16, 16), (17, 16)}, product((1, 15, 16, 17, 31, 32), (1, 15, 16))),
 )
 def test_slots_for_all_drafts_are_there_before_anything_is_written(
     model: Model, length: int, drafts: int, monkeypatch: pytest.MonkeyPatch

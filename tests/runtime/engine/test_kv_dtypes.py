@@ -6,6 +6,7 @@ import pytest
 import torch
 from architectures import read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
+from effort import by_default
 from tiny import check_free, drain, rig, sequence
 from tiny_llama import write_tiny_llama
 
@@ -30,7 +31,7 @@ def test_company_chunks_replay_and_a_handoff_change_nothing(models: Models, comp
     assert handed_over(models[computed], PROMPT[:150], TOKENS, cells) == expected
 
 
-@pytest.mark.parametrize("cells", CELLS)
+@pytest.mark.parametrize("cells", by_default({"int8"}, CELLS))
 def test_neither_do_preemption_and_cached_prefixes(models: Models, cells: str) -> None:
     crowd = {f"n{number}": PROMPT[: 20 + 5 * number] for number in range(6)}
     alone: dict[str, list[int]] = {}

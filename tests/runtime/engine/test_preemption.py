@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from effort import examples
+from effort import by_default, examples
 from hypothesis import given, settings
 from hypothesis.strategies import DrawFn, booleans, composite, integers
 from tiny import build, check_free, computed_by, drain, name_of, reference, rig, sequence
@@ -39,7 +39,7 @@ def crowd() -> list[Sequence]:
     return [sequence(f"n{i}", prompt(20 + i, i), 60, seed=i, **SAMPLED) for i in range(6)]
 
 
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("caching", by_default({True}, [True, False]))
 def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Model, caching: bool) -> None:
     tight = rig(model, blocks=14, caching=caching)
     for one in crowd():
@@ -49,7 +49,7 @@ def test_preempted_sequences_give_the_tokens_they_would_have_given(model: Model,
     check_free(tight)
 
 
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("caching", by_default({False}, [True, False]))
 def test_a_prompt_is_computed_once_and_what_is_replayed_is_counted_apart(model: Model, caching: bool) -> None:  # A11
     tight = rig(model, blocks=14, caching=caching)
     sequences = crowd()

@@ -48,7 +48,7 @@ def test_the_last_in_order_gives_way_though_it_came_first(model: Model) -> None:
     check_free(tight)
 
 
-@settings(deadline=None, max_examples=examples(3, 20))
+@settings(deadline=None, max_examples=examples(2, 20))
 @given(priorities=lists(integers(-2, 2), min_size=5, max_size=5))
 def test_no_token_depends_on_it(model: Model, priorities: list[int]) -> None:
     def some() -> list[Sequence]:

@@ -65,7 +65,7 @@ def test_a_wrong_number_is_refused_in_a_sentence_or_harmless(tmp_path: Path, arc
     chance = random.Random(architecture.name)
     for scaling in SCALINGS:
         can_be_computed(read_hf_config(written(tmp_path, config_of(architecture, scaling)), part))
-    for _ in range(examples(120, 6000)):
+    for _ in range(examples(60, 6000)):
         data = changed(config_of(architecture, chance.choice(SCALINGS)), chance)
         try:
             config = read_hf_config(written(tmp_path, data), part)
@@ -80,7 +80,7 @@ def test_a_wrong_number_of_the_parts_that_speak(tmp_path: Path, reader: str) -> 
     write_tiny_omni(tmp_path)
     whole, chance = json.loads((tmp_path / "config.json").read_text()), random.Random(reader)
     READERS[reader](tmp_path)
-    for _ in range(examples(120, 6000)):
+    for _ in range(examples(60, 6000)):
         data = changed(whole, chance)
         try:
             config = READERS[reader](written(tmp_path, data))
@@ -93,7 +93,7 @@ def test_a_wrong_number_of_the_parts_that_speak(tmp_path: Path, reader: str) -> 
 def test_a_wrong_number_of_an_encoder(tmp_path: Path) -> None:
     write_tiny_bert(tmp_path)
     whole, chance = json.loads((tmp_path / "config.json").read_text()), random.Random(9)
-    for _ in range(examples(120, 6000)):
+    for _ in range(examples(60, 6000)):
         try:
             config = read_encoder_config(written(tmp_path, changed(whole, chance)))
         except ModelError as error:

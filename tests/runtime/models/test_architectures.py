@@ -4,16 +4,15 @@
 Prompts are longer than any sliding window of the tiny models, and than one chunk of keys.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from architectures import NAMES, VOCAB, hugging_model, read_model
 from company import alone_in_company_and_again, handed_over
-from effort import examples
+from effort import by_default, examples
 from tiny import drain, rig, sequence
 from transformers import PreTrainedModel
 
@@ -26,9 +25,10 @@ CUTS = [[333], [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
 # The tokens that follow the second and the third cross every sliding window of the models: 37, 64 and 65.
 LENGTHS = (1, 36, 64, 200)
 COUNT = examples(16, 64)
-# Every operation that differs by type is in one of these. In company each architecture computes in one type, these in
-# bfloat16, and in both with --long.
-IN_BFLOAT16 = ("llama-llama3", "qwen3", "qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3")
+# By default each architecture computes the logits of transformers, in any cutting. Each kind of attention, of cells, of
+# experts and of their choice is in one of these, which compute in company too, and in both types with --long.
+IN_FLOAT32, IN_BFLOAT16 = {"glm4_moe"}, {"qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3"}
+DECODED = {"llama-llama3", "gemma3_text", "gpt_oss", "deepseek_v3"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def chosen(hugging: PreTrainedModel, prompt: list[int], answer: list[int]) -> li
     return tokens
 
 
+@pytest.mark.parametrize("pair", by_default(DECODED, NAMES), indirect=True)
 def test_greedy_tokens_equal_those_of_transformers_here_and_after_a_handoff(pair: ModelPair) -> None:
     ours = rig(pair.ours).engine
     for length in LENGTHS:
@@ -93,15 +94,11 @@ def test_greedy_tokens_equal_those_of_transformers_here_and_after_a_handoff(pair
     assert handed_over(pair.ours, PROMPT[:200], COUNT) == answers["200"]
 
 
-def chosen_by_default(is_default: Callable[[str], bool]) -> list[Any]:
-    return [pytest.param(name, marks=() if is_default(name) else pytest.mark.long) for name in NAMES]
-
-
-@pytest.mark.parametrize("pair", chosen_by_default(lambda name: name not in IN_BFLOAT16), indirect=True)
+@pytest.mark.parametrize("pair", by_default(IN_FLOAT32, NAMES), indirect=True)
 def test_company_chunks_and_replay_change_nothing(pair: ModelPair) -> None:
     alone_in_company_and_again(pair.ours, PROMPT)
 
 
-@pytest.mark.parametrize("pair", chosen_by_default(lambda name: name in IN_BFLOAT16), indirect=True)
+@pytest.mark.parametrize("pair", by_default(IN_BFLOAT16, NAMES), indirect=True)
 def test_company_chunks_and_replay_change_nothing_in_bfloat16(pair: ModelPair) -> None:
     alone_in_company_and_again(read_model(pair.path, torch.bfloat16), PROMPT)

@@ -4,6 +4,7 @@ batch (C16)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import kernels
@@ -11,6 +12,7 @@ import pytest
 import torch
 from architectures import NAMES, ROUND_SIZES, SIZES, VOCAB, hugging_model, read_model
 from company import TOKENS, alone_in_company_and_again, handed_over
+from effort import by_default
 from tiny import check_free, drain, rig, sequence
 from transformers import PreTrainedModel
 
@@ -21,6 +23,9 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
+# Every kind of attention, of cells and of experts. By default each architecture computes the logits of transformers;
+# these do so in company too.
+DIFFERENT = ("llama", "qwen3_moe-dense", "gemma3_text", "gpt_oss", "deepseek_v3")
 CUTS = [[1] * 333, [1, 332], [64, 1, 15, 16, 17, 220], [256, 77]]
 
 
@@ -75,15 +80,23 @@ def test_logits_equal_those_of_transformers_in_any_cutting(pair: KernelPair) -> 
             assert torch.equal(logits_in_cuts(model, cuts), whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("pair", "dtype"),
+    by_default({(name, torch.bfloat16) for name in DIFFERENT}, product(NAMES, (torch.float32, torch.bfloat16))),
+    indirect=["pair"],
+    ids=str,
+)
 def test_company_chunks_replay_and_a_handoff_change_nothing(pair: KernelPair, dtype: torch.dtype) -> None:
     model = pair.model(dtype)
     expected = alone_in_company_and_again(model, PROMPT)
     assert handed_over(model, PROMPT[:150], TOKENS) == expected
 
 
-@pytest.mark.parametrize("drafts", [0, 4])
-@pytest.mark.parametrize("length", [10, 64, 90])
+@pytest.mark.parametrize(
+    ("pair", "length", "drafts"),
+    by_default({("llama", 10, 0), *((name, 64, 4) for name in DIFFERENT)}, product(NAMES, (10, 64, 90), (0, 4))),
+    indirect=["pair"],
+)
 def test_the_next_turn_finds_the_answer_as_it_was_decoded(pair: KernelPair, length: int, drafts: int) -> None:  # B3
     model = pair.model(torch.bfloat16)
     ours = rig(model, drafts=drafts)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import hugging_model, read_model
+from effort import by_default
 from pretend_device import DeviceTape, HostTensorUsed, PretendDevice
 from tiny import layout_of, sequence
 from torch import Tensor
@@ -31,6 +32,13 @@ EDITED: dict[str, object] = {
     "logprobs": 3,
 }  # fmt: skip
 ALLOWED: dict[str, object] = {"allowed_token_ids": (1, 2, 0), "prompt_logprobs": 2, "temperature": 1.0}
+
+
+# The first has what all decoders have, the second experts too. What neither changes is tried with one of them.
+of_llama, of_experts = (
+    pytest.mark.parametrize("path", by_default({chosen}, ["llama", "qwen3_moe"]), indirect=True)
+    for chosen in ("llama", "qwen3_moe")
+)
 
 
 @dataclass
@@ -82,6 +90,7 @@ def site(there: PretendDevice, model: Model) -> Iterator[Site]:
         yield site_of(there, model)
 
 
+@of_experts
 def test_a_step_waits_for_nothing_and_makes_one_copy_each_way(site: Site) -> None:
     for place in range(3):
         site.engine.add(sequence(f"s{place}", [3] * (17 + place), 6))
@@ -94,6 +103,7 @@ def test_a_step_waits_for_nothing_and_makes_one_copy_each_way(site: Site) -> Non
     assert site.engine.generated == 18
 
 
+@of_experts
 def test_two_decode_steps_of_one_bucket_start_the_same_at_the_same_addresses(site: Site) -> None:
     for place in range(3):
         site.engine.add(sequence(f"s{place}", [3] * (17 + place), 8))
@@ -104,6 +114,7 @@ def test_two_decode_steps_of_one_bucket_start_the_same_at_the_same_addresses(sit
     assert first.calls == second.calls
 
 
+@of_llama
 @pytest.mark.parametrize("settings", [EDITED, ALLOWED], ids=["edited", "allowed"])
 def test_edits_and_logprobs_wait_for_nothing(site: Site, settings: dict[str, object]) -> None:
     """But for penalties, whose counts follow the layers in a copy of their own once the last token is known."""
@@ -117,6 +128,7 @@ def test_edits_and_logprobs_wait_for_nothing(site: Site, settings: dict[str, obj
     assert len(one.output) == 4 and len(one.record.logprobs) == (4 if "logprobs" in settings else 0)
 
 
+@of_experts
 def test_recorded_decode_steps_are_started_again_and_their_memory_is_known(site: Site) -> None:
     site.runner.record(site.runner.layers.shapes)
     shapes, held = len(site.runner.layers.captured.steps), site.runner.layers.captured.bytes
@@ -134,6 +146,7 @@ def test_recorded_decode_steps_are_started_again_and_their_memory_is_known(site:
 Fault = Callable[[Tensor], object]
 
 
+@of_llama
 @pytest.mark.parametrize(
     ("fault", "caught"),
     [
@@ -163,6 +176,7 @@ def test_a_step_that_waits_is_caught(
         site.step()
 
 
+@of_llama
 def test_a_second_copy_and_another_address_are_caught(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.engine.add(sequence("a", [3] * 20, 9))
     site.step()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import SIZES, VOCAB, hugging_model
+from effort import by_default
 from pretend_device import PretendDevice
 from rank_turns import RankTurns
 from strict_collectives import CollectiveCall, StrictCollectives
@@ -30,6 +31,10 @@ EVEN = SIZES | {
     "moe_intermediate_size": 32, "num_experts": 4,
 }  # fmt: skip
 FAST = Arithmetic(row_parallel=True)
+
+
+# What is told of ranks that differ depends on no model: with one, and with both only with --long.
+of_any_model = pytest.mark.parametrize("path", by_default({"llama"}, ["llama", "qwen3_moe"]), indirect=True)
 
 
 @dataclass
@@ -91,6 +96,7 @@ def part_of(path: Path, own: Communicator, device: torch.device, arithmetic: Ari
     return build_model(checkpoint.config, weights)
 
 
+@pytest.mark.parametrize("path", by_default({"qwen3_moe"}, ["llama", "qwen3_moe"]), indirect=True)
 @pytest.mark.parametrize("row_parallel", [False, True])
 def test_ranks_that_compute_the_same_meet_in_every_layer(site: RankSite, path: Path, row_parallel: bool) -> None:
     arithmetic = Arithmetic(row_parallel=row_parallel)
@@ -109,6 +115,7 @@ def test_results_of_experts_travel_in_recorded_steps_too(site: RankSite, mixture
     assert {call.shape for call in sent} == {(2 * 2 * 2, 128 * 4)}
 
 
+@of_any_model
 def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite, path: Path) -> None:
     """Rank 0 pads to nothing, and the other to a class of row counts: the first exchange would hang."""
     rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
@@ -118,6 +125,7 @@ def test_rows_that_ranks_pad_otherwise_are_told_with_both_shapes(site: RankSite,
         site.run(lambda own, device: computed(path, own, device, rows[own.rank]))
 
 
+@of_any_model
 def test_parts_of_sums_of_other_shapes_are_told_with_both(site: RankSite, path: Path) -> None:
     rows = (ANY_ROWS, BatchInvariance(32, 32, (64, 128, 256)))
     with pytest.raises(
@@ -126,6 +134,7 @@ def test_parts_of_sums_of_other_shapes_are_told_with_both(site: RankSite, path: 
         site.run(lambda own, device: computed(path, own, device, rows[own.rank], FAST))
 
 
+@of_any_model
 def test_a_rank_with_another_arithmetic_is_told(site: RankSite, path: Path) -> None:
     with pytest.raises(DriverFault, match="collective 0: rank 1 makes an all_reduce .*, rank 0 an all_(gather|reduce)"):
         site.run(lambda own, device: computed(path, own, device, ANY_ROWS, FAST if own.rank else USUAL))

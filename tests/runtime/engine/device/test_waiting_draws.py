@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
+from effort import by_default, examples
 from failing_memory import FailingMemory
 from host_device import HostLink, device_engine
 from pretend_device import PretendDevice
@@ -99,13 +99,13 @@ def test_rows_whose_draws_wait_take_part_in_every_step(there: PretendDevice) -> 
 def test_a_step_whose_draws_wait_has_one_more_copy_to_the_device(there: PretendDevice) -> None:
     """The draws of the others go with them, so that there is one copy back."""
     engine, copies = engine_on(there), list[tuple[int, int]]()
-    for one in company(["plain", "guided"], []):
+    for one in company(["plain", "guided"], [], 5):
         engine.add(one)
     while engine.has_work:
         with there.recording() as tape:
             engine.step()
         copies.append((tape.to_device, tape.to_host))
-    assert copies == [(1, 1), *[(2, 1)] * 11, (0, 0)]
+    assert copies == [(1, 1), *[(2, 1)] * 4, (0, 0)]
 
 
 def test_a_row_whose_sequence_ended_asks_its_guide_nothing(there: PretendDevice) -> None:
@@ -179,7 +179,7 @@ def ends_of(engine: Engine, members: list[Sequence]) -> dict[tuple[str, int], En
     return {key: (one.sequence.output, one.finish, one.failure) for key, one in last.items()}
 
 
-@pytest.mark.parametrize("blocks", [200, 14], ids=["ample", "tight"])
+@pytest.mark.parametrize("blocks", by_default({14}, [200, 14]))  # ample, and tight
 def test_their_tokens_are_those_of_the_plain_runner(model: Model, blocks: int) -> None:
     theirs, ours = mixed_company(), mixed_company()
     expected = ends_of(rig(model, blocks=blocks, block_size=8).engine, theirs)
@@ -229,7 +229,7 @@ def fourth_step(model: Model, failing: set[int]) -> tuple[dict[tuple[str, int], 
 def test_memory_that_runs_out_for_layers_or_for_draws_that_waited_ends_one_request(model: Model) -> None:
     expected, calm, _ = fourth_step(model, set())
     attempts = set()
-    for at in range(0, calm.allocations, examples(9, 2)):
+    for at in range(0, calm.allocations, examples(27, 2)):
         found, memory, drawn_again = fourth_step(model, {at})
         attempts.add(drawn_again)
         failed = [key for key, (_, _, failure) in found.items() if failure is not None]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from always_draft import AlwaysDraft
 from drafted import REPEATING, Plain, plain_of, requests, run
+from effort import by_default
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Rig, check_free, rig, sequence
@@ -98,7 +99,14 @@ def check_head_free(one: Rig) -> None:
     check_free(one)
 
 
-@pytest.mark.parametrize(("count", "lookup"), [(1, False), pytest.param(5, False, marks=pytest.mark.long), (5, True)])
+@pytest.mark.parametrize(
+    ("pair", "count", "lookup"),
+    by_default(
+        {("mtp", 5, True), ("eagle", 1, False)},
+        [(layer, *how) for layer in ("mtp", "eagle") for how in ((1, False), (5, False), (5, True))],
+    ),
+    indirect=["pair"],
+)
 def test_a_draft_layer_changes_nothing(pair: Drafting, plain: Plain, count: int, lookup: bool) -> None:  # B1, C16
     """Choices, penalties, logprobs, masks of ids and temperatures are among the requests."""
     expected = plain(20)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from always_draft import AlwaysDraft
 from drafted import REPEATING, Plain, Stops, plain_of, requests, run
-from effort import examples
+from effort import by_default, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_guide import END, Rule, every_third
@@ -74,7 +74,7 @@ def check_draft_free(one: Rig) -> None:
     check_free(one)
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(4, marks=pytest.mark.long), 16])
+@pytest.mark.parametrize("count", by_default({16}, [1, 4, 16]))
 def test_a_draft_of_the_model_itself_is_always_right(model: Model, plain: Plain, count: int) -> None:  # B1, C16
     """Greedy or drawn: a draft is drawn with the number of its position."""
     expected = plain(BUDGET)
@@ -104,7 +104,7 @@ def test_guesses_that_memory_does_not_suffice_for_are_left_out(
     check_draft_free(one)
 
 
-@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("lookup", by_default({True}, [False, True]))  # with it the model guesses too
 def test_a_draft_of_another_model_changes_nothing(
     model: Model, other: Model, plain: Plain, lookup: bool
 ) -> None:  # B1, C16
@@ -117,7 +117,7 @@ def test_a_draft_of_another_model_changes_nothing(
         assert run(drafting(model, other, 5, lookup=lookup), [each]).items() <= expected.items()
 
 
-@pytest.mark.parametrize("right", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("right", by_default({False}, [True, False]))
 def test_replay_after_preemption_gives_the_same_with_a_draft_model(
     model: Model, other: Model, plain: Plain, right: bool
 ) -> None:
@@ -136,7 +136,7 @@ def test_without_room_for_the_draft_models_blocks_it_guesses_less(model: Model, 
     check_draft_free(tight)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 6, 7, 8])
+@pytest.mark.parametrize("budget", by_default({1, 7}, [1, 2, 6, 7, 8]))
 def test_the_budget_ends_an_answer_inside_a_models_draft(model: Model, plain: Plain, budget: int) -> None:
     one = drafting(model, model, 6)
     found = run(one, requests(budget))
@@ -313,7 +313,7 @@ class AnyPlan(AlwaysDraft):
         return plan
 
 
-@settings(max_examples=examples(3, 40), deadline=None)
+@settings(max_examples=examples(2, 40), deadline=None)
 @given(st.integers(0, 999), st.integers(9, 40), st.integers(9, 40), st.booleans())
 def test_whatever_is_planned_nothing_changes(
     model: Model, other: Model, seed: int, blocks: int, draft_blocks: int, own: bool

@@ -4,9 +4,10 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 
 import pytest
-from effort import examples
+from effort import by_default, examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -148,7 +149,7 @@ class GuessWorld:
 
 
 @pytest.mark.parametrize("seed", range(examples(1, 4)))
-@pytest.mark.parametrize("rows", [1, 2, pytest.param(8, marks=pytest.mark.long), 20])
+@pytest.mark.parametrize("rows", by_default({1, 20}, [1, 2, 8, 20]))
 def test_where_no_guess_is_right_little_time_is_lost(rows: int, seed: int) -> None:
     """A stream that never repeats takes at most 3 % longer, reading its prompt into the draft model included."""
     world = GuessWorld([GuessedStream(0.0, found=0.3) for _ in range(rows)], seed=seed)
@@ -191,7 +192,7 @@ behaviours = st.one_of(
 )
 
 
-@settings(max_examples=examples(6, 300), deadline=None)
+@settings(max_examples=examples(3, 300), deadline=None)
 @example(
     behaviour=with_chance(1.0, 0.0, each=600),
     base=0.095,
@@ -231,7 +232,7 @@ def test_whatever_is_right_little_is_lost_from_any_moment_on(
     assert world.worst <= (CAP + 2) * world.target(rows)
 
 
-@settings(max_examples=examples(8, 100), deadline=None)
+@settings(max_examples=examples(4, 100), deadline=None)
 @example(model=0.0, base=0.0625, row=0.015625, draft_base=0.005859375, draft_row=0.0, rows=1, seed=0)
 @given(
     st.floats(0, 0.5), st.floats(0.01, 0.1), st.floats(0.0001, 0.02), st.floats(0.005, 0.2), st.floats(0.0, 0.02),
@@ -265,8 +266,9 @@ def test_a_small_account_hardly_costs_a_good_draft_anything(share: float) -> Non
     assert 1 - 1 / speed >= 0.93 * (1 - 1 / REACHED[share])
 
 
-@pytest.mark.parametrize("share", [0.7, 0.9])
-@pytest.mark.parametrize("bad", [160, pytest.param(1500, marks=pytest.mark.long), 4000])
+@pytest.mark.parametrize(
+    ("bad", "share"), by_default({(160, 0.9), (4000, 0.7)}, product((160, 1500, 4000), (0.7, 0.9)))
+)
 def test_a_draft_model_that_becomes_better_is_noticed(bad: int, share: float) -> None:
     """After any time within the longest pause and the tokens that pay for a trial; within two of these if one guess in
     three is wrong, for a trial of few guesses may miss it. Then it guesses several at once."""

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computed prefixes are found again by the sequences that may find them, and no token changes."""
 
+from itertools import product
+
 import pytest
 import torch
+from effort import by_default
 from tiny import Rig, build, check_free, computed_by, drain, reference, rig, sequence
 
 from pontil.runtime.engine.sampling.sampler import Sampled
@@ -30,7 +33,7 @@ def cold(model: Model, one: Sequence) -> list[int]:
     return drain(alone.engine)[one.id]
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 33, 300])
+@pytest.mark.parametrize("length", by_default({1, 16, 17, 300}, [1, 2, 15, 16, 17, 33, 300]))
 def test_an_identical_second_prompt_computes_one_token(model: Model, length: int) -> None:
     expected = cold(model, sequence("a", prompt(length), 20, **SAMPLED))
     ours = rig(model)
@@ -87,11 +90,10 @@ def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_is_gone(model: Mo
 
 @pytest.mark.parametrize(
     ("model", "length"),
-    [
-        *((torch.float32, length) for length in (15, 16, 40, 64, 111)),
-        (torch.bfloat16, 40),
-        *(pytest.param(torch.bfloat16, length, marks=pytest.mark.long) for length in (15, 16, 64, 111)),
-    ],
+    by_default(
+        {(torch.float32, 15), (torch.float32, 16), (torch.bfloat16, 40)},
+        product((torch.float32, torch.bfloat16), (15, 16, 40, 64, 111)),
+    ),
     indirect=["model"],
     ids=str,
 )

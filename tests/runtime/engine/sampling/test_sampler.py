@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from effort import examples
+from effort import by_default, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import VOCAB, build, drain, reference, rig, sequence
@@ -76,7 +76,7 @@ def test_choices_drawn_together_are_those_drawn_one_by_one() -> None:
     assert [one.choice for one in sample_rows(logits, [first])] == [0]
 
 
-@pytest.mark.parametrize("output", [1, 3, 8])
+@pytest.mark.parametrize("output", by_default({3}, [1, 3, 8]))
 @pytest.mark.parametrize(
     "number", [number for number, kind in enumerate(KINDS) if not sequence("", [1], **kind).params.penalizes]
 )
@@ -155,7 +155,7 @@ def test_masks_that_contradict_each_other_yield(
 ) -> None:
     logits = random(1, 10) / 5
     drawn = set()
-    for seed in range(300):
+    for seed in range(100):
         one = sequence("a", [1], seed=seed, temperature=temperature, **settings)
         one.stop_token_ids = frozenset({2})
         drawn.add(sample_rows(logits, [one])[0].tokens[0])
@@ -170,7 +170,7 @@ def test_a_temperature_next_to_zero_takes_the_likeliest(temperature: float) -> N
         assert one.params.greedy and sample_rows(logits, [one])[0].tokens == [int(logits.argmax())]
 
 
-@pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-39, 1e-38, 1e-7])
+@pytest.mark.parametrize("penalty", by_default({1e-46, 1e-39}, [5e-324, 1e-46, 1e-39, 1e-38, 1e-7]))
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize(
     "masked", [{"bad_token_ids": (3, 4)}, {"allowed_token_ids": (1, 2)}, {"min_tokens": 5}], ids=str
@@ -328,7 +328,10 @@ def test_prompt_logprobs_are_recorded_once_however_often_the_prompt_is_computed(
     assert again.record.prompt_logprobs == first and again.output == one.output
 
 
-@pytest.mark.parametrize("number", [number for number, kind in enumerate(KINDS) if "n" not in kind])
+# Those whose draws depend on the tokens before; the last is of everything together.
+@pytest.mark.parametrize(
+    "number", by_default({7, 10, 13}, [number for number, kind in enumerate(KINDS) if "n" not in kind])
+)
 def test_a_replay_goes_on_with_equal_tokens(model: Any, number: int) -> None:
     words = torch.randint(0, VOCAB, (20,), generator=torch.Generator().manual_seed(number)).tolist()
 
