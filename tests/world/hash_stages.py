@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from hash_model import WIDTH, mixed, numbers_of, token_after, value_of
 from numpy.typing import NDArray
-from random_models import HashStage
+from random_models import HashStage, plain_cut
 from torch import Tensor
 from virtual_time import HERE
 
@@ -34,8 +34,8 @@ SPEECH_IDS, SPEECH_ENDS = 41, 40
 CODES, CODE_SIZE, MOST_FRAMES = 4, 50, 60
 # The item of the text at which it ends, and those behind.
 TEXT_END, PADDING = 1, 0
-# Frames of a chunk, those shown before it, and how far each stage may be ahead of the next.
-CHUNK, LEFT, STATES_AHEAD, FRAMES_AHEAD = 12, 5, 8, 16
+# The chunks of frames, and how far each stage may be ahead of the next.
+CHUNKS, STATES_AHEAD, FRAMES_AHEAD = LeftContext(12, 5, lead=(3, 2, 5)), 8, 16
 VOICES = ("alto", "bass")
 # Seconds of a piece of work of so many items.
 Spend = Callable[[int], float]
@@ -49,7 +49,7 @@ def small_omni() -> GraphModel:
     ]
     states, codes = QWEN3_OMNI.graph.connections
     connections = (
-        replace(states, capacity=STATES_AHEAD), replace(codes, policy=LeftContext(CHUNK, LEFT), capacity=FRAMES_AHEAD),
+        replace(states, capacity=STATES_AHEAD), replace(codes, policy=CHUNKS, capacity=FRAMES_AHEAD),
     )  # fmt: skip
     graph = replace(QWEN3_OMNI.graph, name="small-omni", connections=connections)
     return replace(
@@ -299,7 +299,8 @@ def sound_of_frames(frames: Sequence[Sequence[int]]) -> bytes:
     """Return the sound of these frames, the last of which is that of the end or of a limit, and has none."""
     kept = frames[:-1]
     return b"".join(
-        sounded(kept[begin : begin + CHUNK], kept[max(0, begin - LEFT) : begin]) for begin in range(0, len(kept), CHUNK)
+        sounded(kept[new.start : new.stop], kept[context.start : context.stop])
+        for _, new, context in plain_cut([None] * len(kept), CHUNKS, None)
     )
 
 

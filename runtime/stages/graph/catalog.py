@@ -209,6 +209,8 @@ def text_partition(name: str) -> GraphPartition:
     return partition(name, (PREFILL, Node(name)), (DECODE, Loop(Node(name))), driven=False)
 
 
+# Sound begins after 12 frames, a second of it. A later chunk of the lead has at most as many as came before it.
+CODES_POLICY = LeftContext(300, 25, lead=(12, 12, 24, 48, 96, 108))
 # The values of its makers' generation settings.
 TALKER_SAMPLING = (("temperature", 0.9), ("top_k", 50), ("top_p", 1.0), ("repetition_penalty", 1.05))
 QWEN3_OMNI = GraphModel(
@@ -234,7 +236,7 @@ QWEN3_OMNI = GraphModel(
         ),
         (
             Connection("thinker", "talker", STATES, Fixed(1), talker_walk, 64),
-            Connection("talker", "code2wav", "codes", LeftContext(300, 25), code2wav_walk, 400),
+            Connection("talker", "code2wav", "codes", CODES_POLICY, code2wav_walk, 400),
         ),
     ),
     audio="code2wav",
