@@ -28,6 +28,7 @@ from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, 
 from pontil.runtime.stages.nodes.speech_nodes import SpeakerNode
 from pontil.runtime.stages.streams.state_stream import units_of
 from pontil.runtime.stages.worker import open_stage
+from pontil.runtime.stages.worker.stage_parts import StageParts
 
 # Ids of the stage that speaks. The last one ends its answer: a speech has so many frames, on average.
 SPEECH_IDS, SPEECH_ENDS = 41, 40
@@ -112,15 +113,19 @@ class HashTalker:
             raise RequestError(f"this model has no voice {voice!r}", param="voice")
         return HashRows(len(prompt), voice)
 
-    def sampling(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        return {"stop_token_ids": [SPEECH_ENDS]}
-
     def is_frame(self, codes: Sequence[int]) -> bool:
         return is_frame(codes)
 
 
 def is_frame(codes: Sequence[int]) -> bool:
     return len(codes) == CODES and 0 <= codes[0] < SPEECH_IDS and all(0 <= code < CODE_SIZE for code in codes[1:])
+
+
+def parts_of(stage: str | None) -> StageParts:
+    """Return what stands beside the decoder of a stage."""
+    if stage == "talker":
+        return StageParts(talker=HashTalker(), sampling={"stop_token_ids": [SPEECH_ENDS]})
+    return StageParts(state_layers=1) if stage == "thinker" else StageParts()
 
 
 class HashRows:

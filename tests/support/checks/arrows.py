@@ -143,6 +143,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/sequences", "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
         "runtime/models/families", "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
     },
+    "runtime/stages/orpheus": {
+        "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/stages/nodes", "runtime/tokenizer",
+    },
     "runtime/worker/ranks": {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache/follower_records", "runtime/disaggregation",
         "runtime/engine/tiles", "runtime/models", "runtime/models/layers", "runtime/wire", "runtime/wire/links",
@@ -185,10 +188,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/stages/worker": {
-        "runtime/engine", "runtime/engine/sequences", "runtime/stages/graph", "runtime/stages/nodes",
-        "runtime/stages/qwen3_omni", "runtime/stages/streams", "runtime/timeline/work_times", "runtime/transfer",
-        "runtime/wire", "runtime/wire/links", "runtime/worker/generate", "runtime/worker/links",
-        "runtime/worker/process", "runtime/worker/start",
+        "runtime/engine", "runtime/engine/sequences", "runtime/loaders", "runtime/models", "runtime/stages/graph",
+        "runtime/stages/nodes", "runtime/stages/orpheus", "runtime/stages/qwen3_omni", "runtime/stages/streams",
+        "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "http/schema": {"runtime"},
     "http/access": {"http/schema", "runtime", "runtime/proxy/requests"},

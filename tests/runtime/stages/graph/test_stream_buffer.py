@@ -161,7 +161,7 @@ def test_a_lead_of_small_chunks_sees_all_before_it() -> None:  # E10
         ((3,), (4, 5, 6, 7)),
         ((7,), (8, 9)),
     ]
-    # What another worker would need before each chunk: no more than that shows.
+    # Another worker would need no more before each chunk than that shows.
     assert kept == [0, 0, 0, 3, 7]
 
 

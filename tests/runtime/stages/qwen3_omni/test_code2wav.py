@@ -71,7 +71,7 @@ def test_a_chunk_does_not_depend_on_frames_after_it_or_far_before(pair: OmniPair
 
 
 def test_the_first_sound_is_less_than_a_second(pair: OmniPair) -> None:
-    """Of the published sizes. The samples of the last frame that lack the next one are less than half of it."""
+    """At the published sizes. The samples of the last frame that lack the next one are less than half of it."""
     config = replace(read_code2wav_config(pair.path), ratios=(2, 2), rates=(8, 5, 4, 3))
     assert config.samples_per_frame == 1920
     assert {1920 * frames - config.samples(frames) for frames in (1, 2, 25, 300)} == {555} and config.samples(0) == 0
