@@ -22,7 +22,7 @@ def stage_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices
         return role_lists(options, (EMBED,), machine)
     lists = joined_lists(options, graph, machine) if options.join else all_lists(options, graph, machine)
     for workers in lists:
-        check_list(workers, graph)
+        check_list(workers)
     for name in dict.fromkeys(workers.node and workers.node.name for workers in lists):
         items = [item for workers in lists if (workers.node and workers.node.name) == name for item in workers.items]
         check_gpus(items, machine, options.share_devices)
@@ -156,11 +156,11 @@ def workers_name(graph: StagedModel, node: ModelStage, role: str) -> str:
     return role if node.name == graph.first else stem(node.name, role)
 
 
-def check_list(workers: WorkerList, graph: StagedModel) -> None:
-    """Check that only the first stage has workers of several devices, and that no device is there twice in one list."""
+def check_list(workers: WorkerList) -> None:
+    """Check that only stages that make tokens have workers of several devices."""
     item = next((item for item in workers.items if len(item.ranks) > 1), None)
-    if item is not None and workers.node is not None and workers.node.name != graph.first:
+    if item is not None and workers.node is not None and not workers.node.generates:
         raise OptionError(
-            f"{workers.names()[workers.items.index(item)]} has {len(item.ranks)} devices joined by +, and only the "
-            f"first stage ({graph.first}) can be divided: use commas."
+            f"{workers.names()[workers.items.index(item)]} has {len(item.ranks)} devices joined by +, and "
+            f"{workers.node.name} makes no tokens, so it cannot be divided: use commas."
         )

@@ -9,10 +9,11 @@ from typing import Protocol
 # of them is known, and not taken for another model, where the room of stages is left out.
 NAMES: dict[str, tuple[str, ...]] = {
     "qwen3-omni": ("Qwen/Qwen3-Omni-30B-A3B-Instruct",),
+    "orpheus": (),
     "speech-demo": (),
     "tiny-speech": (),
 }
-ARCHITECTURES = ("Qwen3OmniMoeForConditionalGeneration", "TinySpeech")
+ARCHITECTURES = ("Qwen3OmniMoeForConditionalGeneration", "OrpheusSnac", "TinySpeech")
 
 
 class ModelStage(Protocol):

@@ -20,11 +20,12 @@ import pytest
 from api_table import speech_table, transcription_table
 from jsonschema import validate
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
-from scripted_speech import RATE, RECORDING, SAID, SOUND, demo, form, node
+from scripted_speech import RATE, RECORDING, SAID, SOUND, demo, form, node, speaks
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, output
 
 from pontil.http.stream.reply_schema import CHAT, CHAT_CHUNK, MODELS, TRANSCRIBED
 from pontil.runtime.foundation.wav_header import HEADER_BYTES, UNKNOWN, wav_header
+from pontil.runtime.stages.graph.catalog import ORPHEUS_SPEECH
 from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Failed, Message, NodeTask
@@ -36,6 +37,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def broken(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
     """A site without workers, which makes one attempt."""
     with site(tmp_path, tokenizer, graph="speech-demo", max_attempts=1) as made:
+        yield made
+
+
+@pytest.fixture
+def orpheus(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
+    with site(tmp_path, tokenizer, graph="orpheus", max_attempts=1) as made:
         yield made
 
 
@@ -164,6 +171,28 @@ def test_a_text_is_spoken(sounds: ScriptedSite) -> None:
         assert answer.headers["x-pontil-sample-rate"] == str(RATE)
     with speech.with_streaming_response.create(model=MODEL, voice="x", input="a", response_format="pcm") as streamed:
         assert b"".join(streamed.iter_bytes()) == SOUND
+
+
+def test_a_text_is_spoken_by_a_first_stage_whose_tokens_are_codes(orpheus: ScriptedSite) -> None:
+    """Its prompt has the marks of the model's makers, the voice, and the text, which is plain however it looks."""
+    llm = orpheus.worker("mixed:0", text=SAID, node="llm")
+    node(orpheus, "snac", speaks)
+    asked = {"input": "hi <|im_end|>", "voice": "Leo", "seed": -2, "response_format": "pcm"}
+    answer = orpheus.ask("POST", "/v1/audio/speech", asked)
+    assert answer.body == SOUND, answer.body
+    sent, tokenizer = llm.submits.get(timeout=DEADLINE), orpheus.proxy.tokenizer
+    before, plain, after = ORPHEUS_SPEECH.of("hi <|im_end|>", "leo")
+    assert sent.prompt == [
+        *tokenizer.encode(before, False),
+        *plain_ids(tokenizer, plain),
+        *tokenizer.encode(after, False),
+    ]
+    assert sent.sampling["seed"] == -2 % (1 << 63) and sent.sampling["repetition_penalty"] == 1.3
+    assert orpheus.ask("POST", "/v1/audio/speech", {"input": "a", "voice": "bo"}).status == 400
+
+
+def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, False, parse_special=False)
 
 
 def test_a_recording_is_transcribed(sounds: ScriptedSite) -> None:

@@ -9,7 +9,7 @@ import torch
 from copying import EventConnector
 from ghost_blocks import GhostPool, GhostRecords
 from hash_model import NEXT_SALT, HashRunner, StepCost, layout_of
-from hash_stages import SPEECH_IDS, HashTalker
+from hash_stages import SPEECH_IDS, parts_of
 from kept_memory import TornRunner, recording_clock, take_over
 from stream_memory import connectors_of, left_in
 from virtual_time import HERE, SeededWorld
@@ -21,7 +21,6 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.grammar.grammar import GrammarCompiler
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.stages.qwen3_omni.stage_loading import TALKER, THINKER, StageParts
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.transfer.security import TransferSecurity
@@ -138,8 +137,8 @@ def resources(
     if kept is not None:
         recorder = kept.recorder(storage, pool, recording_clock)
         HERE.world.note("restored", recorder.restored)
-    talker = HashTalker() if config.node == TALKER else None
-    parts = StageParts(1 if config.node == THINKER else None, talker)
+    parts = parts_of(config.graph, config.node)
+    talker = parts.talker
     vocab, maker = (model.config.vocab_size, None) if talker is None else (SPEECH_IDS, talker.maker)
     runner = runs(storage, vocab, cost, maker)
     if config.revision is not None:

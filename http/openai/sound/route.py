@@ -15,6 +15,7 @@ from sanic.response import text as text_response
 from pontil.http.access.endpoint import Endpoint
 from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.fields.recording import Recording
+from pontil.http.fields.sampling import SEED_BITS, mint_seed
 from pontil.http.intake.body import GENERATION_ERRORS, BodyReader
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.served_model import ServedModel
@@ -80,7 +81,8 @@ class SoundRoutes:
             )
         options = self.options(graph, speech_request.voice, VOICE, request)
         self.proxy.admissions.check_limits(ticket)
-        stream = self.runs.speak(ticket, speech_request.text.encode("utf-8", "replace"), options)
+        seed = mint_seed() if speech_request.seed is None else speech_request.seed % (1 << SEED_BITS)
+        stream = self.runs.speak(ticket, speech_request.text.encode("utf-8", "replace"), options, seed)
         return await reply_sound(request, stream, speech_request.form, graph.sample_rate, speech_request.stream)
 
     async def transcriptions(self, request: Request) -> HTTPResponse:

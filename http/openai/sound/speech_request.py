@@ -25,13 +25,14 @@ WAV, PCM = FORMATS = ("wav", "pcm")
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """A request for the sound of a text. `voice` None: the model's own."""
+    """A request for the sound of a text. `voice` None: the model's own; `seed` None: any."""
 
     model: str | None
     text: str
     voice: str | None
     form: Form
     stream: bool
+    seed: int | None
     handling: PromptFields
 
 
@@ -43,7 +44,9 @@ def read_speech(data: Mapping[str, Any], vocab_size: int = 0, ignored: IgnoredFi
         raise fields.wrong("input", "is empty: give a text to speak")
     handling = PromptFields(False, None, "", values["priority"])
     form: Form = "pcm16" if values["response_format"] == PCM else "wav"
-    return SpeechRequest(values["model"], values["input"], values["voice"], form, values["stream"], handling)
+    return SpeechRequest(
+        values["model"], values["input"], values["voice"], form, values["stream"], values["seed"], handling
+    )
 
 
 SPEECH = (
@@ -52,6 +55,11 @@ SPEECH = (
     Parameter("voice", TextType(1, MOST_VOICE), "whose voice, of a model that has several; absent: the first"),
     Parameter("response_format", WordType(FORMATS), "a WAV file, or bare samples of 16 bits", WAV),
     Parameter("stream", FlagType(), "send the sound while it is made; a WAV file then states no length", False),
+    Parameter(
+        "seed",
+        IntegerType(-(1 << 63), (1 << 63) - 1),
+        "the same seed speaks a text the same, where a model draws what it says; absent: one is minted",
+    ),
     Parameter("priority", IntegerType(-MAX_PRIORITY, MAX_PRIORITY), "who waits for a worker: the lowest goes first", 0),
     Parameter("instructions", InertType(TextType(), ("",)), "how to speak"),
     Parameter("speed", NeutralType((1,)), "another speed"),

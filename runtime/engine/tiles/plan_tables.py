@@ -10,6 +10,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import TransferError
@@ -41,7 +45,9 @@ class PlanWriter:
             blocks.extend(new_blocks)
         numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
         columns = {name: array("i", column).tobytes() for name, column in numbers.items()}
-        tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
+        tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes(), "embeddings": b""}
+        if plan.embeddings is not None:
+            tables["embeddings"] = plan.embeddings.float().cpu().numpy().tobytes()
         return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **columns}
 
     def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
@@ -101,7 +107,8 @@ class PlanReader:
         if first != len(blocks):
             raise ValueError("blocks of no table")
         is_generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
-        return TilePlan(is_generated, ids, spans, rows, recorded_places, drawn_places, on_device=on_device)
+        embeddings = embedded(fields["embeddings"], len(ids))
+        return TilePlan(is_generated, ids, spans, rows, recorded_places, drawn_places, embeddings, on_device)
 
     def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
         table = self.tables.setdefault(slot, array("i"))
@@ -110,3 +117,8 @@ class PlanReader:
         del table[kept:]
         table.extend(added)
         return table
+
+
+def embedded(data: bytes, rows: int) -> Tensor | None:
+    """Return the embeddings of so many rows, None where they are those of ids."""
+    return torch.from_numpy(np.frombuffer(data, np.float32).reshape(rows, -1).copy()) if data else None

@@ -11,7 +11,7 @@ from pontil.runtime.errors import GraphError
 from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.graph import Graph
 from pontil.runtime.stages.graph.partition import Authority, GraphPartition
-from pontil.runtime.stages.graph.policies import Fixed, LeftContext
+from pontil.runtime.stages.graph.policies import Fixed, LeftContext, SlidingWindow
 from pontil.runtime.stages.graph.walk import Loop, Node, Walk, WalkPart
 
 # A stage that generates tokens, with prefill and decode; or one that computes without tokens.
@@ -23,7 +23,8 @@ class GraphNode:
     """One stage. `model` is the built-in name of its own model; None: it is part of the one model directory. It
     `splits` if it has `prefill_walks`: then prefill and decode of it may be on different workers, and these walks are
     those of its prefill worker. A step of it makes `codes`, of which the first is the sampled id. As a later stage of a
-    run it makes at most `max_tokens`, and samples by `sampling` unless the client's own request is greedy."""
+    run, or one that speaks a given text, it makes at most `max_tokens` (0: as its context has room for), and samples by
+    `sampling` unless the client's own request is greedy."""
 
     name: str
     kind: NodeKind
@@ -43,12 +44,26 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechPrompt:
+    """The prompt by which a first stage speaks a given text: special tokens `before` and `after` the voice and the
+    text."""
+
+    before: str
+    after: str
+
+    def of(self, text: str, voice: str | None) -> tuple[str, str, str]:
+        """Return the parts of the prompt; that in the middle is plain text, whatever it looks like."""
+        return self.before, text if voice is None else f"{voice}: {text}", self.after
+
+
+@dataclass(frozen=True, slots=True)
 class GraphModel:
     """A model of several stages.
 
     `first` is the stage that answers in text, to which a client's request goes. `audio` is the stage that makes PCM of
     `sample_rate`, and `recognizer` the one that makes text of a recording, where there are such. `audio_needs_states`:
-    the audio is made of the first stage's states, so there is none of a text alone. `graph` has its walks and streams.
+    the audio is made of the first stage's states, so there is none of a text alone. With `speech` the first stage makes
+    the audio of a given text, as its answer to such a prompt. `graph` has its walks and streams.
     `voices` are those that a client may ask for, the first one by default. `question` is a prompt that it answers in
     sound, for a self-test. A directory is this model if its config.json
     names `architecture`; `names` are other names by which it is known, such as its id on a hub.
@@ -62,6 +77,7 @@ class GraphModel:
     sample_rate: int = 24000
     recognizer: str | None = None
     audio_needs_states: bool = False
+    speech: SpeechPrompt | None = None
     voices: tuple[str, ...] = ()
     question: str = "Say good day."
     architecture: str | None = None
@@ -193,6 +209,10 @@ def speak_walk(producer: str, tracked: str | None, number: int) -> str:
     return "speak"
 
 
+def snac_walk(producer: str, tracked: str | None, number: int) -> str:
+    return "snac_window"
+
+
 def partition(
     name: str, *walks: tuple[str, WalkPart], terminal: str | None = None, driven: bool = True
 ) -> GraphPartition:
@@ -209,6 +229,8 @@ def text_partition(name: str) -> GraphPartition:
     return partition(name, (PREFILL, Node(name)), (DECODE, Loop(Node(name))), driven=False)
 
 
+# Sound begins after 12 frames, a second of it. A later chunk of the lead has at most as many as came before it.
+CODES_POLICY = LeftContext(300, 25, lead=(12, 12, 24, 48, 96, 108))
 # The values of its makers' generation settings.
 TALKER_SAMPLING = (("temperature", 0.9), ("top_k", 50), ("top_p", 1.0), ("repetition_penalty", 1.05))
 QWEN3_OMNI = GraphModel(
@@ -234,7 +256,7 @@ QWEN3_OMNI = GraphModel(
         ),
         (
             Connection("thinker", "talker", STATES, Fixed(1), talker_walk, 64),
-            Connection("talker", "code2wav", "codes", LeftContext(300, 25), code2wav_walk, 400),
+            Connection("talker", "code2wav", "codes", CODES_POLICY, code2wav_walk, 400),
         ),
     ),
     audio="code2wav",
@@ -267,6 +289,33 @@ SPEECH_DEMO = GraphModel(
     audio="speaker",
     recognizer="recognizer",
 )
+# A text is spoken by a decoder whose tokens are codes of sound, seven to a frame. A frame is heard with one before it
+# and two after it. Prompt and settings are those of its makers' example.
+ORPHEUS_SPEECH = SpeechPrompt(
+    "<custom_token_3><|begin_of_text|>", "<|eot_id|><custom_token_4><custom_token_5><custom_token_1>"
+)
+ORPHEUS_VOICES = ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")
+ORPHEUS = GraphModel(
+    name="orpheus",
+    nodes=(
+        GraphNode(
+            "llm", "engine", prefill_walks=(PREFILL,), max_tokens=8192,
+            sampling=(("temperature", 0.6), ("top_p", 0.8), ("repetition_penalty", 1.3)),
+        ),
+        GraphNode("snac", "node"),
+    ),
+    first="llm",
+    graph=Graph(
+        "orpheus",
+        (text_partition("llm"), partition("snac", ("snac_window", Node("snac")))),
+        (Connection("llm", "snac", "codes", SlidingWindow(28, 7), snac_walk, 256),),
+    ),
+    audio="snac",
+    speech=ORPHEUS_SPEECH,
+    voices=ORPHEUS_VOICES,
+    question="".join(ORPHEUS_SPEECH.of("Good day.", ORPHEUS_VOICES[0])),
+    architecture="OrpheusSnac",
+)  # fmt: skip
 # For tests, and for demonstrations without downloads: the text of any model, spoken as tones. Its directory says so in
 # `architectures` of config.json.
 TINY_SPEECH = GraphModel(
@@ -281,7 +330,8 @@ TINY_SPEECH = GraphModel(
     audio="speaker",
     architecture="TinySpeech",
 )
-GRAPHS: Mapping[str, GraphModel] = MappingProxyType({one.name: one for one in (QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH)})
+MODELS = (QWEN3_OMNI, ORPHEUS, SPEECH_DEMO, TINY_SPEECH)
+GRAPHS: Mapping[str, GraphModel] = MappingProxyType({one.name: one for one in MODELS})
 
 
 def graph_named(name: str) -> GraphModel | None:

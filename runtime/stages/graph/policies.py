@@ -2,6 +2,7 @@
 """Chunk policies: how many items of a stream one pass of the consumer takes, and which earlier ones it sees again."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 
@@ -23,8 +24,9 @@ class ChunkPolicy(Protocol):
     def needed(self, before: int) -> int:
         """Return the number of new items of a full chunk, if `before` items of the walk were in earlier chunks."""
 
-    def context(self, new: int) -> int:
-        """Return the number of earlier items of the walk that a chunk of `new` items shows again; there may be less."""
+    def context(self, before: int, new: int) -> int:
+        """Return the number of earlier items of the walk that a chunk of `new` items shows again, if `before` items
+        were in earlier chunks; there may be less."""
 
     def mistake(self) -> str | None:
         """Return what is wrong with the numbers of the policy, or None."""
@@ -51,7 +53,7 @@ class Fixed:
     def needed(self, before: int) -> int:
         return self.count
 
-    def context(self, new: int) -> int:
+    def context(self, before: int, new: int) -> int:
         return 0
 
     def mistake(self) -> str | None:
@@ -80,7 +82,7 @@ class SlidingWindow:
     def needed(self, before: int) -> int:
         return self.stride if before else self.window
 
-    def context(self, new: int) -> int:
+    def context(self, before: int, new: int) -> int:
         return self.window - new
 
     def mistake(self) -> str | None:
@@ -91,30 +93,39 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class LeftContext:
-    """Chunks of `chunk` new items, shown after the last `left` items before them."""
+    """Chunks of `chunk` new items, shown after the last `left` items before them. The first ones have the sizes in
+    `lead` instead, and are shown after all items before them: they come soon, and lose nothing by being small."""
 
     chunk: int
     left: int
+    lead: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
-        return f"LeftContext({self.chunk}, {self.left})"
+        sizes = "+".join(map(str, self.lead))
+        return (
+            f"LeftContext({sizes}, then {self.chunk}, {self.left})"
+            if sizes
+            else f"LeftContext({self.chunk}, {self.left})"
+        )
 
     @property
     def largest(self) -> int:
-        return self.chunk
+        return max(self.chunk, *self.lead, 0)
 
     @property
     def most_context(self) -> int:
-        return self.left
+        # A chunk of the lead may be cut short, before the items of another walk.
+        return max(self.left, sum(self.lead) - 1)
 
     def needed(self, before: int) -> int:
-        return self.chunk
+        ends = accumulate(self.lead)
+        return next((end - before for end in ends if end > before), self.chunk)
 
-    def context(self, new: int) -> int:
-        return self.left
+    def context(self, before: int, new: int) -> int:
+        return before if before < sum(self.lead) else self.left
 
     def mistake(self) -> str | None:
-        if self.chunk >= 1 and self.left >= 0:
+        if min(self.chunk, *self.lead, self.left + 1) >= 1:
             return None
         return f"{self.label}: a chunk has at least one item, the context none or more"

@@ -89,7 +89,8 @@ class StreamBuffer:
     @property
     def keep_from(self) -> int:
         """The first item that can be needed again. Whoever keeps items for a replay may drop those before it."""
-        return max(self.ran.since, self.ran.index - self.policy.most_context)
+        since, index = self.ran.since, self.ran.index
+        return max(since, index - self.policy.context(index - since, 0))
 
     @property
     def finished(self) -> bool:
@@ -157,7 +158,7 @@ class StreamBuffer:
         if count is None:
             return None
         end = here.index + count
-        context = range(max(since, here.index - self.policy.context(count)), here.index)
+        context = range(max(since, here.index - self.policy.context(here.index - since, count)), here.index)
         # After a take-over the context has to be sent again.
         if any(index not in self.items for index in context):
             return None

@@ -6,9 +6,6 @@ Everything is float32, as sound needs it. A chunk is computed by itself, so its 
 and in the last bits on the number of torch's threads, and on the kernels that compute its products.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -27,27 +24,6 @@ from pontil.runtime.stages.qwen3_omni.convolutions import (
     Snake,
     UpsamplingConvolution,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FrameChunk:
-    """Frames [start, end), decoded together with the `context` frames before them."""
-
-    start: int
-    end: int
-    context: int
-
-    @property
-    def first(self) -> int:
-        """The first frame that is decoded."""
-        return self.start - self.context
-
-
-def chunks(frames: int, size: int, left: int) -> Iterator[FrameChunk]:
-    """Divide so many frames into chunks of `size`, the last perhaps smaller, each after at most `left` others."""
-    for start in range(0, frames, size):
-        yield FrameChunk(start, min(start + size, frames), min(start, left))
-
 
 KERNEL = 7
 
@@ -119,7 +95,8 @@ class Code2Wav:
     @torch.inference_mode()
     def decode(self, codes: Tensor, context: int = 0) -> Tensor:
         """Return the samples, float32 [samples] in [-1, 1], of a chunk of codes int64 [context + frames, groups]. Its
-        first `context` frames were in an earlier chunk; their samples are left out."""
+        first `context` frames were in an earlier chunk: what that could make of them is left out, so the samples of all
+        chunks are as many as those of all frames at once."""
         hidden = self.embedding[codes + self.offsets].mean(1)
         angles = self.angles(len(codes))
         for layer in self.layers:
@@ -131,11 +108,7 @@ class Code2Wav:
         for stage in self.blocks:
             sound = stage(sound)
         sound = self.last(self.activation(sound)).clamp(-1, 1)
-        return sound[0, 0, context * self.config.samples_per_frame :].contiguous()
-
-    def decode_chunk(self, frames: Tensor, chunk: FrameChunk) -> Tensor:
-        """Return the samples of a chunk of all frames so far, int64 [frames, groups]."""
-        return self.decode(frames[chunk.first : chunk.end], chunk.context)
+        return sound[0, 0, self.config.samples(context) :].contiguous()
 
     def angles(self, rows: int) -> Angles:
         cos, sin = rotary_table(rotary_frequencies(self.config.head_dim, self.config.rope_theta), rows)

@@ -16,8 +16,6 @@ SPECIAL_CODES = 1024
 """The highest ids of the Talker's vocabulary are no codes. Of these only the one that ends speech may be drawn."""
 SAMPLE_RATE = 24000
 """Samples of a second of speech. The configuration does not state it."""
-CHUNK_FRAMES, CONTEXT_FRAMES = 300, 25
-"""The division of speech that the reference implementation uses, with frames before a chunk that are decoded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +121,16 @@ class Code2WavConfig:
     def samples_per_frame(self) -> int:
         return math.prod(self.ratios) * math.prod(self.rates)
 
-    def samples(self, frames: int, context: int = 0) -> int:
-        """The samples of a chunk of so many frames, after `context` frames that are decoded again.
+    def samples(self, frames: int) -> int:
+        """The samples of the first so many frames.
 
-        Each convolution of `rates` leaves out what a next row would add to, so a chunk ends before its last frame
-        does, by the same number of samples for any chunk.
+        Each convolution of `rates` leaves out what a next row would add to, so sound ends before its last frame does,
+        by the same number of samples however many frames there are.
         """
-        length = (frames + context) * math.prod(self.ratios)
+        length = frames * math.prod(self.ratios)
         for rate in self.rates:
             length = (length - 1) * rate
-        return max(0, length - context * self.samples_per_frame)
+        return max(0, length)
 
     def fingerprint(self) -> str:
         return hashed(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-Omni's Talker as a stage: its rows, the settings of its sampling, and its frames."""
+"""Qwen3-Omni's Talker as a stage: its rows, and its frames."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,10 +49,6 @@ class OmniTalker:
             return OmniRows(self.talker, TalkerInput(self.talker, prompt, speaker))
         except ModelError as error:
             raise RequestError(str(error), param="messages") from None
-
-    def sampling(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that the stage needs: the ids that are no codes are never drawn."""
-        return {"bad_token_ids": self.talker.config.suppressed}
 
     def is_frame(self, codes: Sequence[int]) -> bool:
         """Return whether codes that came with a message can be a frame."""

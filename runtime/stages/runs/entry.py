@@ -17,7 +17,7 @@ from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.proxy.stage_runs import Handlers
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.graph.catalog import GraphModel, SpeechPrompt
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import NO_TOKENS, StageRun, later_stages
 from pontil.runtime.stages.runs.stream import RunStream
@@ -60,7 +60,7 @@ def sound_routes(registry: Registry, graph: GraphModel | None) -> list[SoundRout
 class RunEntry:
     """The entry of requests through the stages of `graph`: `submit` for an answer in text and audio, `speak` for the
     audio of a text, `ask` for the text of a recording. Each raises Unavailable, TooManyRequests or RequestError as
-    `Proxy.submit` does, which `door` is."""
+    `Proxy.submit` does, which `door` is. `encode` is the tokenizer's."""
 
     def __init__(
         self,
@@ -69,9 +69,10 @@ class RunEntry:
         in_flight: InFlight,
         conductor: Conductor,
         door: Callable[[Ticket, StageRun, RegistrySnapshot], Stream],
+        encode: Callable[[str, bool, bool], list[int]],
     ) -> None:
         self.graph, self.registry, self.in_flight = graph, registry, in_flight
-        self.conductor, self.door = conductor, door
+        self.conductor, self.door, self.encode = conductor, door, encode
 
     def submit(
         self, ticket: Ticket, prompt: list[int], params: SamplingParams, options: Mapping[str, Any] = NO_OPTIONS
@@ -87,14 +88,33 @@ class RunEntry:
         first = graph.node(graph.first)
         return self.begin(ticket, StageRun(prompt, params, graph, first, self.conductor, later, options=options))
 
-    def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS) -> RunStream:
-        """Admit a request to the stage that makes audio, for the audio of a text in UTF-8. Its stream has no text.
-        Raises RequestError for a model whose audio needs more than a text."""
+    def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, seed: int = 0) -> RunStream:
+        """Admit a request for the audio of a text in UTF-8: to the stage that makes audio, whose stream has no text, or
+        to all stages, where the first one speaks. That draws by the `seed`. Raises RequestError for a model whose audio
+        needs more than a text."""
         graph = self.graph
+        if graph.speech is not None:
+            self.check_there(graph, graph.first)
+            prompt = self.speech_prompt(graph.speech, data.decode(), options.get("voice"))
+            return self.submit(ticket, prompt, self.speech_params(len(prompt), seed), options)
         if graph.audio is None or graph.audio_needs_states:
             raise RequestError(f"{graph.name} makes no audio of a text alone: ask for it with a chat", param="model")
         node = graph.node(graph.audio)
         return self.begin(ticket, StageRun([], NO_TOKENS, graph, node, self.conductor, data=data, options=options))
+
+    def speech_prompt(self, speech: SpeechPrompt, text: str, voice: str | None) -> list[int]:
+        before, plain, after = speech.of(text, voice or next(iter(self.graph.voices), None))
+        return [*self.encode(before, False, True), *self.encode(plain, False, False), *self.encode(after, False, True)]
+
+    def speech_params(self, prompt: int, seed: int) -> SamplingParams:
+        """Return the settings of speech behind a prompt of so many tokens. Raises RequestError for one that is too
+        long."""
+        first = self.graph.node(self.graph.first)
+        context = self.registry.of(None).known_context or 0
+        if (room := context - prompt) < 1:
+            says = f"the text has {prompt} tokens with its marks, and the model's context {context}: send a shorter one"
+            raise RequestError(says, param="input", code="context_length_exceeded")
+        return SamplingParams(max_tokens=min(first.max_tokens or room, room), seed=seed, **dict(first.sampling))
 
     @property
     def handlers(self) -> Handlers:
@@ -166,4 +186,5 @@ def open_runs(proxy: Proxy, graph: GraphModel) -> RunEntry:
         proxy.in_flight,
         conductor,
         lambda ticket, work, snapshot: proxy.submit(ticket, work, snapshot=snapshot),
+        proxy.tokenizer.encode,
     )

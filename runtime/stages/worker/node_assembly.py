@@ -14,11 +14,13 @@ from pontil.gpu_ops.kernels.layer import can_compute
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.stages.graph.catalog import GRAPHS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
+from pontil.runtime.stages.graph.catalog import GRAPHS, ORPHEUS, QWEN3_OMNI, SPEECH_DEMO, TINY_SPEECH, GraphModel
 from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, StageNode, TaskInput
 from pontil.runtime.stages.nodes.recognizer import Recognizer
 from pontil.runtime.stages.nodes.speaker import Speaker
 from pontil.runtime.stages.nodes.speech_nodes import RecognizerNode, SpeakerNode, identity_of
+from pontil.runtime.stages.orpheus.snac_loading import load_snac, snac_identity
+from pontil.runtime.stages.orpheus.snac_node import SnacNode
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.stages.qwen3_omni.config import SAMPLE_RATE
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
@@ -137,9 +139,16 @@ def make_code2wav(config: WorkerConfig, report: Reporter) -> MadeNode:
     return MadeNode(node, PackedGuard(*parts.mapped))
 
 
+def make_snac(config: WorkerConfig, report: Reporter) -> MadeNode:
+    """Load SNAC, on one thread like Code2Wav."""
+    torch.set_num_threads(1)
+    return MadeNode(SnacNode(load_snac(config.model_path), snac_identity(config.model_path)))
+
+
 MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig, Reporter], MadeNode]] = MappingProxyType(
     {
         (QWEN3_OMNI.name, "code2wav"): make_code2wav,
+        (ORPHEUS.name, "snac"): make_snac,
         (SPEECH_DEMO.name, "recognizer"): make_recognizer,
         (SPEECH_DEMO.name, "speaker"): make_speaker,
         (TINY_SPEECH.name, "speaker"): make_tones,

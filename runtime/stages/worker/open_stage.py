@@ -5,9 +5,9 @@ from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import GRAPHS
-from pontil.runtime.stages.qwen3_omni.stage_loading import StageParts
 from pontil.runtime.stages.worker.node_assembly import assemble_node
 from pontil.runtime.stages.worker.node_worker import make_node_worker
+from pontil.runtime.stages.worker.stage_parts import StageParts
 from pontil.runtime.stages.worker.stage_side import StageSide
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.wire.links.sockets import PeerServer

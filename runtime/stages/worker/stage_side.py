@@ -13,12 +13,12 @@ from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
-from pontil.runtime.stages.qwen3_omni.stage_loading import StageParts
-from pontil.runtime.stages.qwen3_omni.talking import RowBuilder, TalkerStage
+from pontil.runtime.stages.streams.code_stream import CodeStream
 from pontil.runtime.stages.streams.edge_writer import EdgeWriter
 from pontil.runtime.stages.streams.frame_stream import FrameStream
 from pontil.runtime.stages.streams.state_stream import StateStream, units_of
 from pontil.runtime.stages.streams.text_stream import TextStream
+from pontil.runtime.stages.worker.stage_parts import RowBuilder, StageParts, TalkerStage
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.stages.worker.stream_rows import StreamRows
 from pontil.runtime.wire.messages import Message, PassDone, Starved, Submit, Tokens
@@ -89,6 +89,7 @@ class StageSide:
             return make_request(submit, self.machine)
         part = self.checked_part(submit.graph)
         self.check_answer(submit, part)
+        submit = replace(submit, sampling={**submit.sampling, **self.parts.sampling})
         make_rows: Callable[[], RowBuilder] | None = None
         if self.parts.talker is not None:
             make_rows = partial(self.parts.talker.rows, submit.prompt, part.options)
@@ -123,14 +124,13 @@ class StageSide:
             raise RequestError("an answer is streamed again, and nobody takes its items")
 
     def spoken(self, submit: Submit, talker: TalkerStage, rows: int) -> Submit:
-        """Return the Submit of a stage that speaks: with a prompt of placeholders, and settings of its own. Speech
-        takes as many steps as the context has room for. Raises RequestError."""
+        """Return the Submit of a stage that speaks, with a prompt of placeholders. Speech takes as many steps as the
+        context has room for. Raises RequestError."""
         room = self.machine.config.max_model_len - rows
         if room < 1 or not all(map(talker.is_frame, submit.frames)):
             raise RequestError("the prompt is too long to be answered in speech, or the frames are not of this model")
-        sampling = {**submit.sampling, **talker.sampling(submit.sampling)}
-        sampling["max_tokens"] = min(submit.sampling.get("max_tokens", 0), room)
-        return replace(submit, prompt=[0] * rows, sampling=sampling)
+        budget = {"max_tokens": min(submit.sampling.get("max_tokens", 0), room)}
+        return replace(submit, prompt=[0] * rows, sampling={**submit.sampling, **budget})
 
     def begin(self, request: WorkerRequest, now: float) -> bool:
         """Open the streams of a request that has just been made from its Submit. Return whether it is to be computed:
@@ -172,7 +172,10 @@ class StageSide:
             return
         if connection.edge == "codes":
             walk = self.model.graph.partition(self.node.name).walks[-1].name
-            stage.ids = FrameStream(writer, walk, sequence.stop_token_ids)
+            if self.node.codes > 1:
+                stage.ids = FrameStream(writer, walk, sequence.stop_token_ids)
+            else:
+                stage.ids = CodeStream(writer, walk, self.parts.codes)
         else:
             stage.ids = TextStream(writer, self.machine.tokenizer, sequence.params, sequence.stop_token_ids)
         if not request.hands_over:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pontil.runtime.stages.graph.catalog import TALKER_LAST_PREFILL, TALKER_PREFILL
 from pontil.runtime.stages.graph.stream_buffer import Chunk, StreamBuffer, StreamFault, StreamPosition
-from pontil.runtime.stages.qwen3_omni.talking import RowBuilder
+from pontil.runtime.stages.worker.stage_parts import RowBuilder
 
 InputOpener = Callable[[Collection[str] | None], StreamBuffer]
 

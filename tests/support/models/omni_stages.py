@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stages of Qwen3-Omni, called one after the other in one process, without an engine."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from random_models import plain_cut
 from tiny import rig
 from torch import Tensor
 
@@ -14,8 +15,10 @@ from pontil.runtime.engine.sampling.sampler import uniform
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
-from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav, chunks
-from pontil.runtime.stages.qwen3_omni.config import CHUNK_FRAMES, CONTEXT_FRAMES, FIRST_CODE
+from pontil.runtime.stages.graph.catalog import CODES_POLICY
+from pontil.runtime.stages.graph.policies import ChunkPolicy
+from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.config import FIRST_CODE
 from pontil.runtime.stages.qwen3_omni.talker import Talker
 from pontil.runtime.stages.qwen3_omni.talker_input import TalkerInput
 
@@ -161,6 +164,16 @@ def speak(
     return torch.stack(speaking.frames) if speaking.frames else torch.empty(0, talker.config.groups, dtype=torch.int64)
 
 
-def sound(code2wav: Code2Wav, codes: Tensor, size: int = CHUNK_FRAMES, left: int = CONTEXT_FRAMES) -> Tensor:
-    parts: Sequence[Tensor] = [code2wav.decode_chunk(codes, chunk) for chunk in chunks(len(codes), size, left)]
-    return torch.cat(list(parts)) if parts else torch.empty(0)
+def chunks(frames: int, policy: ChunkPolicy = CODES_POLICY) -> Iterator[tuple[range, range]]:
+    """Yield the frames of each chunk of so many, and those shown before them."""
+    return ((new, context) for _, new, context in plain_cut([None] * frames, policy, None) if new)
+
+
+def sounds(code2wav: Code2Wav, codes: Tensor, policy: ChunkPolicy = CODES_POLICY) -> list[Tensor]:
+    """Return the samples of each chunk of codes int64 [frames, groups]."""
+    cut = chunks(len(codes), policy)
+    return [code2wav.decode(codes[new.start - len(context) : new.stop], len(context)) for new, context in cut]
+
+
+def sound(code2wav: Code2Wav, codes: Tensor) -> Tensor:
+    return torch.cat([torch.empty(0), *sounds(code2wav, codes)])

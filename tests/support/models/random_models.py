@@ -84,7 +84,9 @@ def random_partition(chance: random.Random, name: str) -> GraphPartition:
 
 def random_policy(chance: random.Random) -> ChunkPolicy:
     count = chance.randint(1, 4)
-    return chance.choice((Fixed(count), SlidingWindow(count, chance.randint(1, count)), LeftContext(count, 3)))
+    lead = tuple(chance.randint(1, 3) for _ in range(chance.randint(0, 2)))
+    window = SlidingWindow(count, chance.randint(1, count))
+    return chance.choice((Fixed(count), window, LeftContext(count, 3), LeftContext(count, 1, lead)))
 
 
 def random_model(seed: int) -> GraphModel:
@@ -198,7 +200,9 @@ def plain_cut(walks: Sequence[str | None], policy: ChunkPolicy, last: str | None
         needed = policy.needed(first - since)
         end = next((index for index in range(first, len(walks)) if walks[index] != walk), len(walks))
         end = min(end, first + needed)
-        cut.append((walk, range(first, end), range(max(since, first - policy.context(end - first)), first)))
+        cut.append(
+            (walk, range(first, end), range(max(since, first - policy.context(first - since, end - first)), first))
+        )
         is_full = end - first == needed or last not in (None, walk)
         first = end
     return cut

@@ -98,6 +98,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a negative context": (
         lambda: speech_graph(frames=replace(FRAMES, policy=LeftContext(2, -1))), r"LeftContext\(2, -1\)",
     ),
+    "a chunk of nothing in the lead": (
+        lambda: speech_graph(frames=replace(FRAMES, policy=LeftContext(2, 1, (1, 0)))), r"1\+0, then 2, 1\): a chunk",
+    ),
     "a producer that may not fill a chunk": (
         lambda: speech_graph(frames=replace(FRAMES, capacity=3)), "3 items ahead, but a chunk may need 4",
     ),

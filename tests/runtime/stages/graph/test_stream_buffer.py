@@ -142,6 +142,29 @@ def test_left_context_does_not_reach_into_another_walk() -> None:  # E10
     ]
 
 
+def test_a_lead_of_small_chunks_sees_all_before_it() -> None:  # E10
+    policy = LeftContext(4, 1, lead=(1, 2, 1))
+    assert (policy.largest, policy.most_context) == (4, 3)
+    buffer = StreamBuffer(stream(policy), "A")
+    for index in range(10):
+        buffer.put(index, "A", index)
+    buffer.end(10)
+    kept, chunks = list[int](), list[Chunk]()
+    while (chunk := buffer.pop()) is not None:
+        kept.append(buffer.keep_from)
+        buffer.record(chunk)
+        chunks.append(chunk)
+    assert [(chunk.context, chunk.items) for chunk in chunks] == [
+        ((), (0,)),
+        ((0,), (1, 2)),
+        ((0, 1, 2), (3,)),
+        ((3,), (4, 5, 6, 7)),
+        ((7,), (8, 9)),
+    ]
+    # Another worker would need no more before each chunk than that shows.
+    assert kept == [0, 0, 0, 3, 7]
+
+
 def test_the_next_index_is_recorded_after_the_node_ran_and_never_goes_back() -> None:  # E9
     buffer = StreamBuffer(stream(Fixed(2)), "A")
     for index in range(4):

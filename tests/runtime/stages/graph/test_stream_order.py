@@ -21,7 +21,7 @@ HOSTS = ({"A"}, {"B", "C"})
 policies = st.one_of(
     st.builds(Fixed, st.integers(1, 4)),
     st.integers(1, 4).flatmap(lambda window: st.builds(SlidingWindow, st.just(window), st.integers(1, window))),
-    st.builds(LeftContext, st.integers(1, 3), st.integers(0, 4)),
+    st.builds(LeftContext, st.integers(1, 3), st.integers(0, 4), st.lists(st.integers(1, 3), max_size=2).map(tuple)),
 )
 streams = st.lists(st.tuples(st.sampled_from("ABC"), st.integers(1, 6)), max_size=4).map(
     lambda runs: "".join(walk * count for walk, count in runs)

@@ -23,7 +23,8 @@ from pontil.runtime.stages.qwen3_omni.code_predictor import CodePredictor, Frame
 from pontil.runtime.stages.qwen3_omni.config import OTHER_CODES
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config
 from pontil.runtime.stages.qwen3_omni.speech_loading import load_talker_decoder
-from pontil.runtime.stages.qwen3_omni.stage_loading import load_omni_talker
+from pontil.runtime.stages.qwen3_omni.stage import OmniTalker
+from pontil.runtime.stages.worker.stage_loading import load_stage
 from pontil.runtime.worker.start.loading import PartWeights
 
 # More than a tile of torch's products.
@@ -106,8 +107,8 @@ def test_the_products_of_a_stage_are_as_its_decoders_are(pair: OmniPair, determi
     )  # fmt: skip
     decoder = load_talker_decoder(pair.path, torch.device("cpu"), torch.float32)
     parts = PartWeights(config, decoder.device, decoder.dtype, None, Silent())
-    stage = load_omni_talker(config, decoder, parts.read)
-    assert stage is not None
+    stage = load_stage(config, decoder, parts.read).talker
+    assert isinstance(stage, OmniTalker)
     talker = stage.talker
     products = [talker.project_text.up, talker.project_hidden.down, *talker.predictor.decoder.linears]
     assert {one.deterministic for one in products if isinstance(one, Linear)} == {deterministic}

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stage that speaks: the rows that drive it, the settings of its sampling, and the maker of its frames."""
+"""The parts of a stage beside its decoder, and of one that another stage drives the rows and the maker of frames."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -54,5 +55,18 @@ class TalkerStage(Protocol):
     def is_frame(self, codes: Sequence[int]) -> bool:
         """Return whether codes that came with a message can be a frame."""
 
-    def sampling(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of sampling that the stage needs, as they replace those asked for."""
+
+@dataclass(frozen=True, slots=True)
+class StageParts:
+    """The parts of a stage beside its decoder: the number of layers after which others read its states; the maker of
+    the rows of a stage that another one drives; of a stage whose steps make one code each, the ids that are `codes`.
+    Settings of `sampling` that its runs need replace those asked for."""
+
+    state_layers: int | None = None
+    talker: TalkerStage | None = None
+    codes: range = range(0)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def maker(self) -> FrameMaker | None:
+        return None if self.talker is None else self.talker.maker
