@@ -75,10 +75,10 @@ def checker(hint: Any) -> Check:
     _, inner = get_args(hint)
     if inner is Any:
         return lambda value: isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    items = exact_types(inner)
-    if items is not None:
+    plain = exact_types(inner)
+    if plain is not None:
         return lambda value: (
-            type(value) is dict and TEXT.issuperset(map(type, value)) and items.issuperset(map(type, value.values()))
+            type(value) is dict and TEXT.issuperset(map(type, value)) and plain.issuperset(map(type, value.values()))
         )
     element = checker(inner)
     return lambda value: (
