@@ -46,19 +46,19 @@ def main() -> int:
     violations: list[str] = []
     with tempfile.TemporaryDirectory(prefix="pontil-model-") as folder:
         model = model_for(Path(folder))
-        from goodput import Served, served, use
+        from goodput import ServedLoad, served, use
         from seed_children import told_by_a_child
         from step_profile import StepProfile, highest_rate
 
         use(StepProfile.read(given.steps), given.block / 1e3)
         first = given.first / 1e3
         for ratio in given.ratios:
-            tried: dict[float, Served] = {}
+            tried: dict[float, ServedLoad] = {}
 
-            def trial(rate: float, ratio: str = ratio, tried: dict[float, Served] = tried) -> Served:
+            def trial(rate: float, ratio: str = ratio, tried: dict[float, ServedLoad] = tried) -> ServedLoad:
                 if rate not in tried:
                     work = partial(served, ratio, model, rate, given.requests, given.seed)
-                    tried[rate] = Served(**told_by_a_child(work))
+                    tried[rate] = ServedLoad(**told_by_a_child(work))
                 return tried[rate]
 
             for limit in given.limits:

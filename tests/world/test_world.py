@@ -56,7 +56,7 @@ def test_an_answer_stays_with_its_release_whoever_continues_it() -> None:
 
 @LONG
 def test_a_release_is_waited_for_whose_last_worker_was_dead_when_its_launch_ended() -> None:
-    """Nobody could say that none will come."""
+    """The proxies could not be told that none will come."""
     sizes = {"prefill": 0, "decode": 0, "mixed": 1, "proxies": 1, "changes": 4, "faults": 10}
     given = (*(f"--{name}={count}" for name, count in sizes.items()), "--kinds", "kill twice,oom")
     code, said = simulated("--seeds", "58", *given)

@@ -5,7 +5,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -88,12 +88,17 @@ def test_a_page_is_left_for_the_others(tmp_path: Path) -> None:
 
 
 def test_pages_are_made_while_somebody_scrapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To make one holds up all answers of a proxy. The first scrape waits until the others have left theirs."""
+    """Making one holds up all answers of a proxy. The first scrape waits until the others have left theirs."""
     made = list[str]()
-    one, two = (
-        MetricsPages(tmp_path, name, lambda name=name: made.append(name) or page(1))  # type: ignore[misc]
-        for name in ("p:0", "p:1")
-    )
+
+    def rendering(name: str) -> Callable[[], bytes]:
+        def render() -> bytes:
+            made.append(name)
+            return page(1)
+
+        return render
+
+    one, two = (MetricsPages(tmp_path, name, rendering(name)) for name in ("p:0", "p:1"))
     asyncio.run(two.look())
     assert not made
 

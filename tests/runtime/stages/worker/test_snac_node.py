@@ -11,6 +11,7 @@ import torch
 from node_site import NodeSite, node_config, opened
 from numpy.typing import NDArray
 from tiny_orpheus import BOOK, TinyOrpheus, write_tiny_orpheus
+from workers import Silent
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph.catalog import ORPHEUS
@@ -30,9 +31,9 @@ def node(tiny: TinyOrpheus) -> Iterator[SnacNode]:
     """The node in one thread, as its worker has it."""
     threads = torch.get_num_threads()
     config = node_config(tiny.path, "snac:0", model=str(tiny.path), graph="orpheus", node="snac")
-    made = make_snac(config)
-    assert isinstance(made, SnacNode) and made.identity == make_snac(config).identity
-    yield made
+    node, again = (make_snac(config, Silent()).node for _ in range(2))
+    assert isinstance(node, SnacNode) and node.identity == again.identity
+    yield node
     torch.set_num_threads(threads)
 
 
