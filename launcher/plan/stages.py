@@ -22,7 +22,7 @@ def stage_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices
         return role_lists(options, (EMBED,), machine)
     lists = joined_lists(options, graph, machine) if options.join else all_lists(options, graph, machine)
     for one in lists:
-        check_list(one, graph)
+        check_list(one)
     for name in dict.fromkeys(one.node and one.node.name for one in lists):
         items = [item for one in lists if (one.node and one.node.name) == name for item in one.items]
         check_gpus(items, machine, options.share_devices)
@@ -156,11 +156,11 @@ def workers_name(graph: StagedModel, node: ModelStage, role: str) -> str:
     return role if node.name == graph.first else stem(node.name, role)
 
 
-def check_list(one: WorkerList, graph: StagedModel) -> None:
-    """Check that only the first stage has workers of several devices, and that no device is there twice in one list."""
+def check_list(one: WorkerList) -> None:
+    """Check that only stages that make tokens have workers of several devices."""
     joined = next((item for item in one.items if len(item.ranks) > 1), None)
-    if joined is not None and one.node is not None and one.node.name != graph.first:
+    if joined is not None and one.node is not None and not one.node.generates:
         raise OptionError(
-            f"{one.names()[one.items.index(joined)]} has {len(joined.ranks)} devices joined by +, and only the first "
-            f"stage ({graph.first}) can be divided: use commas."
+            f"{one.names()[one.items.index(joined)]} has {len(joined.ranks)} devices joined by +, and {one.node.name} "
+            "makes no tokens, so it cannot be divided: use commas."
         )

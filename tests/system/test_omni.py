@@ -40,8 +40,11 @@ STAGES = {
         "code2wav=cpu:0",
     ),
     "thinker of two ranks": ("thinker=cpu:0+cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
+    "ranks everywhere": (
+        "thinker=cpu:0+cpu:1", "talker.prefill=cpu:0", "talker.decode=cpu:0+cpu:1", "code2wav=cpu:1",
+    ),
 }  # fmt: skip
-PLACED = list(STAGES) if is_long() else ["both split"]
+PLACED = list(STAGES) if is_long() else ["both split", "ranks everywhere"]
 # The worker that dies, and the pieces of text and of sound that the client has then: few, as tokens that come together
 # may be one piece. By default one: tests/world kills, stops and cuts off the workers of every stage at any point.
 WORKERS = ("prefill:0", "decode:0", "talker-prefill:0", "talker-decode:0", "code2wav:0")

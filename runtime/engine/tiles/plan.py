@@ -20,7 +20,7 @@ class TilePlan:
     In a tile of a device (`on_device`) rows are padded to its buckets, and an id of -1 - place stands for the one that
     was drawn there in the step before.
 
-    Rows that are no tokens are given by `embeddings`, float32 [rows, hidden_size]; followers know only ids.
+    Rows that are no tokens are given by `embeddings`, float32 [rows, hidden_size].
     """
 
     generated: bool

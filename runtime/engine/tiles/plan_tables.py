@@ -10,6 +10,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import TransferError
@@ -42,6 +46,8 @@ class PlanWriter:
         numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
         packed = {name: array("i", each).tobytes() for name, each in numbers.items()}
         tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
+        if plan.embeddings is not None:
+            tables["embeddings"] = plan.embeddings.float().cpu().numpy().tobytes()
         return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **packed}
 
     def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
@@ -99,7 +105,9 @@ class PlanReader:
         if first != len(blocks):
             raise ValueError("blocks of no table")
         generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
-        return TilePlan(generated, ids, spans, rows, recorded, drawn, on_device=on_device)
+        return TilePlan(
+            generated, ids, spans, rows, recorded, drawn, embedded(fields.get("embeddings"), len(ids)), on_device
+        )
 
     def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
         table = self.tables.setdefault(slot, array("i"))
@@ -108,3 +116,8 @@ class PlanReader:
         del table[kept:]
         table.extend(added)
         return table
+
+
+def embedded(data: bytes | None, rows: int) -> Tensor | None:
+    """Return the embeddings of so many rows, None where they are those of ids."""
+    return torch.from_numpy(np.frombuffer(data, np.float32).reshape(rows, -1).copy()) if data else None

@@ -170,8 +170,8 @@ WHOLE = "thinker=0,talker=1,code2wav=2"
         ({"place": "thinker.prefill=0,thinker.decode=0,talker=1,code2wav=2"}, "cuda:0 is planned for two workers"),
         ({"place": "thinker=0,talker=9,code2wav=2"}, "There is no cuda:9"),
         (
-            {"place": "thinker=0,talker=1+2,code2wav=2"},
-            r"talker:0 has 2 devices joined by \+, and only the first stage",
+            {"place": "thinker=0,talker=1,code2wav=2+3"},
+            r"code2wav:0 has 2 devices joined by \+, and code2wav makes no tokens",
         ),
         ({"place": "thinker=none,talker=none,code2wav=none"}, "No worker is left"),
         ({"place": WHOLE, "prefill": "3"}, "--prefill and the placement both say where thinker runs"),

@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +35,9 @@ def same(found: TilePlan, plan: TilePlan) -> None:
     assert [list(span.blocks) for span in found.spans] == [list(span.blocks) for span in plan.spans]
     for name in ("ids", "rows", "recorded", "drawn"):
         assert list(getattr(found, name)) == list(getattr(plan, name))
+    assert (found.embeddings is None) == (plan.embeddings is None)
+    if found.embeddings is not None and plan.embeddings is not None:
+        assert torch.equal(found.embeddings, plan.embeddings)
 
 
 @given(st.lists(plans, max_size=4))
@@ -41,6 +45,16 @@ def test_a_follower_gets_the_numbers_that_the_driver_has(some: list[TilePlan]) -
     writer, reader = PlanWriter(), PlanReader()
     for plan in some:
         same(reader.read(sent(writer.write(plan))[0]), plan)
+
+
+def test_rows_that_are_no_tokens_come_as_they_are() -> None:
+    rows = torch.randn(3, 8)
+    plan = TilePlan(False, [0] * 3, [TileSpan(0, 3, [4])], [2], [], [0], rows)
+    fields = PlanWriter().write(plan)
+    same(PlanReader().read(sent(fields)[0]), plan)
+    fields["embeddings"] += b"\0"
+    with pytest.raises(TransferError, match="cannot be read"):
+        PlanReader().read(fields)
 
 
 def decoding(tables: list[list[int]], position: int = 0) -> TilePlan:
