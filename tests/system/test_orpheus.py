@@ -12,7 +12,7 @@ from served import Served, launched
 from tiny_orpheus import TinyOrpheus, orpheus_tokenizer, write_tiny_orpheus
 
 from pontil.runtime.proxy.metrics.all_series import CAUSES
-from pontil.runtime.stages.graph.catalog import ORPHEUS
+from pontil.runtime.stages.graph.catalog import ORPHEUS, ORPHEUS_SPEECH
 from pontil.runtime.stages.orpheus.snac_loading import load_snac
 
 PLACES = ("llm.prefill=cpu:0", "llm.decode=cpu:1", "snac=cpu:0")
@@ -47,12 +47,9 @@ def speak(site: Served, seed: int, on_sound: Callable[[], None] = lambda: None) 
 
 def prompt_of(tiny: TinyOrpheus) -> list[int]:
     tokenizer = orpheus_tokenizer()
-    marks = [
-        [tokenizer.token_to_id(name) for name in names.replace(">", "> ").split()]
-        for names in (ORPHEUS.speech.before, ORPHEUS.speech.after)  # type: ignore[union-attr]
-    ]
+    before, after = (tokenizer.encode(marks).ids for marks in (ORPHEUS_SPEECH.before, ORPHEUS_SPEECH.after))
     tokenizer.encode_special_tokens = True
-    return [*marks[0], *tokenizer.encode(f"{VOICE}: {TEXT}").ids, *marks[1]]
+    return [*before, *tokenizer.encode(f"{VOICE}: {TEXT}").ids, *after]
 
 
 def failovers(site: Served) -> float:

@@ -137,7 +137,7 @@ def resources(
     if kept is not None:
         recorder = kept.recorder(storage, pool, recording_clock)
         HERE.world.note("restored", recorder.restored)
-    parts = parts_of(config.node)
+    parts = parts_of(config.graph, config.node)
     talker = parts.talker
     vocab, maker = (model.config.vocab_size, None) if talker is None else (SPEECH_IDS, talker.maker)
     runner = runs(storage, vocab, cost, maker)

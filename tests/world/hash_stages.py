@@ -20,8 +20,8 @@ from virtual_time import HERE
 
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph import catalog
-from pontil.runtime.stages.graph.catalog import PROMPT_UNIT, QWEN3_OMNI, TINY_SPEECH, GraphModel
-from pontil.runtime.stages.graph.policies import LeftContext
+from pontil.runtime.stages.graph.catalog import ORPHEUS, PROMPT_UNIT, QWEN3_OMNI, TINY_SPEECH, GraphModel
+from pontil.runtime.stages.graph.policies import ChunkPolicy, LeftContext, SlidingWindow
 from pontil.runtime.stages.graph.stream_buffer import StreamFault
 from pontil.runtime.stages.nodes.clauses import pieces_of
 from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, StageNode, TaskInput
@@ -33,6 +33,8 @@ from pontil.runtime.stages.worker.stage_parts import StageParts
 # Ids of the stage that speaks. The last one ends its answer: a speech has so many frames, on average.
 SPEECH_IDS, SPEECH_ENDS = 41, 40
 CODES, CODE_SIZE, MOST_FRAMES = 4, 50, 60
+# Ids that are codes of a model whose tokens are sound, and its windows of them.
+SOUND_IDS, WINDOWS = range(20, 200), SlidingWindow(8, 2)
 # The item of the text at which it ends, and those behind.
 TEXT_END, PADDING = 1, 0
 # The chunks of frames, and how far each stage may be ahead of the next.
@@ -58,11 +60,19 @@ def small_omni() -> GraphModel:
     )
 
 
-SMALL_OMNI = small_omni()
+def small_orpheus() -> GraphModel:
+    """Return the graph of an Orpheus with small windows, whose chats are spoken."""
+    (codes,) = ORPHEUS.graph.connections
+    graph = replace(ORPHEUS.graph, name="small-orpheus", connections=(replace(codes, policy=WINDOWS, capacity=9),))
+    return replace(ORPHEUS, name="small-orpheus", graph=graph, architecture=None, speech=None, voices=())
 
 
-def serve_small_omni() -> None:
+SMALL_OMNI, SMALL_ORPHEUS = small_omni(), small_orpheus()
+
+
+def serve_small_models() -> None:
     serve(SMALL_OMNI)
+    serve(SMALL_ORPHEUS)
 
 
 def serve(model: GraphModel) -> None:
@@ -121,8 +131,10 @@ def is_frame(codes: Sequence[int]) -> bool:
     return len(codes) == CODES and 0 <= codes[0] < SPEECH_IDS and all(0 <= code < CODE_SIZE for code in codes[1:])
 
 
-def parts_of(stage: str | None) -> StageParts:
+def parts_of(graph: str | None, stage: str | None) -> StageParts:
     """Return what stands beside the decoder of a stage."""
+    if graph == SMALL_ORPHEUS.name:
+        return StageParts(codes=SOUND_IDS)
     if stage == "talker":
         return StageParts(talker=HashTalker(), sampling={"stop_token_ids": [SPEECH_ENDS]})
     return StageParts(state_layers=1) if stage == "thinker" else StageParts()
@@ -248,6 +260,27 @@ class HashVocoder:
         return NOTHING
 
 
+class HashWindows:
+    """A StageNode. Each window of codes is one output."""
+
+    identity, kind, sample_rate, one_per_chunk = "hash", AUDIO, SMALL_ORPHEUS.sample_rate, True
+
+    def __init__(self, spend: Spend) -> None:
+        self.spend = spend
+
+    def begin(self, task: TaskInput) -> "HashWindows":
+        if task.data is not None:
+            raise RequestError("this stage makes sound of codes")
+        return self
+
+    def feed(self, given: NodeInput) -> Pieces:
+        items, context = given.of("codes")
+        if items:
+            HERE.world.spend(self.spend(len(items)))
+            yield sounded([one.tolist() for one in items], [one.tolist() for one in context])
+        return NOTHING
+
+
 def frame_in(item: NDArray[Any]) -> list[int]:
     codes: list[list[int]] = item.tolist()
     if item.dtype != np.int32 or len(codes) != 1 or not is_frame(codes[0]):
@@ -268,6 +301,7 @@ def sounded(frames: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) ->
 NODES: Mapping[tuple[str, str], Callable[[Spend], StageNode]] = MappingProxyType({
     (TINY_SPEECH.name, "speaker"): lambda spend: SpeakerNode(HashVoice(spend), "hash"),
     (SMALL_OMNI.name, "code2wav"): HashVocoder,
+    (SMALL_ORPHEUS.name, "snac"): HashWindows,
 })  # fmt: skip
 
 
@@ -302,10 +336,18 @@ def spoken_frames(prompt: Sequence[int], answer: Sequence[int], seed: int, voice
 
 def sound_of_frames(frames: Sequence[Sequence[int]]) -> bytes:
     """Return the sound of these frames, the last of which is that of the end or of a limit, and has none."""
-    kept = frames[:-1]
+    return sound_of_items(frames[:-1], CHUNKS)
+
+
+def sound_of_codes(ids: Sequence[int]) -> bytes:
+    """Return the sound of the codes among these ids."""
+    return sound_of_items([[token - SOUND_IDS.start] for token in ids if token in SOUND_IDS], WINDOWS)
+
+
+def sound_of_items(items: Sequence[Sequence[int]], policy: ChunkPolicy) -> bytes:
     return b"".join(
-        sounded(kept[new.start : new.stop], kept[context.start : context.stop])
-        for _, new, context in plain_cut([None] * len(kept), CHUNKS, None)
+        sounded(items[new.start : new.stop], items[context.start : context.stop])
+        for _, new, context in plain_cut([None] * len(items), policy, None)
     )
 
 

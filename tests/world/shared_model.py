@@ -33,7 +33,7 @@ def read(folder: Path) -> TinyModel:
     thread_events.use_events_for_threads()
     copying.map_peers_of_the_world()
     stream_memory.connect_streams_in_the_world()
-    hash_stages.serve_small_omni()
+    hash_stages.serve_small_models()
     random_runs.keep_whole_runs()
     rank_meetings.meet_in_the_world()
     install.show_failures()

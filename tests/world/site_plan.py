@@ -33,7 +33,7 @@ SITES = {
 EMBEDS = {12: 2, 20: 1}
 EMBEDDER = "embedder"
 # Seeds of a round whose model has several stages, and which of the sites they have, counted from 1.
-STAGES = {15: 1, 23: 2, 7: 3}
+STAGES = {15: 1, 23: 2, 7: 3, 19: 4}
 # The most requests of such a seed: one is the work of several.
 STAGED_REQUESTS = 20
 # A resume window that is so short is waited for.

@@ -11,9 +11,9 @@ from answer_forms import SPEECH, SPOKEN, prompt_of
 from clients import ClientTry, ClientWish, SoundWish
 from conversations import letters_of
 from hash_model import answer_of
-from hash_stages import VOICES, sound_of_frames, sound_of_text, spoken_frames
+from hash_stages import VOICES, sound_of_codes, sound_of_frames, sound_of_text, spoken_frames
 from random_runs import plain_run_of
-from staged_sites import SMALL_OMNI, TINY_SPEECH, StagedSite
+from staged_sites import SMALL_OMNI, SMALL_ORPHEUS, TINY_SPEECH, StagedSite
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -82,6 +82,8 @@ def right_sound(run: "SeedRun", wish: ClientWish) -> tuple[bytes, int]:
     if wish.stop is not None:
         count = next((count for count in range(1, len(ids) + 1) if wish.stop in decode(ids[:count])), len(ids))
         ids = ids[:count]
+    if wish.sound.graph == SMALL_ORPHEUS:
+        return sound_of_codes(ids), 0
     if wish.sound.graph not in (TINY_SPEECH, SMALL_OMNI):
         stops = () if wish.stop is None else (wish.stop,)
         return plain_run_of(wish.sound.graph, tuple(ids), stops, run.model.tokenizer).sound, 0

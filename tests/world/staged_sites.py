@@ -11,7 +11,7 @@ from random_models import random_model
 from pontil.launcher.options.stage_list import stem
 from pontil.launcher.options.worker_roles import NODE
 
-TINY_SPEECH, SMALL_OMNI = "tiny-speech", "small-omni"
+TINY_SPEECH, SMALL_OMNI, SMALL_ORPHEUS = "tiny-speech", "small-omni", "small-orpheus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ STAGED_SITES = (
         ),
     ),
     StagedSite(SMALL_OMNI, "thinker", (StageWorkers("talker", "mixed", 2), StageWorkers("code2wav", NODE, 1))),
+    StagedSite(SMALL_ORPHEUS, "llm", (StageWorkers("snac", NODE, 2),)),
 )  # fmt: skip
 # The number of a site whose model is a random one: this, and the model's seed.
 RANDOM = 1000
