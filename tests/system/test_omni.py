@@ -112,7 +112,7 @@ def test_the_answer_is_that_of_transformers(pair: "OmniPair", alone: list[Spoken
 def test_every_placement_says_the_same(
     pair: "OmniPair", alone: list[Spoken], site: Served, placed: str, tmp_path: Path
 ) -> None:
-    """E16: text, all codes and all samples."""
+    """E16: text, all codes and all samples; also when a rank of a later stage dies."""
     if placed == "both split":
         assert answers(site) == alone
         settled(site)
@@ -120,6 +120,8 @@ def test_every_placement_says_the_same(
     with launched(tmp_path, *options(pair, placed)) as served:
         assert answers(served) == alone
         settled(served)
+        if placed == "ranks everywhere":  # H7
+            survives(served, alone[3], "talker-decode:0", (1, 0), rank=1)
 
 
 @pytest.mark.parametrize(("worker", "moment"), KILLS)
@@ -127,8 +129,13 @@ def test_a_killed_worker_of_any_stage_changes_nothing(
     site: Served, alone: list[Spoken], worker: str, moment: tuple[int, int]
 ) -> None:
     """E15, E16: no sound twice and none missing, everything is freed, and the books balance."""
-    before = settled(site)
-    victim = site.living(worker)
+    survives(site, alone[3], worker, moment)
+
+
+def survives(served: Served, right: Spoken, worker: str, moment: tuple[int, int], rank: int = 0) -> None:
+    """Kill a rank of a worker when the client has so many pieces of the answer."""
+    before = settled(served)
+    victim = served.living(worker, rank)
     killed: list[psutil.Process] = []
 
     def harm(texts: int, sounds: int) -> None:
@@ -138,10 +145,10 @@ def test_a_killed_worker_of_any_stage_changes_nothing(
 
     if moment == (0, 0):
         harm(0, 0)
-    assert speak(site, TEXT, harm, **ASKED[3]) == alone[3]
+    assert speak(served, TEXT, harm, **ASKED[3]) == right
     assert killed == [victim], "the worker died while the answer was on its way"
-    site.living(worker, after=victim.pid)
-    assert settled(site).free_blocks == before.free_blocks
+    served.living(worker, rank, after=victim.pid)
+    assert settled(served).free_blocks == before.free_blocks
 
 
 @pytest.mark.long
