@@ -45,7 +45,7 @@ class PlanWriter:
             blocks.extend(new_blocks)
         numbers = {"ids": plan.ids, "rows": plan.rows, "recorded": plan.recorded, "drawn": plan.drawn}
         columns = {name: array("i", column).tobytes() for name, column in numbers.items()}
-        tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes(), "embeddings": b""}
+        tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
         if plan.embeddings is not None:
             tables["embeddings"] = plan.embeddings.float().cpu().numpy().tobytes()
         return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **columns}
@@ -107,7 +107,7 @@ class PlanReader:
         if first != len(blocks):
             raise ValueError("blocks of no table")
         is_generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
-        embeddings = embedded(fields["embeddings"], len(ids))
+        embeddings = embedded(fields.get("embeddings"), len(ids))
         return TilePlan(is_generated, ids, spans, rows, recorded_places, drawn_places, embeddings, on_device)
 
     def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
@@ -119,6 +119,6 @@ class PlanReader:
         return table
 
 
-def embedded(data: bytes, rows: int) -> Tensor | None:
+def embedded(data: bytes | None, rows: int) -> Tensor | None:
     """Return the embeddings of so many rows, None where they are those of ids."""
     return torch.from_numpy(np.frombuffer(data, np.float32).reshape(rows, -1).copy()) if data else None

@@ -180,6 +180,9 @@ def open_runs(proxy: Proxy, graph: GraphModel) -> RunEntry:
     conductor = Conductor(
         proxy.config, proxy.incarnation, proxy.dispatcher, proxy.in_flight, proxy.books, proxy.metrics, proxy.clock
     )
+    if graph.speech is not None:
+        # The first text that is plain whatever it looks like needs a copy of the vocabulary: made before anybody waits.
+        proxy.tokenizer.encode("", False, parse_special=False)
     return RunEntry(
         graph,
         proxy.registry,
