@@ -4,7 +4,7 @@
     python scripts/bench_answers.py --model qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b [--streams 64]
 
 The questions are those of scripts/question_set.py: 40 with four choices, and 88 sums. All are asked as chats, greedily,
-so many at a time. Ways: `pair`, a prefill and a decode worker; `mixed`, one worker; `ranks`, one worker of two
+so many at a time. Ways: `pair`, a prefill and a decode worker; `mixed`, one worker; `ranks`, one worker of several
 processes; `drafts`, a pair with the draft model, or without --draft with guesses from repeated text; `kills`, a pair
 whose decode and prefill worker are killed (SIGKILL) when a third and two thirds of the answers are there: as many
 deaths as a request may meet; `int8` and `int8-mixed`, a pair and one worker with weights of 8 bits, whose answers are
@@ -38,13 +38,13 @@ from processor_name import processor_name
 from question_set import KnownQuestion, question_set
 
 PAIR = ("--prefill", "cpu:0", "--decode", "cpu:1")
-MIXED, RANKS = ("--role", "mixed"), ("--role", "mixed", "--mixed", "cpu:0+cpu:1")
+MIXED = ("--role", "mixed")
 INT8 = ("--quantization", "int8")
 # Workers and weights of each way.
 WAYS = {
     "pair": PAIR,
     "mixed": MIXED,
-    "ranks": RANKS,
+    "ranks": MIXED,
     "drafts": PAIR,
     "kills": PAIR,
     "int8": (*PAIR, *INT8),
@@ -85,18 +85,23 @@ class Killer:
 
 def ask(server: FailoverServer, question: KnownQuestion, tokens: int) -> "Answered | str":
     """Return the answer, or why there is none."""
+    messages = [{"role": "user", "content": question.text}]
+    return stream(server, "/v1/chat/completions", {"messages": messages, "max_tokens": tokens})
+
+
+def stream(server: FailoverServer, path: str, fields: dict[str, Any]) -> "Answered | str":
+    """Ask greedily for a stream of these fields; return the answer, or why there is none."""
     body = {
         "model": server.model,
-        "messages": [{"role": "user", "content": question.text}],
-        "max_tokens": tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **fields,
     }
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            response = server.ask("POST", "/v1/chat/completions", body)
+            response = server.ask("POST", path, body)
             if response.status == 200:
                 return read_stream(response)
             reason = f"{response.status}: {response.read(300).decode(errors='replace')}"
@@ -120,7 +125,7 @@ def read_stream(response: http.client.HTTPResponse) -> "Answered | str":
         if "error" in event:
             return f"error in the stream: {event['error']}"
         for choice in event.get("choices", ()):
-            text += choice.get("delta", {}).get("content") or ""
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
             finish = choice.get("finish_reason") or finish
         tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     return "the stream ended without [DONE]"
@@ -161,8 +166,18 @@ def score(asked: Sequence[KnownQuestion], found: Sequence["Answered | str"], fir
 def launch_of(way: str, arguments: argparse.Namespace, more: Sequence[str]) -> list[str]:
     """Return the command that serves the model in a way."""
     guesses = ("--speculative-model", arguments.draft) if arguments.draft else ("--speculative-tokens", "4")
+    ranks = ("--mixed", arguments.ranks, "--share-devices") if way == "ranks" else ()
     model = ("--model", arguments.model, "--port", str(arguments.port))
-    return [sys.executable, str(APP), "launch", *model, *WAYS[way], *(guesses if way == "drafts" else ()), *more]
+    return [
+        sys.executable,
+        str(APP),
+        "launch",
+        *model,
+        *WAYS[way],
+        *ranks,
+        *(guesses if way == "drafts" else ()),
+        *more,
+    ]
 
 
 def measure(way: str, arguments: argparse.Namespace, more: Sequence[str]) -> tuple[list["Answered | str"], Any]:
@@ -188,6 +203,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--draft", help="for --speculative-model: a name, a path or mtp")
+    parser.add_argument("--ranks", default="cpu:0+cpu:1", help="the devices of the way ranks")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--record", action="store_true", help="append the figures to docs/measurements-history.md")
     parser.add_argument("--streams", type=int, default=64, help="questions asked at a time")

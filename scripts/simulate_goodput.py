@@ -63,9 +63,11 @@ def main() -> int:
 
             for limit in given.limits:
                 between = limit / 1e3
-                rate, found = highest_rate(
-                    trial, lambda one, most=between: one.share(most, first) >= given.share, given.rate
-                )
+
+                def holds(one: Served, between: float = between) -> bool:
+                    return bool(one.share(between, first) >= given.share)
+
+                rate, found = highest_rate(trial, holds, given.rate)
                 figures = {
                     "ratio": ratio,
                     "limit_ms": limit,

@@ -154,9 +154,8 @@ class Dispatcher:
     def route(self, request: Request) -> Route | None:
         """Return the route for the next attempt of a request that broke, which does not wait for room."""
         workers, broken = self.lookup.loads(request), request.attempts.broken
-        if not broken:
-            workers = meant_for(request, workers) or workers
-        return plan(workers, self.disagg(request), broken, request.work.load(request))
+        own = [] if broken else meant_for(request, workers)
+        return plan(own or workers, self.disagg(request), broken, request.work.load(request))
 
     def room_for(self, request: Request) -> Route | None:
         """Return a route that has room now for a queued request's first attempt, or None.
