@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of many rows with weights in blocks by the matrix unit, which multiplies 16 rows of 64 bytes with 16 outputs
-// at once. Scales times levels become two digits of 8 bits with their signs, as activations are:
-// x = 2^DIGIT high + low.
-// The sums of products of digits are exact, and so is what they add up to: the bits are those of blocks.h.
+// at once. Scales times levels become two digits of 8 bits with their signs, as activations are: x = 2^DIGIT high +
+// low. The sums of products of digits are exact, and so is what they add up to: the bits are those of blocks.h.
 #pragma once
 #include "blocks.h"
 #include "tiles.h"

@@ -36,11 +36,12 @@ def weights(context: click.Context, as_json: bool) -> None:
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return the cells of a file."""
+    part = f", {row['part']}" if row.get("part") else ""
     rank = "" if row.get("ranks", 1) == 1 else f", rank {row['rank']} of {row['ranks']}"
     return {
         "name": row["name"][:12],
         "model": row["model"],
-        "quantization": f"{row.get('quantization', '-')}{rank}",
+        "quantization": f"{row.get('quantization', '-')}{part}{rank}",
         "kernels": row.get("kernels", "-"),
         "MiB": row["size"] >> 20,
         "used (UTC)": time.strftime("%Y-%m-%d %H:%M", time.gmtime(row["used"])),

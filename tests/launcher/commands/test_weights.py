@@ -20,11 +20,12 @@ from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, alone, files_
 FIRST, SECOND = "a" * 32, "b" * 32
 
 
-def write(folder: Path, name: str, file: str, quantization: str = "gguf") -> Path:
+def write(folder: Path, name: str, file: str, quantization: str = "gguf", part: str = "") -> Path:
     """Write packed weights of one tensor, as of a model's file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}{SUFFIX}"
     about: dict[str, object] = {"files": [file], "kernels": "avx2", "quantization": quantization, "rank": 0, "ranks": 1}
+    about["part"] = part
     shelf = WritingShelf(NamedFile(path), about, alone(path.with_suffix(LOCK), print))
     shelf.tensor("numbers", lambda: torch.arange(1000, dtype=torch.int64))
     shelf.finish()
@@ -61,6 +62,11 @@ def test_all_files_are_listed_with_what_they_are_of(folder: Path) -> None:
     rows = {line.split()[1]: line.split() for line in lines}
     assert rows["first.gguf"][0] == FIRST[:12] and rows["second"][2:4] == ["int8", "avx2"]
     assert all("complete" in row and row[-1] == "-" for row in rows.values())
+
+
+def test_parts_of_a_model_are_told_apart(tmp_path: Path) -> None:
+    write(tmp_path / FOLDER, FIRST, "/models/omni/model.safetensors", "none", "code predictor")
+    assert "omni   none, code predictor" in command(tmp_path / FOLDER)[1][1]
 
 
 def test_without_files_the_list_says_so(tmp_path: Path) -> None:

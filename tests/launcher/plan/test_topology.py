@@ -350,6 +350,8 @@ def test_workers_that_add_parts_of_sums_have_as_many_devices() -> None:
     alike = topology(prefill="cpu:0+cpu:1", decode="cpu:0+cpu:1", embed="cpu:0", embedding_model="bge", **fast)
     ranks = [child for child in alike.children if child.role in ("prefill", "decode")]
     assert [child.config["tensor_parallel_arithmetic"] for child in ranks] == ["fast"] * 2
+    (demand,) = alike.prepare.config["demands"].values()
+    assert MemoryDemand(**demand).row_parallel
     topology(prefill="cpu:0+cpu:1", decode="cpu:0", share_devices=True)
 
 

@@ -107,10 +107,13 @@ def test_quantized_parts_are_the_weights_that_they_stand_for(directory: Path) ->
 def test_a_part_may_have_another_scheme_than_the_thinker(directory: Path) -> None:
     """The Talker's decoder and its projections have one of their own, and its code predictor has none."""
     config = read_talker_config(directory)
-    parts = {"decoder": talker_checkpoint, "predictor": predictor_checkpoint, "projections": projections_checkpoint}
 
     def read() -> dict[str, dict[str, torch.Tensor]]:
-        return {name: dict(opened(directory, config).tensors()) for name, opened in parts.items()}
+        return {
+            "decoder": dict(talker_checkpoint(directory, config).tensors()),
+            "predictor": dict(predictor_checkpoint(directory, config).tensors()),
+            "projections": dict(projections_checkpoint(directory, config).tensors()),
+        }
 
     plain = read()
     others = ("embed", "head", "norm", "gate.", "code2wav")
