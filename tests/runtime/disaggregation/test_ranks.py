@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import by_default
 from hostile_connector import HostileConnector, Mischief, PullAtOnce
 from pools import wait_for
 from rank_groups import Open, RankPair
@@ -73,8 +74,13 @@ def arrived(one: RankPair, ours: list[int] = OURS, theirs: list[int] = THEIRS) -
     )
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
-@pytest.mark.parametrize(("giving", "taking"), SIZES)
+@pytest.mark.parametrize(
+    ("giving", "taking", "kind"),
+    by_default(
+        {*((*sizes, "shm") for sizes in SIZES), (1, 2, "tcp"), (2, 1, "tcp")},
+        ((*sizes, kind) for sizes in SIZES for kind in ("shm", "tcp")),
+    ),
+)
 def test_every_rank_gets_the_latent(pair: Pair, giving: int, taking: int, kind: str) -> None:
     """One KV head in one plane, which all ranks hold."""
     one = pair(giving, taking, 1, kind, planes=1)
@@ -83,8 +89,17 @@ def test_every_rank_gets_the_latent(pair: Pair, giving: int, taking: int, kind: 
     assert arrived(one)
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp", "guarded"])
-@pytest.mark.parametrize(("giving", "taking", "heads"), DIVISIONS)
+# A division is the same by every connector: by default all of them by one, and by each both of one rank and two.
+@pytest.mark.parametrize(
+    ("giving", "taking", "heads", "kind"),
+    by_default(
+        {
+            *((*division, "shm") for division in DIVISIONS),
+            *((*sizes, 4, kind) for sizes in ((1, 2), (2, 1), (2, 4)) for kind in ("tcp", "guarded")),
+        },
+        ((*division, kind) for division in DIVISIONS for kind in ("shm", "tcp", "guarded")),
+    ),
+)
 def test_every_rank_gets_its_heads(pair: Pair, giving: int, taking: int, heads: int, kind: str) -> None:
     one = pair(giving, taking, heads, kind)
     rest = [
