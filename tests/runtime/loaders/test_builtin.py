@@ -87,7 +87,7 @@ def write_wheel(folder: Path, name: str, members: dict[str, bytes]) -> None:
 def test_a_damaged_file_and_a_killed_fetch_are_made_good(
     copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has its name is on the disk."""
+    """A file that has its name is on the disk."""
     synced = note_syncs(monkeypatch)
     folder = tmp_path / "tiny"
     (folder / "partial-of-the-killed").mkdir(parents=True)

@@ -44,7 +44,7 @@ def drafter_of(worker: PromptWorker) -> ModelDrafter:
 
 
 BOTH = ("the model itself", "another model")
-# What depends on no guess that is right or wrong.
+# Guesses that are right and wrong show the same here.
 of_any_guesses = pytest.mark.parametrize("guessing", by_default({"another model"}, BOTH), indirect=True)
 
 

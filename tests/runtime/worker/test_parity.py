@@ -101,7 +101,7 @@ EXPECTED: dict[str, list[tuple[int, str, str]]] = {
 }
 
 
-# What may differ by the way: how requests begin, end, share and give way. The others are of what is made of tokens.
+# Requests begin, end, share and give way differently on each way. The others are of what is made of tokens.
 BY_THE_WAY = {
     "normal", "EOS first", "a stop string over several tokens", "aborted", "a prompt in chunks", "choices",
     "preempted and resumed", "an id that comes back at once", "prompts that are known",

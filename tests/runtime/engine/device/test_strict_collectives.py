@@ -32,7 +32,7 @@ EVEN = SIZES | {
 }  # fmt: skip
 
 
-# What is told of ranks that differ depends on no model: with one, and with both only with --long.
+# Ranks that differ are told apart whatever the model is: with one, and with both only with --long.
 of_any_model = pytest.mark.parametrize("path", by_default({"llama"}, ["llama", "qwen3_moe"]), indirect=True)
 
 
