@@ -64,7 +64,7 @@ def main() -> int:
             for limit in given.limits:
                 between = limit / 1e3
 
-                def holds(one: Served, between: float = between) -> bool:
+                def holds(one: ServedLoad, between: float = between) -> bool:
                     return bool(one.share(between, first) >= given.share)
 
                 rate, found = highest_rate(trial, holds, given.rate)

@@ -112,7 +112,7 @@ class Part:
         self.connection = connection
 
 
-@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+@pytest.mark.parametrize("launch", [pytest.param((1, 60.0), marks=pytest.mark.long), (2, 60.0)], indirect=True)
 def test_streams_of_a_killed_proxy_go_on_at_the_next(launch: Killable) -> None:  # A12
     ports = {number: launch.start(number) for number in range(launch.proxies)}
     first = Part(ports[0], "kept", 20)
@@ -124,7 +124,7 @@ def test_streams_of_a_killed_proxy_go_on_at_the_next(launch: Killable) -> None: 
     eventually(lambda: launch.rows() == [("kept", "closed", rest.usage[0]["completion_tokens"])], "the row")
 
 
-@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
+@pytest.mark.parametrize("launch", [(1, 60.0), pytest.param((2, 60.0), marks=pytest.mark.long)], indirect=True)
 def test_a_stream_whose_reader_has_left_goes_on_after_a_restart(launch: Killable) -> None:  # A12
     """The proxy ends once no connection is left, long before the answer does; one that is alone refuses, until its
     timeout is over."""

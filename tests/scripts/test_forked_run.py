@@ -45,13 +45,17 @@ def run(folder: Path, *words: str, **files: str) -> tuple[int, str]:
 
 
 def test_each_outcome_is_told_with_its_output(tmp_path: Path) -> None:
+    """A process that ends fails its test alone."""
+    ends = "import os\n\ndef test_e():\n    pass\n\ndef test_f():\n    os._exit(0)\n\ndef test_g():\n    pass\n"
     code, said = run(
         tmp_path,
+        ends=ends,
         one="import pytest\n\ndef test_a():\n    pytest.skip('not today')\n\ndef test_b():\n    pass\n",
         other="import warnings\n\ndef test_c():\n    warnings.warn('careful')\n    print('seen')\n    assert 1 == 2\n",
     )
     assert code == 1
-    assert "1 failed, 1 passed, 1 skipped, 1 warning" in said
+    assert "test_ends.py::test_f: its process has ended" in said
+    assert "2 failed, 3 passed, 1 skipped, 1 warning" in said
     assert said.count("not today") == said.count("assert 1 == 2\n") - 1 == 1
     assert "careful" in said and "seen" in said.partition("Captured stdout call")[2]
 
@@ -69,18 +73,11 @@ def test_what_takes_longest_is_begun_first() -> None:
     assert rest == [*(f"{name}::test_a" for name in others), tests[0]] and not waiting.take(True)
 
 
-def test_a_process_that_ends_fails_its_test_alone(tmp_path: Path) -> None:
-    ends = "import os\n\ndef test_a():\n    pass\n\ndef test_b():\n    os._exit(0)\n\ndef test_c():\n    pass\n"
-    code, said = run(tmp_path, one=ends, other="def test_d():\n    pass\n")
-    assert code == 1
-    assert "test_one.py::test_b: its process has ended" in said and "1 failed, 3 passed" in said
-
-
 def test_nothing_begins_after_as_many_failures_as_are_wanted(tmp_path: Path) -> None:
-    fails = "def test_a():\n    assert False\n\n" + "".join(f"def test_{n}():\n    pass\n\n" for n in range(1000))
+    fails = "def test_a():\n    assert False\n\n" + "".join(f"def test_{n}():\n    pass\n\n" for n in range(300))
     code, said = run(tmp_path, "-x", one=fails)
     assert code == 1
-    assert "stopping after 1 failures" in said and "1000 passed" not in said
+    assert "stopping after 1 failures" in said and "300 passed" not in said
 
 
 def test_files_of_a_group_share_what_is_made_once(tmp_path: Path) -> None:

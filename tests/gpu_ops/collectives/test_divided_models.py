@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole models over several ranks: the bits of one process (rule H4), and the results of transformers."""
 
+from itertools import product
 from pathlib import Path
 
 import kernels
@@ -9,6 +10,7 @@ import rank_calls
 import rank_models
 import torch
 from architectures import SIZES, VOCAB, hugging_model
+from effort import by_default
 from fp8_directory import write_fp8
 from rank_models import PromptRun
 from rank_processes import RankProcesses
@@ -37,8 +39,6 @@ ARCHITECTURES = {
     "gpt_oss": EVEN,
     "qwen2": EVEN,
 }
-# By default both numbers of ranks and both types, and not each with each.
-LONG = pytest.mark.long
 # Models that only torch's operations compute.
 WITHOUT_KERNELS = {"deepseek_v3-fp8": EVEN | LATENT}
 
@@ -61,13 +61,18 @@ def torch_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return made
 
 
+# By default each architecture once, both numbers of ranks and both types, and not each with each.
 @pytest.mark.parametrize(
-    ("ranks", "dtype"),
-    [
-        (2, torch.bfloat16), (4, torch.float32), pytest.param(4, torch.bfloat16, marks=LONG),
-        pytest.param(2, torch.float32, marks=LONG),
-    ],
-)  # fmt: skip
+    ("path", "ranks", "dtype"),
+    by_default(
+        {
+            *((name, 2, torch.bfloat16) for name in ("llama", "deepseek_v3", "qwen2")),
+            *((name, 4, torch.float32) for name in ("qwen3_moe", "gemma3_text", "gpt_oss")),
+        },
+        product(ARCHITECTURES, (2, 4), (torch.bfloat16, torch.float32)),
+    ),
+    indirect=["path"],
+)
 def test_kernels_give_the_bits_of_one_process(
     processes: RankProcesses, path: Path, ranks: int, dtype: torch.dtype
 ) -> None:
@@ -83,7 +88,14 @@ def test_kernels_give_the_bits_of_one_process(
     library.close()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=LONG)])
+@pytest.mark.parametrize(
+    ("torch_path", "dtype"),
+    by_default(
+        {(name, torch.bfloat16) for name in ("qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3-fp8")},
+        product(ARCHITECTURES | WITHOUT_KERNELS, (torch.bfloat16, torch.float32)),
+    ),
+    indirect=["torch_path"],
+)
 def test_torch_gives_the_bits_of_one_process(
     processes: RankProcesses, torch_path: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
@@ -108,7 +120,15 @@ def joined(answers: list[object]) -> tuple[Tensor, list[int]]:
     return first
 
 
-@pytest.mark.parametrize(("ranks", "quantization"), [(2, "int8"), (4, "none")])
+# The weights that are divided by inputs: of attention, of latents, of experts, and with biases.
+@pytest.mark.parametrize(
+    ("path", "ranks", "quantization"),
+    by_default(
+        {("llama", 2, "int8"), ("gpt_oss", 2, "int8"), ("qwen3_moe", 4, "none"), ("deepseek_v3", 4, "none")},
+        ((name, *how) for name in ARCHITECTURES for how in ((2, "int8"), (4, "none"))),
+    ),
+    indirect=["path"],
+)
 def test_row_parallel_ranks_come_close_to_one_process(
     processes: RankProcesses, path: Path, ranks: int, quantization: str
 ) -> None:
@@ -130,6 +150,9 @@ def near(found: Tensor, alone: Tensor, dtype: torch.dtype) -> bool:
     return 0 < float(most) < (2e-5 if dtype == torch.float32 else 3e-2)
 
 
+@pytest.mark.parametrize(
+    "torch_path", by_default({"gpt_oss", "deepseek_v3-fp8"}, ARCHITECTURES | WITHOUT_KERNELS), indirect=True
+)
 def test_row_parallel_torch_comes_close_to_one_process(
     processes: RankProcesses, torch_path: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +181,8 @@ def test_parts_of_a_model_that_speaks_have_the_bits_of_one_process(
     library.close()
 
 
+# One process has those of transformers for every architecture, as runtime/models/test_kernels.py shows.
+@pytest.mark.parametrize("path", by_default({"llama"}, ARCHITECTURES), indirect=True)
 def test_logits_equal_those_of_transformers(
     processes: RankProcesses, path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -172,6 +197,7 @@ def test_logits_equal_those_of_transformers(
         assert (answer[0][:, :VOCAB] - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("path", by_default({"llama"}, ARCHITECTURES), indirect=True)
 def test_sizes_that_do_not_divide_are_refused_with_those_that_do(path: Path) -> None:
     config = open_checkpoint(path).config
     check_division(config, 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from effort import examples
+from effort import by_default, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -99,7 +99,7 @@ def shaping_of(params: list[tuple[float, int, float, float]]) -> Shaping:
     return Shaping(exact(temperature), torch.tensor(top_k), exact(top_p), exact(min_p))
 
 
-@settings(max_examples=examples(40, 400), deadline=None)
+@settings(max_examples=examples(25, 400), deadline=None)
 @given(
     st.lists(ROWS, min_size=1, max_size=5), st.sampled_from([1, 2, 97, FEW - 1, 5000, 49152]), st.integers(0, 10**6),
 )  # fmt: skip
@@ -116,11 +116,16 @@ def test_what_is_kept_and_drawn_is_that_of_a_sort(rows: list[Row], vocabulary: i
     assert drawn.view(-1, DRAWS).tolist() == expected
 
 
-@pytest.mark.parametrize(("spread", "outstanding"), [(3.0, 0), (3.0, 20), (0.5, 0)])
-@pytest.mark.parametrize("cut", [{}, {"min_p": 1e-4}], ids=str)
-def test_most_rows_need_no_order(spread: float, outstanding: int, cut: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("spread", "outstanding", "min_p"),
+    by_default(
+        {(3.0, 0, 1e-4), (3.0, 20, 0.0), (0.5, 0, 0.0)},
+        ((*kind, min_p) for kind in ((3.0, 0), (3.0, 20), (0.5, 0)) for min_p in (0.0, 1e-4)),
+    ),
+)
+def test_most_rows_need_no_order(spread: float, outstanding: int, min_p: float) -> None:
     generator = torch.Generator().manual_seed(1)
-    params = (0.8, 0, 0.95, cut.get("min_p", 0.0))
+    params = (0.8, 0, 0.95, min_p)
     row = Row(spread, 0.0, outstanding, 0.0, 0.0, params)
     logits = torch.stack([row.logits(20000, generator) for _ in range(40)])
     shaping = shaping_of([params] * 40)

@@ -157,7 +157,7 @@ def mixed(rows: int, seed: int) -> Shaping:
     return Shaping(some(1.0, 0.1, 2.0), top_k, some(1.0, 0.1, 1.0), some(0.0, 0.0, 0.5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 60), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([5, 97, 1001, 4096, 20011]), st.integers(2, 33), st.booleans())
 def test_a_row_depends_on_itself_alone(seed: int, vocabulary: int, rows: int, coarse: bool) -> None:
     """In a batch, alone, in another order and as one of several draws; with many ties too (`coarse`)."""
@@ -224,7 +224,7 @@ EXTREME = st.one_of(
 TINY = st.one_of(st.sampled_from([5e-324, 1e-310, 7e-46, 1e-45, 1e-38, 1e-5, 1.0]), st.floats(5e-324, 1.0))
 
 
-@settings(max_examples=examples(50, 150), deadline=None)
+@settings(max_examples=examples(30, 150), deadline=None)
 @given(
     st.lists(st.lists(EXTREME, min_size=7, max_size=7), min_size=2, max_size=5),
     TINY, st.integers(0, 9), TINY, st.just(0.0) | TINY, st.floats(0, 1, exclude_max=True),

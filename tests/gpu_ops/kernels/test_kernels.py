@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import kernels
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -161,7 +162,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(9, 15))
 @given(case=cases())
 def test_halves_are_right_and_in_any_cutting_the_same(library: KernelLibrary, case: Case) -> None:
     whole = case.computed(library, [case.length])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from effort import by_default
 from torch import Tensor
 
 from pontil.gpu_ops.kv.attention import (
@@ -22,16 +23,7 @@ from pontil.gpu_ops.parameters.attention import LayerAttention
 BLOCK = 16
 KV_HEADS, GROUP = 2, 3
 LENGTH = 700
-WINDOWS = (
-    None,
-    1,
-    63,
-    64,
-    65,
-    300,
-    700,
-    *(pytest.param(each, marks=pytest.mark.long) for each in (2, 66, 256, 699, 5000)),
-)
+WINDOWS = by_default({None, 1, 65, 300}, (None, 1, 2, 63, 64, 65, 66, 256, 300, 699, 700, 5000))
 SCALE = 0.2
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases import CASES, FAULTS, OVER_BUDGET
+from effort import by_default
 
 ROOT = Path(__file__).parents[3]
 SUPPORT = ROOT / "tests" / "support"
@@ -83,7 +84,14 @@ def test_a_device_agrees_with_torch(name: str, rungs: dict[str, Rung]) -> None:
     assert error <= CASES[name].tolerance, error
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# The attention and the draws that take longest to interpret: by default one fault of each is planted.
+SLOW = {
+    "hides-its-own-key", "sees-the-next-key", "leaves-out-a-strip", "stores-padding", "highest-id-of-equal-logits",
+    "draws-an-id-without-mass",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", by_default(FAULTS.keys() - SLOW, FAULTS))
 def test_the_interpreter_shows_a_fault(name: str, rungs: dict[str, Rung]) -> None:
     error = rungs["interpreter"].ask(name)["error"]
     assert error > 2 * FAULTS[name].tolerance, error

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from effort import by_default
 
 from pontil.launcher.control.control_client import ask
 
@@ -37,7 +38,7 @@ def test_all_ranks_start_and_end_with_the_launch(launched: Launched, all_gone: G
     all_gone(list(family.values()))
 
 
-@pytest.mark.parametrize("killed", RANKS)
+@pytest.mark.parametrize("killed", by_default({"decode:0", "decode:0+2"}, RANKS))
 def test_the_end_of_a_rank_is_that_of_its_worker(launched: Launched, killed: str) -> None:
     launch = launched(GROUP)
     launch.until("ready on")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import by_default
 
 from pontil.launcher.commands.ready import said as readiness
 from pontil.launcher.control.control_client import ControlReply, RunningLaunch, ask, find_launch
@@ -352,7 +353,7 @@ def stir(launch: Any, luck: random.Random) -> None:
     assert reply.code in (0, 1, 2), request
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(number, marks=pytest.mark.long) for number in range(3, 30))])
+@pytest.mark.parametrize("seed", by_default({1}, range(1, 30)))
 def test_whatever_is_asked_and_whoever_dies_it_can_all_be_mended(
     launched: Launched, waiting: WaitUntil, seed: int
 ) -> None:

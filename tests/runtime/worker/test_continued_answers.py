@@ -3,10 +3,12 @@
 5)."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from effort import by_default
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker, prompt
 
 from pontil.runtime.sampling_params import SamplingParams
@@ -84,16 +86,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def kinds_and_lengths() -> Iterator[ParameterSet]:
-    """Yield every kind with one length, and every length with one kind; the rest is for the long run."""
-    for kind, settings in KINDS.items():
-        for length in (1, 16, 90):
-            slow = [] if length == 90 or kind == "everything" else [pytest.mark.long]
-            yield pytest.param(length, settings, id=f"{length}-{kind}", marks=slow)
+def ways_kinds_and_lengths() -> Iterator[ParameterSet]:
+    """Yield by a pair every kind with one length, and every length with one kind; by one worker one case. The rest is
+    for the long run."""
+    for way, (kind, settings), length in product(("pair", "whole"), KINDS.items(), (1, 16, 90)):
+        chosen = (length == 90) + (kind == "everything") > (way == "whole")
+        yield pytest.param(way, length, settings, id=f"{length}-{kind}-{way}", marks=[] if chosen else pytest.mark.long)
 
 
-@pytest.mark.parametrize("way", ["pair", "whole"])
-@pytest.mark.parametrize(("length", "settings"), list(kinds_and_lengths()))
+@pytest.mark.parametrize(("way", "length", "settings"), list(ways_kinds_and_lengths()))
 def test_an_answer_goes_on_from_any_token(
     proxy: ScriptedProxy, pair: Pair, length: int, settings: dict[str, Any], way: str
 ) -> None:
@@ -105,9 +106,13 @@ def test_an_answer_goes_on_from_any_token(
     everyone_clean(proxy)
 
 
-@pytest.mark.parametrize("way", ["pair", "whole"])
-@pytest.mark.parametrize("attempt", [0, 1])
-@pytest.mark.parametrize("length", [1, 17, 90])
+@pytest.mark.parametrize(
+    ("length", "attempt", "way"),
+    by_default(
+        {(1, 1, "pair"), (17, 0, "pair"), (90, 0, "whole"), (90, 1, "whole")},
+        product((1, 17, 90), (0, 1), ("pair", "whole")),
+    ),
+)
 def test_a_request_without_a_budget_computes_its_prompt_alone(
     proxy: ScriptedProxy, pair: Pair, length: int, attempt: int, way: str
 ) -> None:
@@ -129,16 +134,23 @@ def test_a_request_without_a_budget_computes_its_prompt_alone(
     assert [worker.machine.engine.generated for worker in pair] == before
 
 
-@pytest.mark.parametrize("way", ["pair", "whole"])
 @pytest.mark.parametrize(
-    ("counts", "caching"),
-    [
-        *(((5, 0, 9), caching) for caching in (True, False)),
-        *(((TOKENS, 3, 1), caching) for caching in (True, False)),
-        ((TOKENS, TOKENS, 20), True),
-        ((0, TOKENS, 0), False),
-    ],
-)
+    ("counts", "caching", "way"),
+    by_default(
+        {
+            ((5, 0, 9), True, "pair"), ((5, 0, 9), False, "whole"), ((TOKENS, 3, 1), False, "pair"),
+            ((TOKENS, TOKENS, 20), True, "whole"), ((0, TOKENS, 0), False, "pair"),
+        },
+        (
+            (counts, caching, way)
+            for counts, caching in (
+                *product(((5, 0, 9), (TOKENS, 3, 1)), (True, False)), ((TOKENS, TOKENS, 20), True),
+                ((0, TOKENS, 0), False),
+            )
+            for way in ("pair", "whole")
+        ),
+    ),
+)  # fmt: skip
 def test_choices_go_on_each_from_its_own(
     proxy: ScriptedProxy, model: Any, tmp_path: Any, counts: tuple[int, ...], caching: bool, way: str
 ) -> None:
@@ -152,7 +164,7 @@ def test_choices_go_on_each_from_its_own(
     everyone_clean(proxy)
 
 
-@pytest.mark.parametrize("way", ["pair", "whole"])
+@pytest.mark.parametrize("way", by_default({"pair"}, ["pair", "whole"]))
 def test_a_pool_without_room_for_what_was_delivered_takes_its_time(
     proxy: ScriptedProxy, model: Any, tmp_path: Any, way: str
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from always_draft import AlwaysDraft
-from effort import examples
+from effort import by_default, examples
 from tiny_draft_layers import write_eagle_head, write_mtp_model
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
@@ -53,6 +53,10 @@ def named(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return folder, "mtp"
     write_eagle_head(folder, model)
     return model, str(folder)
+
+
+# With torch's operations a layer is seen by itself in runtime/engine/drafts/test_head.py.
+OF_KERNELS = by_default({"mtp of kernels"}, ["mtp", "mtp of kernels", "eagle"])
 
 
 @pytest.fixture
@@ -106,6 +110,9 @@ def check_kind(proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str) ->
     assert told(answers[again], params.n)["ids"] == plainly["ids"], kind
 
 
+@pytest.mark.parametrize(
+    "named", by_default({"mtp of kernels", "eagle"}, ["mtp", "mtp of kernels", "eagle"]), indirect=True
+)
 def test_with_a_draft_layer_all_is_as_without(proxy: ScriptedProxy, guessing: list[PromptWorker]) -> None:  # B1, C16
     """Each kind of request, one after the other by the same workers."""
     for kind in KINDS:
@@ -121,6 +128,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
+@pytest.mark.parametrize("named", OF_KERNELS, indirect=True)
 @pytest.mark.parametrize("handed", CHANGES)
 def test_what_prefill_guessed_decode_could_not(
     proxy: ScriptedProxy, guessing: list[PromptWorker], handed: str, monkeypatch: pytest.MonkeyPatch

@@ -5,17 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import by_default
 from tiny_latent import write_tiny_deepseek
 from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 LENGTH = 100
 
 
-@pytest.mark.parametrize("by_kernels", [False, True], ids=["torch", "kernels"])
 @pytest.mark.parametrize(
-    ("dtype", "cells", "connector", "bytes_of_a_number", "more"),
-    [("float32", "auto", "shm", 4, 0), ("bfloat16", "auto", "tcp", 2, 0), ("bfloat16", "int8", "shm", 1, 4)],
-)
+    ("by_kernels", "dtype", "cells", "connector", "bytes_of_a_number", "more"),
+    by_default(
+        {(False, "float32", "auto", "shm", 4, 0), (True, "bfloat16", "int8", "shm", 1, 4)},
+        (
+            (by_kernels, *case)
+            for case in (
+                ("float32", "auto", "shm", 4, 0), ("bfloat16", "auto", "tcp", 2, 0), ("bfloat16", "int8", "shm", 1, 4)
+            )
+            for by_kernels in (False, True)
+        ),
+    ),
+)  # fmt: skip
 def test_two_workers_make_the_tokens_of_one(
     proxy: ScriptedProxy, tmp_path: Path, dtype: str, cells: str, connector: str, bytes_of_a_number: int, more: int,
     by_kernels: bool,

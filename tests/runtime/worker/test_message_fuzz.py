@@ -134,7 +134,7 @@ def fuzzed(proxy: ScriptedProxy, pair: tuple[PromptWorker, PromptWorker]) -> Fuz
 def test_a_message_of_a_handoff_with_wrong_fields_fails_its_own_request_only(
     fuzzed: FuzzedPair, kind: type[Message]
 ) -> None:
-    for number in range(examples(12, 1500)):
+    for number in range(examples(6, 1500)):
         fuzzed.case(kind, f"r{number}", injected=False)
 
 
@@ -142,5 +142,5 @@ def test_a_message_of_a_handoff_with_wrong_fields_fails_its_own_request_only(
 def test_a_message_with_wrong_fields_out_of_turn_fails_its_own_request_only(
     fuzzed: FuzzedPair, kind: type[Message]
 ) -> None:
-    for number in range(examples(6, 500)):
+    for number in range(examples(4, 500)):
         fuzzed.case(kind, f"r{number}", injected=True)

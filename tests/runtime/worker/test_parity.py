@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's tokens give equal results on every way to the client, called directly or through workers (B13)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
+from effort import by_default
 from parity import WAYS, InProcess, Outcome, OverSockets, Recorded, Recording, Way, opened, replayed
 from tiny_llama import END_ID as EOS
 
@@ -99,6 +101,22 @@ EXPECTED: dict[str, list[tuple[int, str, str]]] = {
 }
 
 
+# Requests begin, end, share and give way differently on each way. The others are of what is made of tokens.
+BY_THE_WAY = {
+    "normal", "EOS first", "a stop string over several tokens", "aborted", "a prompt in chunks", "choices",
+    "preempted and resumed", "an id that comes back at once", "prompts that are known",
+    "what stood in the prompt", "logprobs",
+}  # fmt: skip
+PAIR = "pair over shm"
+
+
+def by_way(name: str, ways: Iterable[str]) -> pytest.MarkDecorator:
+    """Every recording on every way; without --long on some ways some only, and all by a pair."""
+    cases = [*product(ways, RECORDINGS)]
+    chosen = {case for case in cases if case[0] == PAIR or case[1] in BY_THE_WAY}
+    return pytest.mark.parametrize((name, "name"), by_default(chosen, cases), indirect=[name])
+
+
 @pytest.fixture(scope="module", params=WAYS)
 def way(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
     with opened(request.param, model, tmp_path_factory.mktemp("way")) as made:
@@ -135,7 +153,7 @@ def check(tokenizer: Tokenizer, one: Recorded, told: Outcome) -> None:
         assert told.end is None and max(map(len, told.ids)) == one.leaves_after
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@by_way("way", WAYS)
 def test_every_way_gives_equal_results_field_by_field(way: Way, direct: InProcess, name: str) -> None:
     tokenizer = direct.machine.tokenizer
     recording = RECORDINGS[name](lambda text: tokenizer.encode(text, False))
@@ -178,7 +196,10 @@ def test_the_small_pool_makes_the_newer_answer_give_way(way: Way) -> None:
     assert way.preemptions > before
 
 
-@pytest.fixture(scope="module", params=(*WAYS, "pair over shm with a draft model"))
+DRAFTING = (*WAYS, f"{PAIR} with a draft model")
+
+
+@pytest.fixture(scope="module", params=DRAFTING)
 def drafting(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
     way, _, with_model = request.param.partition(" with ")
     folder = tmp_path_factory.mktemp("drafting")
@@ -186,7 +207,7 @@ def drafting(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pyte
         yield made
 
 
-@pytest.mark.parametrize("name", RECORDINGS)
+@by_way("drafting", DRAFTING)
 def test_drafts_change_no_field_on_any_way(drafting: Way, direct: InProcess, name: str) -> None:  # B1, B7, B8
     """Drafts are right, wrong, and right up to an end in the middle of them. A client that leaves may see more."""
     recording = RECORDINGS[name](lambda text: direct.machine.tokenizer.encode(text, False))

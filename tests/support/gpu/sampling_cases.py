@@ -79,7 +79,7 @@ def on_odd_rows() -> list[tuple[int, float, int, float, float, float]]:
 CASES = [
     case("300", lambda: normal(20, 300), shaped(20)),
     case("one-row", lambda: normal(1, 97), [(0, 1.0, 0, 1.0, 0.0, number / 8) for number in range(8)]),
-    case("several-blocks", lambda: normal(4, 9000), [(one, 3.0, 0, 0.99, 0.0, 0.9) for one in range(4)]),
+    case("several-blocks", lambda: normal(2, 9000), [(one, 3.0, 0, 0.99, 0.0, 0.9) for one in range(2)]),
     case("odd-rows", odd, on_odd_rows()),
 ]
 

@@ -182,7 +182,7 @@ KEYS = st.sampled_from(["names", "role", "counts", "all", "force", "drain_timeou
 COMMANDS = st.sampled_from(["drain", "undrain", "restart", "role", "scale"]) | ANYTHING
 
 
-@settings(max_examples=examples(100, 300), deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(COMMANDS, st.dictionaries(KEYS, ANYTHING))
 def test_whatever_is_sent_is_a_change_or_a_sentence(command: Any, request: dict[str, Any]) -> None:
     try:

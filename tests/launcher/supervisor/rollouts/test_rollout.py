@@ -144,7 +144,7 @@ def worlds(draw: st.DrawFn) -> RolloutWorld:
     return RolloutWorld(places, Rollout(tuple(steps), draw(st.integers(0, 1)), LIMITS))
 
 
-@settings(max_examples=examples(120, 400), deadline=None)
+@settings(max_examples=examples(72, 400), deadline=None)
 @given(worlds(), st.data())
 def test_every_change_ends_and_never_takes_away_too_many(world: RolloutWorld, data: st.DataObject) -> None:
     steps, kindness = world.change.steps, data.draw(st.sampled_from([(0, 1), (1,), (0, 1, 2), (1, 2), (2,)]))

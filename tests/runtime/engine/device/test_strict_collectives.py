@@ -33,7 +33,7 @@ EVEN = SIZES | {
 FAST = Arithmetic(row_parallel=True)
 
 
-# Faults of ranks that differ are told alike with any model: with one, and with both only with --long.
+# Ranks that differ are told apart whatever the model is: with one, and with both only with --long.
 of_any_model = pytest.mark.parametrize("path", by_default({"llama"}, ["llama", "qwen3_moe"]), indirect=True)
 
 
