@@ -17,6 +17,8 @@ from pontil.launcher.plan.child_plan import ChildPlan
 # The keys of a configuration that decide what is packed.
 DECIDING = ("quantization", "dtype", "kernels", "node", "rank", "ranks", "tensor_parallel_arithmetic")
 MODELS = ("model", "speculative_model")
+# The most parts that a stage has beside its model.
+PARTS = 2
 
 
 class SharedWeights:
@@ -27,14 +29,16 @@ class SharedWeights:
         self.files: dict[tuple[object, ...], int] = {}
 
     def handed(self, member: ChildPlan) -> Mapping[str, Sequence[int]]:
-        """Return the descriptors for one rank of a worker: for its model, and for what guesses for it. None on a GPU;
-        and none where the system gives no files."""
+        """Return the descriptors for one rank of a worker: for its model, for what guesses for it, and for the parts
+        beside a stage's model. None on a GPU; and none where the system gives no files."""
         if not member.computes or member.device != CPU:
             return NOTHING
-        names = [member.config[key] for key in MODELS if member.config.get(key)]
+        names = [(member.config[key], number) for number, key in enumerate(MODELS) if member.config.get(key)]
+        if member.config.get("node"):
+            names += [(member.config["model"], len(MODELS) + part) for part in range(PARTS)]
         deciding = tuple(member.config.get(key) for key in DECIDING)
         try:
-            return {"weights_memory": [self.file((name, number > 0, *deciding)) for number, name in enumerate(names)]}
+            return {"weights_memory": [self.file((*name, *deciding)) for name in names]}
         except OSError:
             return NOTHING
 

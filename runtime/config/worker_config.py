@@ -228,9 +228,9 @@ class WorkerConfig(WorkerOptions):
     during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
     process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
     it does for a worker on a CPU. `weights_memory` are those of a file for the packed weights of its model, and of one
-    for what guesses for it, in which all workers of a launch have them once where the cache cannot
-    (launcher/child/kept_memory.py). With `allow_chaos` the supervisor may cut the link over which KV blocks come,
-    and stall all others."""
+    for what guesses for it, and of the parts beside a stage's, in which all workers of a launch have them once where
+    the cache cannot (launcher/child/kept_memory.py). With `allow_chaos` the supervisor may cut the link over which KV
+    blocks come, and stall all others."""
 
     name: str
     role: WorkerRole

@@ -133,7 +133,7 @@ def make_code2wav(config: WorkerConfig, report: Reporter) -> MadeNode:
     shape, device = read_code2wav_config(config.model_path), torch.device("cpu")
     checkpoint = code2wav_checkpoint(config.model_path, shape)
     kernels = find_kernels(config, can_compute(torch.float32, *shape.product_inputs), report)
-    parts = PartWeights(config, device, torch.float32, kernels, report)
+    parts = PartWeights(config, device, torch.float32, kernels, report, config.weights_memory)
     code2wav = Code2Wav(shape, parts.read(checkpoint, "code2wav"))
     node = Code2WavNode(code2wav, f"{checkpoint.fingerprint} {name_of_kernels(device, kernels)}")
     return MadeNode(node, PackedGuard(*parts.mapped))

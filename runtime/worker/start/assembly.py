@@ -86,7 +86,8 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     layout = loaded.layout
     draft = load_draft(config, loaded, report)
     model = loaded.model
-    parts = PartWeights(config, model.device, model.dtype, model.kernels, report)
+    memory = config.weights_memory[1 + bool(config.speculative_model) :]
+    parts = PartWeights(config, model.device, model.dtype, model.kernels, report, memory)
     stage = load_stage(config, model, parts.read)
     room = loaded.num_blocks if draft is None else draft.shared_blocks(config, loaded)
     if loaded.kept is not None and loaded.kept.num_blocks is not None:

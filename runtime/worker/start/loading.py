@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -229,7 +230,7 @@ def open_packing(
 
 class PartWeights:
     """Reads parts of a model that one process computes beside each other, onto one device, in one type and for the same
-    kernels."""
+    kernels. Where no file can be written, the launcher has `memory` for each of them, in order."""
 
     def __init__(
         self,
@@ -238,9 +239,10 @@ class PartWeights:
         dtype: torch.dtype,
         kernels: KernelLibrary | None,
         report: Reporter,
+        memory: Sequence[int] = (),
     ) -> None:
-        # Memory of the launcher is for whole models, and quantizations are.
-        self.config = replace(config, quantization="none", weights_memory=())
+        # The quantization is for the model that generates.
+        self.config, self.memory = replace(config, quantization="none"), iter(memory)
         self.device, self.dtype, self.kernels, self.report = device, dtype, kernels, report
         self.shelves: list[Shelf] = []
 
@@ -248,7 +250,8 @@ class PartWeights:
         packing = None
         if self.kernels is not None:
             dtype = str(self.dtype).removeprefix("torch.")
-            packing = open_packing(self.config, checkpoint, dtype, self.kernels, self.report, part)
+            config = replace(self.config, weights_memory=tuple(islice(self.memory, 1)))
+            packing = open_packing(config, checkpoint, dtype, self.kernels, self.report, part)
             self.shelves.append(packing.shelf)
         tensors = unchanged(iter(checkpoint.tensors()), checkpoint.files)
         arithmetic = Arithmetic(self.config.deterministic)

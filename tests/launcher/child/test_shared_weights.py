@@ -58,6 +58,11 @@ def test_a_draft_has_a_file_of_its_own(weights: SharedWeights) -> None:
     assert same not in (target, draft)
 
 
+def test_a_stage_has_files_for_the_parts_beside_its_model(weights: SharedWeights) -> None:
+    (files,) = inodes(weights, worker("decode:0", node="talker"))
+    assert len(set(files)) == 3 and [files] == inodes(weights, worker("decode:1", node="talker"))
+
+
 def test_proxies_and_workers_on_gpus_have_none(weights: SharedWeights) -> None:
     assert inodes(weights, worker("decode:0", "cuda:0")) == [[]]
     assert weights.handed(ChildPlan("proxy", "proxy", "cpu", (0,), {"model": "m"})) == {}

@@ -3,6 +3,7 @@
 
 import ctypes
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tiny_omni import write_tiny_omni
 from workers import Silent
 
 from pontil.gpu_ops.collectives.communicator import SingleRank
+from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
@@ -85,6 +87,22 @@ def talker(folder: Path) -> tuple[Path, Load]:
         return load_talker(config.model_path, decoder, read)
 
     return folder / "omni", loaded
+
+
+def test_parts_share_memory_of_the_launch_where_no_file_can_be_written(tmp_path: Path) -> None:
+    write_tiny_omni(tmp_path / "omni")
+    (tmp_path / "file").touch()
+    config, library = config_of(tmp_path / "omni", tmp_path / "file" / "cache"), kernels.opened()
+    decoder = load_talker_decoder(config.model_path, CPU, torch.float32, library)
+    memory = [os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) for _ in range(2)]
+    kinds = []
+    for _ in range(2):
+        parts = PartWeights(config, CPU, torch.float32, library, Silent(), memory)
+        load_talker(config.model_path, decoder, parts.read)
+        kinds += [type(one) for one in parts.shelves]
+    assert kinds == [WritingShelf] * 2 + [MappedShelf] * 2
+    for file in memory:
+        os.close(file)
 
 
 @pytest.mark.parametrize("make", [draft_layer, embedder, code2wav, talker])
