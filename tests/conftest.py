@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 gc.disable()
 hide_faster_sets()
 # No verdict depends on how fast a machine is, and without --long not on chance: each run tries the same examples.
-settings.register_profile("any speed", deadline=None, max_examples=examples(25, 100), derandomize=not is_long())
+settings.register_profile("any speed", deadline=None, max_examples=examples(16, 100), derandomize=not is_long())
 settings.load_profile("any speed")
 # Each of thousands of workers asks for them when it begins, as one process does once.
 setattr(build, build.version_of.__name__, cache(build.version_of))
@@ -43,7 +43,7 @@ for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.
         signal.signal(number, handler)
 
 # Files whose tests share what a fixture of this name starts once for a whole run; some of the second group share
-# `both_models` too.
+# `both_models` too. Those of the last share the source tree as it was parsed once.
 SHARED = {
     "pair": tuple(
         f"system/test_{name}.py"
@@ -64,8 +64,9 @@ SHARED = {
         "system/test_waterfall.py",
         "system/test_embeddings.py",
         "clients/test_sessions.py",
-    ),  # fmt: skip
-}
+    ),
+    "source_tree": ("test_docs.py", "test_layout.py", "test_next_door.py", "test_rules.py", "test_traps.py"),
+}  # fmt: skip
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
 
 

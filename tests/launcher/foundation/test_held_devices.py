@@ -22,7 +22,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(30, 200))
 @given(HELD, HELD)
 def test_what_launches_state_is_read_together(one: HeldDevices, other: HeldDevices) -> None:
     with TemporaryDirectory() as root:
@@ -35,7 +35,7 @@ def test_what_launches_state_is_read_together(one: HeldDevices, other: HeldDevic
         assert read_held(folders) == one | other, "the third has stated nothing"
 
 
-@settings(max_examples=examples(100, 500))
+@settings(max_examples=examples(60, 500))
 @given(st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_what_cannot_be_read_is_named_and_hides_nothing_else(found: bytes) -> None:
     with TemporaryDirectory() as root:

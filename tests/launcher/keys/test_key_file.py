@@ -105,7 +105,7 @@ def test_what_is_no_key_file_is_refused_and_not_shown(text: str) -> None:
     assert SECRET[:16] not in refused.value.message
 
 
-@settings(max_examples=examples(66, 200))
+@settings(max_examples=examples(40, 200))
 @given(st.binary(max_size=200))
 def test_no_bytes_make_a_secret_by_accident(text: bytes) -> None:
     with pytest.raises(OptionError):

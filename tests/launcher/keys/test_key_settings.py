@@ -119,7 +119,7 @@ def test_a_new_key_can_have_them(tmp_path: Path) -> None:
         new_line("alice", ["weight=2", "weight=2"])
 
 
-@settings(max_examples=examples(33, 100))
+@settings(max_examples=examples(20, 100))
 @given(st.lists(st.text(max_size=12), max_size=4))
 def test_anything_is_taken_or_refused(words: list[str]) -> None:
     try:

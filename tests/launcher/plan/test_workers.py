@@ -130,7 +130,7 @@ def test_ranks_have_all_of_their_devices() -> None:
     )
 
 
-@settings(max_examples=examples(60, 1000))
+@settings(max_examples=examples(36, 1000))
 @given(
     cores=st.integers(1, 9),
     quota=st.integers(1, 9),

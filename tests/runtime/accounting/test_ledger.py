@@ -243,7 +243,7 @@ said = st.tuples(
 )
 
 
-@settings(max_examples=examples(33, 100), deadline=None)
+@settings(max_examples=examples(20, 100), deadline=None)
 @given(st.lists(said, max_size=20), st.dictionaries(st.sampled_from(["generated_tokens", "generated_before"]), numbers))
 def test_no_number_breaks_the_ledger(
     frames: list[tuple[str, str, int, int, int | None]], counters: dict[str, int]

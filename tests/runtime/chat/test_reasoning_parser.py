@@ -25,7 +25,7 @@ def read(pieces: Sequence[str], opened: bool = False) -> tuple[str, str]:
     return found.get(Reasoning, ""), found.get(Content, "")
 
 
-@settings(max_examples=examples(100, 300))
+@settings(max_examples=examples(60, 300))
 @given(text=TEXTS, cut=st.integers(0, 99), opened=st.booleans())
 def test_how_it_is_split_changes_nothing(text: str, cut: int, opened: bool) -> None:
     whole = read([text], opened)

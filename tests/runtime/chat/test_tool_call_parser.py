@@ -70,7 +70,7 @@ def content_of(parts: Sequence[AnswerPart]) -> str:
 
 
 @BOTH
-@settings(max_examples=examples(40, 300))
+@settings(max_examples=examples(24, 300))
 @given(text=TEXTS, cuts=st.lists(st.integers(0, 1 << 20), max_size=8))
 def test_how_it_is_split_changes_nothing(form: CallFormat, text: str, cuts: list[int]) -> None:
     whole, parser = read(form, [text])
@@ -111,7 +111,7 @@ DATA = st.tuples(
 )
 
 
-@settings(max_examples=examples(100, 1000))
+@settings(max_examples=examples(60, 1000))
 @given(parts=st.lists(PROSE | PROGRAM | DATA, max_size=6), cuts=st.lists(st.integers(0, 1 << 20), max_size=8))
 def test_programs_and_data_are_no_calls(parts: list[Any], cuts: list[int]) -> None:
     """In a program not even what is written as a call is one."""
@@ -121,7 +121,7 @@ def test_programs_and_data_are_no_calls(parts: list[Any], cuts: list[int]) -> No
     assert content_of(found) == text and not parser.begun
 
 
-@settings(max_examples=examples(50, 500))
+@settings(max_examples=examples(30, 500))
 @given(
     parts=st.lists(st.sampled_from(["json", "", "xml", None]) | PROGRAM, max_size=5),
     counts=st.lists(st.integers(1, 3), min_size=5, max_size=5), cuts=st.lists(st.integers(0, 1 << 20), max_size=8),

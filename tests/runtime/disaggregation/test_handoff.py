@@ -377,7 +377,7 @@ def test_neighbours_are_merged() -> None:
     assert runs([]) == []
 
 
-@settings(max_examples=examples(66, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(events=st.lists(st.tuples(st.sampled_from(SendEvent), st.integers(-1, 1)), max_size=12))
 def test_a_gift_lets_go_exactly_once_whatever_happens(events: list[tuple[SendEvent, int]]) -> None:
     """C7: finish, abort, failure, expiry and late messages in any order."""

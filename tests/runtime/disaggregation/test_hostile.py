@@ -193,7 +193,7 @@ def carry_out(pools: Pools, kind: str, number: int) -> None:
         pools.kv_sender.release(names[number], SendEvent.DROPPED, pools.now)
 
 
-@settings(max_examples=examples(83, 250), deadline=None)
+@settings(max_examples=examples(50, 250), deadline=None)
 @given(data=st.data())
 def test_every_transfer_ends_right_or_not_at_all_and_leaves_nothing(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(FINITE), max_size=12))

@@ -37,6 +37,7 @@ def test_logits_equal_those_of_transformers(cuts: list[int], tie: bool, device: 
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
 
 
+@pytest.mark.long  # runtime/models/test_architectures.py does so by default
 def test_greedy_tokens_equal_those_of_transformers() -> None:
     hugging = reference()
     prompts = [PROMPT[:n] for n in (1, 15, 16, 17, 64, 200)]

@@ -170,7 +170,7 @@ def test_whatever_is_asked_drafts_change_nothing(
     assert run(guessing, made()) == run(rig(model), made())
 
 
-@settings(max_examples=examples(66, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 40))
 def test_a_draft_is_what_followed_last_time(tokens: list[int], count: int, cut: int) -> None:
     """A draft depends on the tokens alone, not on the pieces in which they came."""

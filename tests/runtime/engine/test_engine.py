@@ -73,7 +73,7 @@ def test_company_and_chunks_change_nothing(alone: Rig, model: Model, settings: d
         alone.engine.add(sequence(f"a{length}", prompt(length), tokens, **settings))
         expected |= drain(alone.engine)
     crowded = rig(model, blocks=600, budget=50)
-    for one in company(20):
+    for one in company(examples(11, 20)):
         crowded.engine.add(one)
     crowded.engine.step()
     for name in expected:

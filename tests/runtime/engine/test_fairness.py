@@ -118,7 +118,7 @@ def crowds(draw: DrawFn) -> list[tuple[int, bool, list[int], int, int, int, int]
     ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=examples(40, 1000))
+@settings(deadline=None, max_examples=examples(25, 1000))
 @given(crowd=crowds(), seats=integers(1, 5), blocks=integers(8, 24), budget=integers(8, 80))
 def test_whoever_comes_nobody_is_passed_without_an_excuse(
     crowd: list[tuple[int, bool, list[int], int, int, int, int]], seats: int, blocks: int, budget: int

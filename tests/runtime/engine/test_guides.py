@@ -203,7 +203,7 @@ def test_an_end_is_put_off_as_long_as_something_else_may_come() -> None:
     assert drawn(must_end, [], bad_token_ids=(END,)) == CONTRADICTION
 
 
-@settings(max_examples=examples(8, 30), deadline=None)
+@settings(max_examples=examples(5, 30), deadline=None)
 @given(st.data(), st.integers(0, 6), st.integers(9, 40))
 def test_whatever_the_rules_are_nothing_else_is_said(
     model: Model, data: st.DataObject, drafts: int, blocks: int

@@ -144,7 +144,7 @@ def workloads(draw: DrawFn) -> list[tuple[Sequence, int, bool]]:
     ]  # fmt: skip
 
 
-@settings(max_examples=examples(6, 60), deadline=None)
+@settings(max_examples=examples(4, 60), deadline=None)
 @given(workload=workloads(), blocks=integers(9, 20), seats=integers(3, 6), budget=integers(1, 90))
 def test_any_workload_ends_with_the_right_tokens_and_every_block_free(
     model: Model, workload: list[tuple[Sequence, int, bool]], blocks: int, seats: int, budget: int

@@ -260,7 +260,7 @@ def test_a_block_that_a_copy_still_reads_is_not_read_into(model: Model) -> None:
         check_free(ours)
 
 
-@settings(max_examples=examples(3, 60))
+@settings(max_examples=examples(2, 60))
 @given(st.integers(0, 1 << 32))
 def test_no_token_depends_on_a_tier(model: Model, seed: int) -> None:
     """Prompts with common beginnings come, are preempted, and leave, while blocks go to tiers and come back, also with

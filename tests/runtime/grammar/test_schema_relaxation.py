@@ -111,7 +111,7 @@ def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 WILD = st.recursive(LEAVES, combined, max_leaves=6)
 
 
-@settings(max_examples=examples(100, 300), deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(schema=WILD, value=VALUES)
 def test_what_the_schema_allows_the_relaxed_one_allows(schema: Any, value: Any) -> None:
     if not isinstance(schema, dict) or not jsonschema.Draft202012Validator(schema).is_valid(value):
@@ -121,7 +121,7 @@ def test_what_the_schema_allows_the_relaxed_one_allows(schema: Any, value: Any) 
     assert jsonschema.Draft202012Validator(whole).is_valid(value), (schema, made)
 
 
-@settings(max_examples=examples(100, 300), deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(schema=WILD, value=VALUES)
 def test_a_schema_of_which_nothing_was_left_out_means_the_same(schema: Any, value: Any) -> None:
     if not isinstance(schema, dict):
@@ -132,7 +132,7 @@ def test_a_schema_of_which_nothing_was_left_out_means_the_same(schema: Any, valu
         assert jsonschema.Draft202012Validator(made.schema).is_valid(value) == says, (schema, made.schema)
 
 
-@settings(max_examples=examples(50, 150), deadline=None)
+@settings(max_examples=examples(30, 150), deadline=None)
 @given(schema=WILD, seed=st.integers(0, 1 << 32))
 def test_what_the_masks_allow_is_valid_or_told(compiler: GrammarCompiler, schema: Any, seed: int) -> None:
     """Draw answers from the masks of the relaxed grammar: each follows the schema, or its check says that it does

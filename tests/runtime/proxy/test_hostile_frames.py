@@ -98,14 +98,14 @@ def check(request: Request, accepted: list[Tokens]) -> None:
     assert set(request.reasons.values()) <= {"stop", "length"}
 
 
-@settings(max_examples=examples(66, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(st.lists(hostile | plausible(), max_size=14), st.sampled_from([1, 3]), st.booleans())
 def test_no_frames_corrupt_a_bill(tokenizer: Tokenizer, frames: list[Tokens], n: int, pair: bool) -> None:  # A5
     request = started(tokenizer, n, pair)
     check(request, list(fed(request, frames)))
 
 
-@settings(max_examples=examples(50, 150), deadline=None)
+@settings(max_examples=examples(30, 150), deadline=None)
 @given(st.lists(plausible(), max_size=14), st.sampled_from([1, 3]), st.booleans())
 def test_no_order_or_repetition_of_plausible_frames_does(
     tokenizer: Tokenizer, frames: list[Tokens], n: int, pair: bool
@@ -114,7 +114,7 @@ def test_no_order_or_repetition_of_plausible_frames_does(
     check(request, list(fed(request, [*frames, *frames])))
 
 
-@settings(max_examples=examples(50, 150), deadline=None)
+@settings(max_examples=examples(30, 150), deadline=None)
 @given(st.data(), st.sampled_from([1, 3]))
 def test_of_repeated_counts_the_first_valid_one_stands(tokenizer: Tokenizer, data: st.DataObject, n: int) -> None:
     """Repeated frames are duplicates; with another count they change nothing either."""
@@ -159,7 +159,7 @@ def test_prompt_logprobs_are_one_for_each_prompt_token(tokenizer: Tokenizer, pro
     assert not unasked.is_sound(Tokens("d", "proxy", "r", 0, 0, [10], prompt_logprobs=[[], GOOD, GOOD]))
 
 
-@settings(max_examples=examples(66, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(logprobs, logprobs)
 def test_sound_logprobs_are_json(tokenizer: Tokenizer, some: Any, of_prompt: Any) -> None:
     """Everything that passes the check can be shown in every form."""

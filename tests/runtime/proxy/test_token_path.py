@@ -94,7 +94,7 @@ def state(request: Request, ledger: Ledger) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=examples(133, 400), deadline=None)
+@settings(max_examples=examples(80, 400), deadline=None)
 @given(frames(), st.booleans(), st.booleans(), st.sampled_from([None, 1]), st.integers(0, 3))
 def test_rows_come_to_what_frames_come_to(
     tokenizer: Tokenizer, sent: list[Tokens], pair: bool, stops: bool, logprobs: int | None, least: int

@@ -172,7 +172,7 @@ def test_what_was_changed_on_the_way_is_not_taken() -> None:
     relay.close()
 
 
-@settings(max_examples=examples(66, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_no_bit_of_a_request_can_be_changed(place: int, bit: int) -> None:
     """The stamp covers the token, the cell, the heads and every run, and the transfer with its epoch."""

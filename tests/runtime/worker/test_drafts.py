@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import by_default
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker
 
 from pontil.runtime.disaggregation.sender import KVSender
@@ -46,7 +47,7 @@ def told(answer: WorkerAnswer, n: int) -> dict[str, Any]:
     return said
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default({"greedy", "choices", "penalized"}, KINDS))
 def test_a_pair_that_guesses_answers_as_one_that_does_not(
     proxy: ScriptedProxy, guessing: list[PromptWorker], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # B1, B7, C16

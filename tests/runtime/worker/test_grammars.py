@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import by_default
 from tiny_llama import END_ID
 from walks import follows
 from workers import PromptWorker, ScriptedProxy, WorkerAnswer, drawn, everyone_clean, greedy, open_worker, prompt
@@ -56,7 +57,7 @@ def told(answer: WorkerAnswer, n: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default({"choices", "words", "one of two", "penalized"}, KINDS))
 def test_one_worker_two_and_a_later_attempt_say_the_same(
     proxy: ScriptedProxy, model: Path, tmp_path: Path, kind: str
 ) -> None:  # C16

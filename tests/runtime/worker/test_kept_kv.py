@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import by_default
 from tiny_llama import write_tiny_llama
 from workers import PromptWorker, ScriptedProxy, drawn, greedy, open_worker, prompt, told
 
@@ -94,18 +95,19 @@ def test_a_worker_that_is_killed_in_mid_answer_leaves_the_prompt(place: WorkerPl
     assert place.ask(LONG)[1] == 32
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"kv_cache_dtype": "int8"}, {"block_size": 8}, {"kernels": "torch"}, {"max_model_len": 64},
-     {"kv_cache_memory": 4 << 20}, {"deterministic": True}],
-    ids=lambda settings: next(iter(settings)),
-)  # fmt: skip
-def test_other_bits_are_never_reused(place: WorkerPlace, settings: dict[str, Any]) -> None:
+OTHERS: dict[str, Any] = {
+    "kv_cache_dtype": "int8", "block_size": 8, "kernels": "torch", "max_model_len": 64, "kv_cache_memory": 4 << 20,
+    "deterministic": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", by_default({"kv_cache_dtype", "kernels", "kv_cache_memory", "deterministic"}, OTHERS))
+def test_other_bits_are_never_reused(place: WorkerPlace, name: str) -> None:
     place.start()
     place.ask(LONG)
     place.record()
     place.end()
-    other = place.start(**settings)
+    other = place.start(**{name: OTHERS[name]})
     assert other.machine.recorder is not None and other.machine.recorder.restored == 0
     first, cached = place.ask(LONG)
     assert cached == 0 and place.ask(LONG) == (first, 40)

@@ -10,6 +10,7 @@ from pontil.runtime.models.model import Model
 
 # The first cross the end of a block.
 TOKENS = examples(12, 24)
+COMPANY = examples(8, 12)
 
 
 def alone_in_company_and_again(model: Model, tokens: list[int], cells: str = "auto") -> list[int]:
@@ -19,8 +20,8 @@ def alone_in_company_and_again(model: Model, tokens: list[int], cells: str = "au
     alone.add(sequence("a", tokens[:150], TOKENS))
     expected = drain(alone)["a"]
     crowded = rig(model, blocks=600, budget=90, cells=cells).engine
-    for number in range(12):
-        end = len(tokens) if number == 11 else 4 + 16 * number
+    for number in range(COMPANY):
+        end = len(tokens) if number == COMPANY - 1 else 4 + 16 * number
         crowded.add(sequence(f"n{number}", tokens[number:end], 5 + number, temperature=1.3, seed=number))
     crowded.step()
     crowded.add(sequence("a", tokens[:150], TOKENS))

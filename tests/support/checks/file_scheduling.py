@@ -9,7 +9,7 @@ WITH_PROCESSES = ("tests/system/", "tests/launcher/", "tests/scripts/", "tests/c
 # what is begun last is short, so that no core is without work for long at the end.
 LONGEST = (
     "tests/world/test_seeds.py", "pair", "tests/world/test_world.py", "tests/system/test_page.py",
-    "tests/gpu_ops/triton/test_ladder.py", "tests/runtime/models/test_architectures.py",
+    "source_tree", "tests/gpu_ops/triton/test_ladder.py", "tests/runtime/models/test_architectures.py",
 )  # fmt: skip
 
 

@@ -142,7 +142,7 @@ def kill(tier: DiskTier) -> None:
         os.close(file)
 
 
-@settings(max_examples=examples(60, 600))
+@settings(max_examples=examples(36, 600))
 @given(STEPS, st.integers(0, 60), st.floats(0, 1))
 def test_wherever_it_ends_a_disk_gives_back_right_bytes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], writes: int, part: float
@@ -181,7 +181,7 @@ def test_wherever_it_ends_a_disk_gives_back_right_bytes(
     after.close()
 
 
-@settings(max_examples=examples(40, 400))
+@settings(max_examples=examples(24, 400))
 @given(st.data())
 def test_a_damaged_disk_gives_back_right_bytes_or_none(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -113,7 +113,7 @@ def test_those_that_cannot_be_served_in_time_are_let_go_but_the_next(tokenizer: 
     assert [one for one, _ in made.hopeless(11.0)] == waiting
 
 
-@settings(max_examples=examples(66, 200), deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["push", "pop", "advance", "start", "drop"]), st.integers(0, 30)), max_size=60)
 )

@@ -48,14 +48,16 @@ def check(
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Yield answers, placements and troubles; those with more than some 20,000 worlds are for the long run."""
+    """Yield answers, placements and troubles; those with more than some 20,000 worlds are for the long run, and so is
+    each trouble in its other placement."""
     for answer, tags in ANSWERS.items():
         for placed, hosts in HOSTS.items():
             for trouble in TROUBLES:
-                slow = [pytest.mark.long] if (len(tags), trouble) == (3, "crashes") else []
+                is_other = (placed == "split") == (trouble in ("losses", "leaves"))
+                slow = [pytest.mark.long] if is_other or (len(tags), trouble) == (3, "crashes") else []
                 yield pytest.param(tags, hosts, (trouble,), id=f"{answer}, {placed}, {trouble}", marks=slow)
             if len(tags) < 3:
-                slow = [pytest.mark.long] if len(tags) == 2 else []
+                slow = [pytest.mark.long] if len(tags) == 2 or placed == "together" else []
                 case = f"{answer}, {placed}, a crash and a loss"
                 yield pytest.param(tags, hosts, ("crashes", "losses"), id=case, marks=slow)
 

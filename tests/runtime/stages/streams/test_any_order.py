@@ -128,7 +128,7 @@ steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 30)), max_size
 policies = st.sampled_from([Fixed(1), Fixed(3), LeftContext(4, 2)])
 
 
-@settings(max_examples=examples(50, 150), deadline=None)
+@settings(max_examples=examples(30, 150), deadline=None)
 @given(st.integers(0, 14), policies, st.lists(st.tuples(steps, st.sampled_from(FAULTS)), max_size=3), steps)
 def test_every_item_is_consumed_once_and_in_order(
     count: int, policy: ChunkPolicy, parts: list[tuple[list[tuple[str, int]], str]], rest: list[tuple[str, int]]

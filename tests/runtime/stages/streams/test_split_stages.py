@@ -167,7 +167,7 @@ class SplitStory:
 steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 30)), max_size=80)
 
 
-@settings(max_examples=examples(40, 120), deadline=None)
+@settings(max_examples=examples(24, 120), deadline=None)
 @given(st.integers(1, 5), st.integers(0, 5), st.lists(st.tuples(steps, st.sampled_from(FAULTS)), max_size=2), steps)
 def test_split_stages_lose_nothing(
     prompt: int, answer: int, parts: list[tuple[list[tuple[str, int]], str]], rest: list[tuple[str, int]]

@@ -86,7 +86,7 @@ def test_what_one_side_sealed_is_not_taken_for_the_others() -> None:
         client.receiving.open(client.sending.close(b"x"))
 
 
-@settings(max_examples=examples(33, 100), deadline=None)
+@settings(max_examples=examples(20, 100), deadline=None)
 @given(piece=st.binary(max_size=40), place=st.integers(0, 1000), bit=st.integers(0, 7))
 def test_no_bit_can_be_changed(piece: bytes, place: int, bit: int) -> None:
     sealed = bytearray(BlockCipher(SEED).close(piece))

@@ -25,7 +25,7 @@ def request(number: int, proxy: str, choices: int = 1) -> WorkerRequest:
     return WorkerRequest(proxy, f"r{number}", 0, Sequence(f"r{number}#0", [1] * 40, params, frozenset()), submit)
 
 
-@pytest.mark.parametrize("seed", range(examples(10, 200)))
+@pytest.mark.parametrize("seed", range(examples(5, 200)))
 def test_counts_are_those_of_the_requests_that_are_open(seed: int) -> None:
     random, shares, counted = Random(seed), ProxyShares(), dict[WorkerRequest, int]()
     left = dict[WorkerRequest, int]()
