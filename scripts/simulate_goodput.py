@@ -46,25 +46,25 @@ def main() -> int:
     violations: list[str] = []
     with tempfile.TemporaryDirectory(prefix="pontil-model-") as folder:
         model = model_for(Path(folder))
-        from goodput import ServedLoad, served, use
+        from goodput import TrialTimes, served, use
         from seed_children import told_by_a_child
         from step_profile import StepProfile, highest_rate
 
         use(StepProfile.read(given.steps), given.block / 1e3)
         first = given.first / 1e3
         for ratio in given.ratios:
-            tried: dict[float, ServedLoad] = {}
+            tried: dict[float, TrialTimes] = {}
 
-            def trial(rate: float, ratio: str = ratio, tried: dict[float, ServedLoad] = tried) -> ServedLoad:
+            def trial(rate: float, ratio: str = ratio, tried: dict[float, TrialTimes] = tried) -> TrialTimes:
                 if rate not in tried:
                     work = partial(served, ratio, model, rate, given.requests, given.seed)
-                    tried[rate] = ServedLoad(**told_by_a_child(work))
+                    tried[rate] = TrialTimes(**told_by_a_child(work))
                 return tried[rate]
 
             for limit in given.limits:
                 between = limit / 1e3
 
-                def holds(one: ServedLoad, between: float = between) -> bool:
+                def holds(one: TrialTimes, between: float = between) -> bool:
                     return bool(one.share(between, first) >= given.share)
 
                 rate, found = highest_rate(trial, holds, given.rate)
