@@ -8,6 +8,7 @@ from typing import Any
 from pontil.http.schema.parameter import Parameter, Schema
 from pontil.http.schema.parameter_types import ShapedType
 from pontil.http.schema.reader import Fields
+from pontil.runtime.proxy.requests.remote_kv import readable
 
 NAME = "kv_transfer_params"
 
@@ -15,7 +16,7 @@ NAME = "kv_transfer_params"
 @dataclass(frozen=True, slots=True)
 class KVTransferFields:
     """The wish that the prompt is kept for another worker (`keeps`), or is had from one (`claims`) that `told` these
-    fields, which nobody has checked yet."""
+    fields, which nobody has believed yet."""
 
     keeps: bool
     claims: bool
@@ -30,7 +31,7 @@ def read_kv_transfer(fields: Fields, name: str) -> KVTransferFields | None:
     if not keeps and not claims:
         fields.without_effect(name)
         return None
-    return KVTransferFields(keeps, claims, inner.data)
+    return KVTransferFields(keeps, claims, readable(inner.data) if claims else {})
 
 
 def kv_transfer_schema() -> Schema:

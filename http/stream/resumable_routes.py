@@ -10,6 +10,7 @@ from sanic import HTTPResponse, Request
 from sanic.http import Stage
 
 from pontil.http.access.endpoint import Handler
+from pontil.http.fields.kv_transfer import NAME as KV_PARAMS
 from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import ReplyHeading
 from pontil.http.stream.resumable_format import ResumableFormat
@@ -17,6 +18,8 @@ from pontil.http.stream.resume_point import ResumePoint, read_event_id
 from pontil.runtime.errors import RequestError
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.remote_kv import KeepPrompt
 from pontil.runtime.proxy.requests.request import Work
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.resume.retold_text import RetoldText
@@ -162,6 +165,10 @@ class ResumableRoutes:
                 "a stream with logprobs cannot be continued: leave out one of logprobs and pontil-resume"
             )
         about = {"path": context.path, "body": context.body or b"", "heading": asdict(form.heading)}
+        if isinstance(works[0], Generation) and isinstance(works[0].remote_kv, KeepPrompt):
+            # Another proxy that restores the stream does not know the blocks that its answer has to tell.
+            says = "with do_remote_decode is for an answer that cannot be continued: leave out pontil-resume"
+            raise RequestError(f"{KV_PARAMS} {says}", param=KV_PARAMS)
         name, stream = streams.begin(submit(), about, ReplyConnection(request))
         request.ctx.stream_id = name
         return stream, ResumableFormat(form, ResumePoint(name), params)

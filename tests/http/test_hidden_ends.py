@@ -2,13 +2,17 @@
 """The token that ends an answer, which the operator's option leaves out of token ids and logprobs (B2)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted_site import HttpAnswer, ScriptedSite, site
+from scripted_worker import ScriptedWorker, proper
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.codec import Message
+from pontil.runtime.wire.messages import Submit, Tokens
 
 TEXT = "Hello 😀 world"
 LOGPROBS = {"complete": {"logprobs": 1}, "chat": {"logprobs": True, "top_logprobs": 1}}
@@ -53,6 +57,36 @@ def test_an_end_is_hidden_from_ids_or_shown(hiding: ScriptedSite, ask: str, more
     assert logprobs_of(getattr(hiding, ask)(**made, **LOGPROBS[ask])) == len(own) - hidden
     kept = ids_of(getattr(hiding, ask)(**made, include_stop_str_in_output=True))
     assert kept == own, "who asks to be shown what ended the answer is"
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_end_of_a_grammar_that_was_cut_is_hidden_too(hiding: ScriptedSite, ended: bool) -> None:
+    """The grammar closes the answer for its budget's sake, so that its reason is the budget."""
+
+    def cut(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+        for message in proper(worker, submit):
+            is_end = isinstance(message, Tokens) and message.finish_reason
+            yield replace(message, finish_reason="length") if is_end else message  # type: ignore[type-var]
+
+    text, end = hiding.tokenizer.encode("{}", False), hiding.tokenizer.eos_ids[0]
+    for worker in hiding.workers:
+        worker.script, worker.answer = cut, text
+    asked: dict[str, Any] = {"max_tokens": 9, "return_token_ids": True, "skip_special_tokens": False}
+    asked |= {"stop_token_ids": [end]} if ended else {}
+    grammar = {"response_format": {"type": "json_object"}}
+    for stream in (False, True):
+        answer = hiding.complete(**asked, **grammar, stream=stream)
+        hidden = hiding.proxy.config.hide_end_token
+        assert ids_of(answer) == (text if hidden else [*text, end])
+        shown = answer.text if stream else answer.json["choices"][0]["text"]
+        assert shown == ("{}" if hidden or ended else "{}<|im_end|>")
+        reasons = [
+            choice["finish_reason"] for event in answer.events if event != "[DONE]" for choice in event["choices"]
+        ]
+        assert (reasons[-1] if stream else answer.json["choices"][0]["finish_reason"]) == "length"
+    # Without a grammar it is a token like any other, that the client asked for.
+    plain = hiding.complete(**{"max_tokens": 3, "return_token_ids": True, "ignore_eos": True})
+    assert ids_of(plain) == [*text, end]
 
 
 def test_an_end_alone_is_an_answer_without_tokens(hiding: ScriptedSite) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that a router of others makes of a worker's own endpoint: `kv_transfer_params` in requests and answers."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from scripted_site import ScriptedSite, site
 from scripted_worker import DEADLINE, ScriptedWorker
 
+from pontil.runtime.proxy.requests import remote_kv
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit
 
@@ -90,6 +92,32 @@ def test_what_makes_no_sense_is_computed_here(driven: ScriptedSite, wrong: dict[
     submit = taken(worker)
     assert answer.status == 200
     assert (submit.phase, submit.transfer_id, submit.peer, submit.peer_endpoint) == ("whole", None, None, None)
+
+
+def test_many_blocks_are_read_in_a_thread_and_too_many_not_at_all(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every endpoint takes them, from any client, as many as a body holds."""
+    threads, is_block = set[int | None](), remote_kv.is_block
+
+    def watched(number: Any) -> bool:
+        threads.add(threading.get_ident())
+        return is_block(number)
+
+    monkeypatch.setattr(remote_kv, "is_block", watched)
+    with site(tmp_path, tokenizer) as ordinary:
+        worker, most = ordinary.worker(), remote_kv.MOST_TOLD
+        told = ask(ordinary, KEEP).json["kv_transfer_params"]
+        taken(worker)
+        for blocks in ([0] * (most + 1), [[0] * (most + 1)], [[0]] * (most + 1), [[0] * most, [0]]):
+            assert ask(ordinary, told | {"remote_block_ids": blocks}).status == 200
+            served = taken(worker)
+            assert (served.phase, served.peer_blocks) == ("whole", None)
+        assert not threads
+        assert ask(ordinary, told | {"remote_block_ids": [[0] * most]}).status == 200
+        claimed = taken(worker)
+        assert (claimed.phase, claimed.peer_blocks) == ("claim", [0] * most)
+        assert threads and ordinary.thread.ident not in threads
 
 
 def test_a_system_with_keys_believes_its_own_proxies_only(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -280,5 +280,8 @@ def test_a_prompt_of_another_router_is_claimed_once(front: Front) -> None:
     assert refused.status == 400 and "set max_tokens to 1" in refused.json["error"]["message"]
     keeping = {"kv_transfer_params": {"do_remote_decode": True}, "max_tokens": 1, "prompt": "tell me"}
     assert two.ask("POST", "/v1/completions", keeping, {"pontil-resume": "1"}).status == 200
+    # The proxy that restores a stream does not know where its prompt is kept.
+    lost = two.ask("POST", "/v1/completions", keeping | {"stream": True}, {"pontil-resume": "1"})
+    assert lost.status == 400 and "leave out pontil-resume" in lost.json["error"]["message"]
     eventually(lambda: all(row["state"] == "closed" for row in front.rows()), "closed rows")
     assert one.proxy.ledger.imbalance == two.proxy.ledger.imbalance == 0 and len(front.rows()) == 2

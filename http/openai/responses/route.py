@@ -11,6 +11,7 @@ from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 from sanic.response import raw
 
+from pontil.http.fields.kv_transfer import NAME as KV_PARAMS
 from pontil.http.openai.completions.remote_prompt import remote_kv
 from pontil.http.openai.completions.route import GenerationRoutes, ReadyChat
 from pontil.http.openai.responses.conversations import Conversations
@@ -78,9 +79,9 @@ class ResponsesRoutes:
         if not answer["store"]:
             return
         items = [{"id": f"in_{shape.output.token}{index:04x}"} | item for index, item in enumerate(own_items)]
-        kept_response = KeptResponse(
-            answer["id"], responses_request.previous, answer | {"output": []}, items, answer["output"]
-        )
+        # Where the prompt is kept is told once, and names hosts inside the system.
+        whole = {name: value for name, value in answer.items() if name != KV_PARAMS} | {"output": []}
+        kept_response = KeptResponse(answer["id"], responses_request.previous, whole, items, answer["output"])
         answer["store"] = await self.kept.keep(caller, kept_response, responses_request.characters)
 
     async def get_response(self, request: Request, response_id: str) -> HTTPResponse:

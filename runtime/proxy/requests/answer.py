@@ -201,6 +201,7 @@ class Choice:
         self.stop_match: str | None = None
         self.detokenizer = NoText() if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
         self.stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self.end_ids = (*(() if tokenizer is None else tokenizer.eos_ids), *params.stop_token_ids)
 
     def unseen(self, index: int, ids: Sequence[int]) -> Sequence[int]:
         """Return the new tail of `ids`, which start at `index`. Raises BrokenAnswer for a gap or a contradiction."""
@@ -217,7 +218,7 @@ class Choice:
     def add(self, ids: Sequence[int], reason: str | None = None, stop_match: str | None = None) -> str:
         """Append new ids; return the text that can be shown now. With a `reason` they are the last, and no text is held
         back. The text of the first `min_tokens` ids is not matched against stop strings."""
-        shown_ids = ids[:-1] if reason == "stop" and stop_match is None and self.hides_text(ids) else ids
+        shown_ids = ids[:-1] if self.is_ended(ids, reason, stop_match) and self.hides_text(ids) else ids
         early = self.params.min_tokens - len(self.ids)
         self.ids += ids
         prefix, tail = (self.detokenizer.add(shown_ids[:early]), shown_ids[early:]) if early > 0 else ("", shown_ids)
@@ -237,6 +238,13 @@ class Choice:
             return self.stops.matched
         return self.ids[-1] if self.ids and self.ids[-1] in self.params.stop_token_ids else None
 
+    def is_ended(self, ids: Sequence[int], reason: str | None, stop_match: str | None) -> bool:
+        """Return whether the last of these ids, which came with this reason, is a token that ends the answer. One with
+        which a grammar closed it for its budget is, though the reason is `length`."""
+        if reason == "length":
+            return self.params.grammar is not None and bool(ids) and ids[-1] in self.end_ids
+        return reason == "stop" and stop_match is None
+
     def hides_text(self, ids: Sequence[int]) -> bool:
         """Return whether the text of the last id, which ended the answer, is not to be shown."""
         return self.hides_end or (
@@ -250,7 +258,7 @@ class Choice:
 
     def shown(self, ids: Sequence[int], reason: str | None, stop_match: str | None) -> Sequence[int]:
         """Return those of the last ids, which came with this reason, that are shown."""
-        return ids[:-1] if reason == "stop" and stop_match is None and self.hides_end else ids
+        return ids[:-1] if self.hides_end and self.is_ended(ids, reason, stop_match) else ids
 
 
 @dataclass(slots=True)

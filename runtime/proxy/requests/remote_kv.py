@@ -20,10 +20,10 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.routing.policy import CollocatedRoute
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
 
-# Characters of a name that a client tells, and the number of a block.
-LONGEST, MOST_BLOCKS = 512, 1 << 31
+# Characters of a name that a client tells, the numbers of blocks that it tells, and such a number.
+LONGEST, MOST_TOLD, MOST_BLOCKS = 512, 1 << 16, 1 << 31
 ENGINE, HOST, PORT, REQUEST = "remote_engine_id", "remote_host", "remote_port", "remote_request_id"
-BLOCKS = "remote_block_ids"
+BLOCKS, SIGNATURE = "remote_block_ids", "signature"
 TCP = "tcp://"
 
 
@@ -44,13 +44,15 @@ class KVTransfers:
         host, port = address_of(worker.hello.peer_endpoint)
         place = {ENGINE: worker.hello.sender, HOST: host, PORT: port, REQUEST: transfer_of(request)}
         flags = {"do_remote_prefill": True, "do_remote_decode": False}
-        signature = {} if self.key is None else {"signature": self.signature(place)}
+        signature = {} if self.key is None else {SIGNATURE: self.signature(place)}
         return flags | place | {BLOCKS: blocks} | signature
 
     def claim(self, told: Mapping[str, Any]) -> "KeptPrompt":
-        """Return the kept prompt that another worker's proxy told. Raises ValueError, which says why it is not
-        believed."""
-        engine, transfer_id, blocks = text_of(told, ENGINE), text_of(told, REQUEST), blocks_of(told)
+        """Return the kept prompt that another worker's proxy told, in `readable` fields. Raises ValueError, which says
+        why it is not believed."""
+        engine, transfer_id, blocks = text_of(told, ENGINE), text_of(told, REQUEST), told.get(BLOCKS)
+        if blocks is None:
+            raise ValueError(f"{BLOCKS} is no list of at most {MOST_TOLD} block numbers")
         own = self.registry.workers.get(engine)
         endpoint = self.believed(told) if own is None else own.hello.peer_endpoint
         return KeptPrompt(engine, endpoint, transfer_id, blocks, self.secret(transfer_id))
@@ -154,14 +156,26 @@ def address_of(endpoint: str) -> tuple[str | None, int | None]:
     return host.strip("[]"), int(port)
 
 
-def blocks_of(told: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the blocks, as one list or as that of the one group of layers."""
+def readable(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those fields that a claim reads, without values that are too long to be right. Every item of a body is
+    looked at here, in the thread that parses it, and none in the event loop."""
+    values = {name: told.get(name) for name in (ENGINE, HOST, PORT, REQUEST, SIGNATURE)}
+    short = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int) or (isinstance(value, str) and len(value) <= LONGEST)
+    }
+    return short | {BLOCKS: blocks_of(told)}
+
+
+def blocks_of(told: Mapping[str, Any]) -> list[int] | None:
+    """Return the numbers of the blocks, as one list or as that of the one group of layers; None if they are none."""
     value = told.get(BLOCKS)
     groups = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     blocks = groups[0]
-    if len(groups) != 1 or not isinstance(blocks, list) or not all(is_block(one) for one in blocks):
-        raise ValueError(f"{BLOCKS} is no list of block numbers")
-    return blocks
+    if len(groups) != 1 or not isinstance(blocks, list) or len(blocks) > MOST_TOLD:
+        return None
+    return blocks if all(is_block(one) for one in blocks) else None
 
 
 def is_block(number: Any) -> bool:
@@ -177,6 +191,6 @@ def text_of(fields: Mapping[str, Any], name: str) -> str:
 
 def signature_of(fields: Mapping[str, Any]) -> str:
     try:
-        return text_of(fields, "signature")
+        return text_of(fields, SIGNATURE)
     except ValueError:
         return ""

@@ -4,6 +4,7 @@
 from collections import abc
 from dataclasses import dataclass, field
 
+from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.disaggregation.rank_pools import RankPools
 from pontil.runtime.disaggregation.sender import KVSender, PrefillResult, SendTransfer
 from pontil.runtime.disaggregation.states import SendState
@@ -83,17 +84,17 @@ class PrefillJobs:
         return job.request if sent.state is SendState.RELEASED else None
 
 
-# The part of a worker's blocks that unclaimed prompts may hold: who claims none must not have all of its memory.
+# The part of a worker's blocks and slots that unclaimed prompts may hold: who claims none must not have all of them.
 KEPT_PART = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class KeptPrompts:
-    """The kept prompts of a prefill side, with the numbers of their blocks and their results by transfer."""
+    """The kept prompts of a prefill side, with their callers and numbers of blocks, and their results, by transfer."""
 
     kv_sender: KVSender
     jobs: PrefillJobs
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, tuple[str, int]] = field(default_factory=dict)
     results: dict[str, PrefillResult] = field(default_factory=dict)
 
     def submitted(self, request: WorkerRequest, now: float) -> None:
@@ -106,18 +107,22 @@ class KeptPrompts:
             request.sequence.purpose = Purpose.ANSWER
             self.jobs.machine.engine.add(request.sequence, request.known)
         else:
-            self.sizes[sent.transfer_id] = self.size(request)
+            self.sizes[sent.transfer_id] = submit.caller, self.size(request)
             self.jobs.begin(request, sent, now, request.known)
 
     def size(self, request: WorkerRequest) -> int:
         return self.jobs.machine.layout.blocks_for(len(request.sequence.prompt))
 
     def has_room(self, request: WorkerRequest) -> bool:
-        """Return whether unclaimed prompts, and this one, hold no more blocks than they may."""
+        """Return whether the unclaimed prompts of this one's caller, with it, hold no more blocks and slots than are
+        then left for those of others."""
         unclaimed = {key for key, sent in self.kv_sender.open.items() if sent.peer is None}
         self.sizes = {key: size for key, size in self.sizes.items() if key in unclaimed}
-        most = KEPT_PART * self.jobs.machine.pool.capacity
-        return sum(self.sizes.values()) + self.size(request) <= most
+        size, held = self.size(request), [size for _, size in self.sizes.values()]
+        own = [size for caller, size in self.sizes.values() if caller == request.submit.caller]
+        blocks_left = KEPT_PART * self.jobs.machine.pool.capacity - sum(held) - size
+        slots_left = KEPT_PART * EPOCH_SLOTS - len(held) - 1
+        return sum(own) + size <= blocks_left and len(own) + 1 <= slots_left
 
     def keep(self, job: PrefillJob, now: float) -> None:
         """Keep the blocks of a computed prompt, whose request has its whole answer."""

@@ -175,6 +175,17 @@ def test_a_kept_response_is_what_was_sent(kept: ScriptedSite) -> None:
     assert caught.value.param == "previous_response_id" and caught.value.code == "previous_response_not_found"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_where_a_prompt_is_kept_is_told_and_not_stored(kept: ScriptedSite, streamed: bool) -> None:
+    """It is for the router that asked, once, and names hosts inside the system."""
+    keeping = {"do_remote_decode": True, "do_remote_prefill": False}
+    body = {"input": "hi", "max_output_tokens": 1, "stream": streamed, "kv_transfer_params": keeping}
+    answer = kept.ask("POST", "/v1/responses", body)
+    sent = answer.events[-1]["response"] if streamed else answer.json
+    assert sent["store"] and sent.pop("kv_transfer_params")["remote_request_id"]
+    assert kept.ask("GET", f"/v1/responses/{sent['id']}").json == sent
+
+
 def test_a_complete_response_cannot_be_cancelled_or_streamed_again(kept: ScriptedSite) -> None:
     answer = ask(kept)
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):

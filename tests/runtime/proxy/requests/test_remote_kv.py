@@ -2,7 +2,7 @@
 """The tellings about kept prompts that a proxy believes, of all that clients can send."""
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.generation import Generation
-from pontil.runtime.proxy.requests.remote_kv import KeepPrompt, KeptPrompt, KVTransfers
+from pontil.runtime.proxy.requests.remote_kv import MOST_TOLD, KeepPrompt, KeptPrompt, KVTransfers, readable
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ NEAR = re.compile(r"tcp://(127\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 @given(TOLD)
 def test_without_keys_nothing_leads_off_this_machine(told: dict[str, Any]) -> None:
     try:
-        kept = KVTransfers(Registry(1.0), None, True).claim(told)
+        kept = KVTransfers(Registry(1.0), None, True).claim(readable(told))
     except ValueError as error:
         assert len(str(error)) < 200
     else:
@@ -43,13 +43,39 @@ def test_without_keys_nothing_leads_off_this_machine(told: dict[str, Any]) -> No
 @given(TOLD)
 def test_where_no_router_was_expected_nothing_leads_out_of_the_system(told: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        KVTransfers(Registry(1.0), None, False).claim(told)
+        KVTransfers(Registry(1.0), None, False).claim(readable(told))
 
 
 @given(TOLD)
 def test_with_keys_nothing_is_believed_that_was_not_signed(told: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        KVTransfers(Registry(1.0), KEY, True).claim(told)
+        KVTransfers(Registry(1.0), KEY, True).claim(readable(told))
+
+
+class Untouched(list[int]):
+    """A list whose items nobody may look at one by one."""
+
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("it costs as much as it is long")
+
+
+def test_what_is_too_long_is_dropped_unread() -> None:
+    told = {
+        "remote_engine_id": "e",
+        "remote_host": "h" * 600,
+        "remote_port": 7,
+        "remote_request_id": ["r"],
+        "more": "x",
+    }
+    for many in (Untouched([0] * (MOST_TOLD + 1)), [Untouched([0] * (MOST_TOLD + 1))], Untouched([[0]] * 2)):
+        expected = {"remote_engine_id": "e", "remote_port": 7, "remote_block_ids": None}
+        assert readable(told | {"remote_block_ids": many}) == expected
+
+
+def test_a_claim_costs_nothing_for_each_block() -> None:
+    place = {"remote_engine_id": "e", "remote_host": "127.0.0.1", "remote_port": 7, "remote_request_id": "r.0"}
+    blocks = Untouched([0] * MOST_TOLD)
+    assert KVTransfers(Registry(1.0), None, True).claim(place | {"remote_block_ids": blocks}).blocks is blocks
 
 
 def test_what_was_signed_is_believed_as_it_was_signed() -> None:

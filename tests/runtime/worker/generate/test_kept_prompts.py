@@ -175,18 +175,47 @@ def test_a_claim_says_which_blocks_it_was_told_of(proxy: ScriptedProxy, pair: Pa
 
 
 def test_prompts_that_nobody_claims_leave_memory_to_others(proxy: ScriptedProxy, pair: Pair) -> None:
-    """A client that asks again and again has some prompts kept, and the others answered."""
+    """A client that asks again and again has some prompts kept, and the others answered; other clients' are kept."""
     prefill, _ = pair
-    pool, size = prefill.machine.pool, prefill.machine.layout.blocks_for(250)
-    room = pool.capacity // 2 // size
-    for number in range(room + 2):
-        ids = [number % 7 + 3, *prompt(249)]
-        proxy.submit(prefill, f"h{number}", ids, greedy(1), phase="hold", transfer_id=f"t-h{number}")
-        (answer,) = proxy.finish(f"h{number}")
-        assert (answer.frames[-1].kept_blocks is None) == (number >= room) and len(answer.ids) == 1
-    assert room > 1 and pool.available >= pool.capacity // 2
+    pool = prefill.machine.pool
+
+    def kept(caller: str, length: int) -> int:
+        """Return how many blocks of such prompts are kept for a caller until one is not."""
+        before, more = pool.available, True
+        while more:
+            name = f"{caller}{len(proxy.answers)}"
+            proxy.submit(prefill, name, prompt(length), greedy(1), phase="hold", transfer_id=f"t-{name}", caller=caller)
+            (answer,) = proxy.finish(name)
+            more = answer.frames[-1].kept_blocks is not None
+            assert len(answer.ids) == 1
+        return before - pool.available
+
+    most = pool.capacity // 2
+    greediest = kept("a", 40)
+    assert most // 2 - 3 < greediest <= most // 2
+    for caller in ("b", "c"):
+        left = most - (pool.capacity - pool.available)
+        assert left // 2 - 1 < kept(caller, 16) <= left // 2 and left > 3
+    assert kept("a", 16) == 0 and pool.available > pool.capacity // 2
     prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
     hold(proxy, prefill, "after", prompt(250))
+    prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
+    everyone_clean(proxy)
+
+
+def test_prompts_that_nobody_claims_leave_slots_to_others(
+    proxy: ScriptedProxy, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of one token takes as much of the slots as any other one."""
+    prefill, _ = pair
+    monkeypatch.setattr("pontil.runtime.worker.generate.prefill_jobs.EPOCH_SLOTS", 12)
+    kept: dict[str, int] = {}
+    for number, caller in enumerate("aaaaabbbcc"):
+        name = f"{caller}{number}"
+        proxy.submit(prefill, name, [5], greedy(1), phase="hold", transfer_id=f"t-{name}", caller=caller)
+        (answer,) = proxy.finish(name)
+        kept[caller] = kept.get(caller, 0) + (answer.frames[-1].kept_blocks is not None)
+    assert kept == {"a": 3, "b": 1, "c": 1}
     prefill.tick(time.monotonic() + prefill.config.deadlines.kv_lease + 1)
     everyone_clean(proxy)
 
