@@ -78,7 +78,7 @@ class InstantModel:
     def __init__(self, kernels: object | None) -> None:
         self.config = SimpleNamespace(vocab_size=VOCABULARY)
         self.dtype, self.device, self.kernels = torch.float32, CPU, kernels
-        self.communicator = SingleRank()
+        self.communicator, self.linears = SingleRank(), list[object]()
         self.states, self.scores = torch.zeros(MOST_ROWS, WIDTH), torch.zeros(MOST_ROWS, VOCABULARY)
         self.highest = torch.zeros(MOST_ROWS, dtype=torch.int64)
 

@@ -33,9 +33,24 @@ from pontil.runtime.foundation.number_ranges import spell
 
 # Packages that the processes of a launch import, as setup.cfg declares them.
 PACKAGES = (
-    "click", "cryptography", "gguf", "jinja2", "jsonschema", "llguidance", "msgpack", "numpy", "prometheus_client",
-    "prompt_toolkit", "psutil", "rich", "safetensors", "sanic", "tokenizers", "torch", "zmq",
-)  # fmt: skip
+    "click",
+    "cryptography",
+    "gguf",
+    "jinja2",
+    "jsonschema",
+    "llguidance",
+    "msgpack",
+    "numpy",
+    "prometheus_client",
+    "prompt_toolkit",
+    "psutil",
+    "rich",
+    "safetensors",
+    "sanic",
+    "tokenizers",
+    "torch",
+    "zmq",
+)
 # Seconds, compiling kernels for the first time included.
 EXAMINATION_TIMEOUT = 300.0
 ANSWER_TIMEOUT = 2.0

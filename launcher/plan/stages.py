@@ -82,8 +82,8 @@ def placed_stages(options: LaunchOptions, graph: StagedModel) -> dict[str, list[
     file_entries = read_placement(Path(options.placement)) if options.placement else ()
     check_entries(file_entries, graph, options.placement or "")
     check_entries(options.place, graph, "--place")
-    flags = {entry.node for entry in options.place}
-    entries = [*options.place, *(entry for entry in file_entries if entry.node not in flags)]
+    flagged_stages = {entry.node for entry in options.place}
+    entries = [*options.place, *(entry for entry in file_entries if entry.node not in flagged_stages)]
     entries_by_stage: dict[str, list[PlacedStage]] = {}
     for entry in entries:
         entries_by_stage.setdefault(entry.node, []).append(entry)

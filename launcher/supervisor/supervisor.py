@@ -217,7 +217,7 @@ class Supervisor:
         """Ask, wait, kill. One more signal than before ends the wait."""
         signals = len(self.asked)
         for child in self.living:
-            ask_to_end(child)
+            ask_to_end(child, for_good=bool(self.asked))
         self.wait_for_the_end(TERM_GRACE, lambda: len(self.asked) == signals)
         for child in self.living:
             child.kill()
@@ -337,9 +337,10 @@ def ask_to_drain(child: Child, timeout: float) -> None:
         child.assign(child.plan.role, timeout, for_good=True)
 
 
-def ask_to_end(child: Child) -> None:
-    """Have a child of a launch that ends do so. A worker tells its proxies that none comes in its place, also where the
-    launch has failed or was interrupted: what only its release could continue does not wait for it."""
-    if child.state is ChildState.READY and not child.plan.is_proxy and not child.for_good:
+def ask_to_end(child: Child, *, for_good: bool) -> None:
+    """Have a child of a launch that ends do so. Where the end was asked for, a worker tells its proxies that none comes
+    in its place: what only its release could continue does not wait. A launch that fails is started again by its
+    service manager, so there it does."""
+    if for_good and child.state is ChildState.READY and not child.plan.is_proxy and not child.for_good:
         child.assign(child.plan.role, 0.0, for_good=True)
     child.stop()

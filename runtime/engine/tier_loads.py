@@ -100,10 +100,10 @@ class TierLoads:
         first of them. At least one position is always left to compute."""
         if self.store is None or hit.source is not None or not self.prefix.may_use(sequence):
             return [], []
-        hit_blocks, size = len(hit.blocks), self.prefix.block_size
+        hit_count, size = len(hit.blocks), self.prefix.block_size
         most = min(len(sequence.prompt), sequence.length - 1)
-        tokens = [min(size, most - start) for start in range(hit_blocks * size, most, size)]
-        keys = self.prefix.keys_of(sequence).all[hit_blocks : hit_blocks + len(tokens)]
+        tokens = [min(size, most - start) for start in range(hit_count * size, most, size)]
+        keys = self.prefix.keys_of(sequence).all[hit_count : hit_count + len(tokens)]
         return tokens, self.store.tiers_of(keys)
 
     @property
@@ -112,10 +112,10 @@ class TierLoads:
         return any(load.given_up for load in self.open.values())
 
     def park(self, sequence: Sequence, hit: PrefixHit, count: int, expected: float, deadline: float) -> None:
-        hit_blocks, size = len(hit.blocks), self.prefix.block_size
-        has_grown = self.memory.grow(sequence, (hit_blocks + count) * size)
+        hit_count, size = len(hit.blocks), self.prefix.block_size
+        has_grown = self.memory.grow(sequence, (hit_count + count) * size)
         assert has_grown, "what is known of a sequence is reserved"
-        keys, blocks = self.prefix.keys_of(sequence).all[hit_blocks : hit_blocks + count], sequence.blocks[hit_blocks:]
+        keys, blocks = self.prefix.keys_of(sequence).all[hit_count : hit_count + count], sequence.blocks[hit_count:]
         self.memory.pool.share(blocks)
         sequence.move(SequenceState.WAITING_FOR_REMOTE_KVS)
         self.queues.park(sequence)

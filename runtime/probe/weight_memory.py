@@ -157,13 +157,24 @@ def loaded_products(
         inputs = max(shapes[name][-1] for name in names)
         extra = packing(form, whole, share, inputs, 1 + ("gate_proj" in product))
         yield LoadedProduct(form.size(share), extra + formats.reading({name: shapes[name] for name in names}))
-    is_tied = config.tie_word_embeddings
-    form = formats.of(EMBEDDING if is_tied else HEAD, shapes[EMBEDDING])
-    if on_host or not is_tied:
-        # Floats of a tied head are packed from the embedding itself.
-        size = 0 if is_tied and form.group is None else embedding
-        extra = packing(form, size, size // ranks.size, config.hidden_size, 0)
+    if not config.tie_word_embeddings:
+        form = formats.of(HEAD, shapes[EMBEDDING])
+        extra = packing(form, embedding, embedding // ranks.size, config.hidden_size, 0)
         yield LoadedProduct(form.size(embedding // ranks.size), extra + formats.reading({HEAD: shapes[EMBEDDING]}))
+    elif on_host:
+        yield tied_head(shapes[EMBEDDING], formats, ranks.size)
+
+
+def tied_head(shape: Shape, formats: WeightFormats, ranks: int) -> LoadedProduct:
+    """Return what packing takes of a head that is tied to the embedding. Nothing is read for it but levels: numbers are
+    packed from the embedding itself, or where there are several ranks from a copy of this one's."""
+    form, whole = formats.of(EMBEDDING, shape), math.prod(shape)
+    own = whole // ranks
+    if form.group is not None and not formats.int8:
+        return LoadedProduct(form.size(own), packing(form, whole, own, shape[-1], 0))
+    copied = formats.plain.size(own) if ranks > 1 else 0
+    packed = packing(form, own, own, shape[-1], 0) if copied or formats.int8 else 0
+    return LoadedProduct(form.size(own), packed + copied)
 
 
 def product_of(name: str) -> str:

@@ -191,6 +191,15 @@ def test_a_text_is_spoken_by_a_first_stage_whose_tokens_are_codes(orpheus: Scrip
     assert orpheus.ask("POST", "/v1/audio/speech", {"input": "a", "voice": "bo"}).status == 400
 
 
+def test_a_model_that_reads_out_answers_no_chat_in_sound(orpheus: ScriptedSite) -> None:
+    refused = spoken(orpheus)
+    error = refused.json["error"]
+    assert (refused.status, error["param"], error["code"]) == (400, "modalities", "unsupported_parameter")
+    assert "'tiny' reads texts out" in error["message"] and "/v1/audio/speech" in error["message"]
+    told = orpheus.ask("GET", "/v1/models").json["data"][0]
+    assert told["output_modalities"] == ["text"] and "leo" in told["voices"]
+
+
 def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, False, parse_special=False)
 

@@ -89,7 +89,8 @@ def test_a_llama_server_has_the_file_the_cores_and_a_seat_for_each_stream() -> N
     assert " ".join(theirs.command) == (
         f"bin/llama-server --model a.gguf --threads {cores} --parallel 4 --ctx-size 2048 --port 8124"
     )
-    assert ours.command[1:] == ["app.py", "launch", "--model", "a.gguf", "--served-model-name", "one", "--port", "8123"]
+    named = ["app.py", "launch", "--model", "a.gguf", "--served-model-name", "one", "--port", "8123"]
+    assert ours.command[1:] == [*named, "--first-byte-timeout", "600"]
     assert (ours.url, theirs.url) == (arguments.url, arguments.llama_url)
 
 

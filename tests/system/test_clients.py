@@ -267,7 +267,7 @@ def test_the_model_is_listed(system: System) -> None:
     assert model.model_dump()["max_model_len"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.long  # tests/system/test_failover.py, and deaths in tests/world
 def test_the_worker_dies_half_way_through_a_stream_where_it_should(system: System) -> None:
     """A death is no failover where the stream has ended before it, as it can on a crowded machine: another is tried."""
 

@@ -122,7 +122,6 @@ def hostile(value: Any) -> Any:
     return f"{HOSTILE} {value}" if isinstance(value, str) else value
 
 
-@pytest.mark.long
 def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served) -> None:
     """Names of workers, reasons, last lines, routes and progress: whoever makes them up, they are text."""
     snapshot = json.loads(next(served.request("GET", "/admin/events").events()))
@@ -153,7 +152,7 @@ def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served
     context.close()
 
 
-@pytest.mark.long
+@pytest.mark.long  # not held by another
 def test_busy_wires_move_without_an_animation(browser: "Browser", served: Served) -> None:
     """An animation of dashes is painted sixty times a second, which took a fifth of a core while there was load."""
     snapshot = json.loads(next(served.request("GET", "/admin/events").events()))
@@ -211,7 +210,7 @@ def test_the_time_of_a_worker_that_reports_late_is_shown_too(operator: Operator)
     assert len(looks) > 1
 
 
-@pytest.mark.long
+@pytest.mark.long  # tests/launcher/supervisor/test_page_changes.py; that the page shows it is not held by another
 def test_a_worker_is_drained_and_comes_back(operator: Operator) -> None:
     operator.press("decode:0", "drain")
     operator.sees(operator.state("decode:0"), "drained")
@@ -226,7 +225,7 @@ def test_a_worker_is_drained_and_comes_back(operator: Operator) -> None:
     operator.sees(operator.state("decode:0"), "ready")
 
 
-@pytest.mark.long
+@pytest.mark.long  # tests/http/page/test_live_events.py; the dialog's choice of a role is not held by another
 def test_a_role_is_chosen_in_the_dialog(operator: Operator) -> None:
     for role, shown in (("mixed", "works as mixed"), ("decode", "")):
         operator.page.locator('[data-name="decode:0"] [data-action="role"]').click()
@@ -252,7 +251,7 @@ def test_everything_is_reached_by_keyboard(operator: Operator) -> None:
     assert not page.locator("#changes li", has_text="Restart prefill:0").count(), "nothing was asked"
 
 
-@pytest.mark.long
+@pytest.mark.long  # deaths: tests/system/test_failover.py; that the page shows them is not held by another
 def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> None:
     restarts = operator.served.topology()["decode:0"]["restarts"]
     operator.served.kill("decode:0")
@@ -262,6 +261,7 @@ def test_a_killed_worker_is_seen_to_die_and_to_come_back(operator: Operator) -> 
     operator.sees('[data-name="decode:0"] .figures', re.compile(rf"Restarts\s*{restarts + 1}"))
 
 
+# By default the narrow one, which is harder to fit.
 @pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.long)])
 def test_it_fits_a_phone_and_the_dark(browser: "Browser", served: Served, width: int) -> None:
     operator = Operator(browser, served, width=width)
@@ -297,7 +297,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_refused(browser: "Browser", tmp_path
         context.close()
 
 
-@pytest.mark.long
+@pytest.mark.long  # tests/http/page/test_page_files.py
 def test_without_an_admin_key_there_is_no_page_for_others(browser: "Browser", served: Served) -> None:
     context = browser.new_context(extra_http_headers={"x-forwarded-for": "192.0.2.1"})
     answer = context.new_page().goto(f"http://127.0.0.1:{served.port}/admin/ui")
@@ -355,7 +355,7 @@ def test_a_recording_opens_without_a_server(browser: "Browser", recording: Path)
     context.close()
 
 
-@pytest.mark.long
+@pytest.mark.long  # opening one is above; that a server opens it and goes back is not held by another
 def test_a_server_shows_a_recording_and_goes_back(operator: Operator, recording: Path, tmp_path: Path) -> None:
     (tmp_path / "other.html").write_text("<p>no recording</p>")
     operator.page.locator("#open-file").set_input_files(tmp_path / "other.html")

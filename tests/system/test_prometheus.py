@@ -73,7 +73,7 @@ def test_every_panel_has_an_answer(pair: Served, tmp_path: Path) -> None:
 
 
 @needs_prometheus
-@pytest.mark.long
+@pytest.mark.long  # not held by another
 def test_no_panel_counts_twice_with_two_proxies(tmp_path: Path) -> None:
     """Workers and the supervisor's table are on the page of each proxy, requests on one of them."""
     series, tests = [], []

@@ -223,6 +223,8 @@ class HashRunner:
         sampled = list[Sampled]()
         for span, is_right in zip(spans, self.read(spans), strict=True):
             running, samples = self.hashes[span.sequence].running, span.samples
+            if self.salt and samples:
+                HERE.world.salted.add(span.sequence.id)
             hash_logits.record_prompt(span, self.vocab)
             if samples and hash_logits.asks_for_logits(span.sequence.params):
                 sampled += hash_logits.draw(span.sequence, running, self.vocab)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clients import ClientTry, ClientWish
+from clients import ClientCall, ClientTry, ClientWish
 from hash_model import NEXT_SALT, answer_of
 from operators import ENDS_WITHIN, LOOK, Operators
 from site_plan import SitePlan
 from supervised_site import HostLaunch, SupervisedSite
+from virtual_time import SeededWorld
 
 from pontil.launcher.child.child_state import ChildState
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
@@ -60,10 +61,16 @@ def salt_of_answer(run: "SeedRun", wish: ClientWish, one: ClientTry) -> int:
     return NEXT_SALT if not fits(0) and fits(NEXT_SALT) else 0
 
 
+def was_begun_by_next(world: SeededWorld, call: ClientCall) -> bool:
+    """Return whether a worker of the other release has made a token for a client. Its sequences have the tries' names
+    first."""
+    return any(name.startswith(f"{one.name}-") for one in call.tries for name in world.salted)
+
+
 def may_wait_for_its_release(site: SupervisedSite, since: float, until: float) -> bool:
-    """Return whether what was asked for at a time may wait until another one for workers of the other release, of which
-    one was dead when its launch ended: nobody could say that none will come, so that proxies wait as for any that
-    died."""
+    """Return whether what the other release began, and was asked for at a time, may wait until another one for workers
+    of it, of which one was dead when its launch ended, or whose launch failed: nobody said that none will come, so that
+    proxies wait as for any that died."""
     if site.unsaid_at is None or since > site.unsaid_at:
         return False
     return until <= site.unsaid_at + ProxyConfig.failover_timeout

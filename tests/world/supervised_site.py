@@ -142,10 +142,12 @@ class HostLaunch:
         self.wait_for(lambda: not any(map(has_work, leaders)), timeout + DRAIN_MARGIN, self.stop)
 
     def stop(self) -> None:
-        if any(child.state is not ChildState.READY for child in self.supervisor.children):
+        asked = bool(self.supervisor.asked)
+        those_seen = [child for child in self.supervisor.children if child.ever_ready and not child.plan.is_proxy]
+        if not all(asked and child.state is ChildState.READY for child in those_seen):
             self.site.unsaid_at = self.world.time
         for child in self.supervisor.living:
-            ask_to_end(child)
+            ask_to_end(child, for_good=asked)
         self.wait_for(lambda: not self.supervisor.living, TERM_GRACE, self.kill)
 
     def kill(self) -> None:
@@ -265,7 +267,8 @@ class SupervisedSite:
         world.network.host_of = plan.host_of
         self.launches = [HostLaunch(self, number) for number in range(plan.hosts)]
         # The launch of another release's workers beside them, while there is one, whether there was one, and when the
-        # last of those ended that had a worker which was dead by then, and so told nobody that it leaves for good.
+        # last of those ended that had a worker which told nobody that it leaves for good: it was dead by then, so that
+        # proxies miss it whatever the others say, or the launch failed.
         self.next: HostLaunch | None = None
         self.had_next = False
         self.unsaid_at: float | None = None

@@ -6,9 +6,13 @@ Most seconds of each run are imports.
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import past_faults
 import pytest
+from checks import nobody_waits_past_a_deadline
+from clients import ClientTry
 from simulation import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +65,18 @@ def test_a_release_is_waited_for_whose_last_worker_was_dead_when_its_launch_ende
     given = (*(f"--{name}={count}" for name, count in sizes.items()), "--kinds", "kill twice,oom")
     code, said = simulated("--seeds", "58", *given)
     assert code == 0, "\n".join(said)
+
+
+def test_only_what_a_release_began_may_wait_for_its_workers() -> None:
+    """Any other call that hangs after such a launch has ended is found."""
+    tries = [[ClientTry.begin(f"c{number}-0", 10.0, "proxy", 1)] for number in (1, 11)]
+    calls = [
+        SimpleNamespace(tries=each, wish=SimpleNamespace(number=number), began=10.0, ended_at=60.0, outcome="done")
+        for number, each in zip((1, 11), tries, strict=True)
+    ]
+    world, made = SimpleNamespace(time=70.0, salted={"c11-0-4b9586c8#0"}), SimpleNamespace(over_at=30.0)
+    run: Any = SimpleNamespace(calls=calls, world=world, made=made, site=SimpleNamespace(unsaid_at=20.0, world=world))
+    assert list(nobody_waits_past_a_deadline(run)) == ["client 1 waited 30.0 s after the last fault"]
 
 
 @LONG

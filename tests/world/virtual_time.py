@@ -54,6 +54,8 @@ class SeededWorld:
         self.number = self.steps = self.events = 0
         self.current: WorldProcess | None = None
         self.processes: list[WorldProcess] = []
+        # The sequences for which a model of another release has sampled, by their ids.
+        self.salted: set[str] = set()
         self.wakeups: dict[int, int] = {}
         self.wakers: dict[int, WorldProcess | None] = {}
         # The pipes of which their processes have been told that something came.

@@ -102,7 +102,15 @@ class SoundRoutes:
     def check(self, chat_request: ChatRequest, request: Request) -> None:
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
         if chat_request.audio is not None:
-            self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
+            graph = self.speaking("modalities")
+            if graph.speech is not None:
+                raise RequestError(
+                    f"the model {self.model.name!r} reads texts out and answers none in sound: send the text to "
+                    "/v1/audio/speech",
+                    param="modalities",
+                    code="unsupported_parameter",
+                )
+            self.options(graph, chat_request.audio.voice, "audio.voice", request)
         if chat_request.prompt.recordings:
             self.hearing(chat_request.prompt.recordings[0].place)
 

@@ -186,31 +186,33 @@ class AdaptivePolicy:
         step = rate * self.draft_seconds(ready) / ready if with_model and ready else 0.0
         for place, option in enumerate(options):
             most = min(option.limit, room, longest)
-            lookups = depth(option.lookup, row, min(most, option.found))
-            models = depth(option.model, row + step, most) if with_model and option.is_ready else 0
-            if gain(option.lookup, lookups) - lookups * row >= gain(option.model, models) - models * (row + step):
-                plan.lookups[place] = lookups
+            lookup_count = depth(option.lookup, row, min(most, option.found))
+            model_count = depth(option.model, row + step, most) if with_model and option.is_ready else 0
+            lookup_gain = gain(option.lookup, lookup_count) - lookup_count * row
+            model_gain = gain(option.model, model_count) - model_count * (row + step)
+            if lookup_gain >= model_gain:
+                plan.lookups[place] = lookup_count
             else:
-                plan.models[place] = models
+                plan.models[place] = model_count
             room -= max(plan.lookups[place], plan.models[place])
         return plan
 
     def rate(self, options: abc.Sequence[Option], plan: DraftPlan) -> float:
         """Return the expected tokens per second of a plan."""
         tokens = len(options) + sum(
-            gain(option.lookup, lookups) + gain(option.model, models)
-            for option, lookups, models in zip(options, plan.lookups, plan.models, strict=True)
+            gain(option.lookup, lookup_count) + gain(option.model, model_count)
+            for option, lookup_count, model_count in zip(options, plan.lookups, plan.models, strict=True)
         )
         return tokens / (self.target.seconds(len(options)) + self.cost(options, plan))
 
     def cost(self, options: abc.Sequence[Option], plan: DraftPlan) -> float:
         """Return the seconds that a plan's guesses add to a step."""
         seconds = self.target.added(len(options), sum(plan.lookups) + sum(plan.models))
-        first = sum(option.missing or 0 for option, models in zip(options, plan.models, strict=True) if models)
+        first = sum(option.missing or 0 for option, count in zip(options, plan.models, strict=True) if count)
         if first:
             seconds += self.draft_seconds(first)
         for ahead in range(1, max(plan.models, default=0)):
-            seconds += self.draft_seconds(sum(models > ahead for models in plan.models))
+            seconds += self.draft_seconds(sum(count > ahead for count in plan.models))
         return seconds
 
     def draft_seconds(self, rows: int) -> float:

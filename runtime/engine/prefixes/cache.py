@@ -227,8 +227,8 @@ class PrefixCache:
             return NOTHING
         blocks = self.pool.index.leading(self.keys_of(sequence).all)
         computed_tokens = min(len(blocks) * self.block_size, len(sequence.prompt), sequence.length - 1)
-        full_blocks, inside = divmod(computed_tokens, self.block_size)
-        return PrefixHit(tuple(blocks[:full_blocks]), blocks[full_blocks] if inside else None, computed_tokens)
+        full_count, inside = divmod(computed_tokens, self.block_size)
+        return PrefixHit(tuple(blocks[:full_count]), blocks[full_count] if inside else None, computed_tokens)
 
     def find_full(self, sequence: Sequence, draws_first: bool = False) -> PrefixHit:
         """The longest known prefix in whole blocks: for a sequence whose prompt is computed elsewhere. It may be all of

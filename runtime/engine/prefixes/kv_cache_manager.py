@@ -78,12 +78,12 @@ class KVCacheManager:
         """Bind credits, then available blocks, until the blocks hold so many positions; or change nothing."""
         count = max(0, self.layout.blocks_for(positions) - len(sequence.blocks))
         credits = self.credits.get(sequence, 0)
-        credited_blocks = min(count, credits)
-        if not self.find_room(count - credited_blocks):
+        credited_count = min(count, credits)
+        if not self.find_room(count - credited_count):
             return False
         sequence.blocks += self.pool.bind(count)
-        if credited_blocks:
-            self.credits[sequence] = credits - credited_blocks
+        if credited_count:
+            self.credits[sequence] = credits - credited_count
         return True
 
     def own_next(self, sequence: Sequence) -> bool:

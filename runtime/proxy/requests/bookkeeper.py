@@ -190,29 +190,68 @@ class Bookkeeper:
         entry, times, attempts = request.entry, request.times, request.attempts
         age, first = self.clock() - times.arrived, times.first_token
         return RequestRow(
-            request.id, self.incarnation, request.id.rpartition("-")[0], request.ticket.caller,
-            request.work.model or self.config.served_model_name, attempts.route_name, state, finish, request.params.n,
-            attempts.number + 1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, entry.generated,
-            entry.delivered, sum(entry.discarded.values()), time.time() - age, times.queued,
-            None if first is None else first - times.arrived, None if state == OPEN else age,
-            entry.computed_beside(usage.cached_tokens), None if request.is_clients else request.work.stage,
-        )  # fmt: skip
+            request.id,
+            self.incarnation,
+            request.id.rpartition("-")[0],
+            request.ticket.caller,
+            request.work.model or self.config.served_model_name,
+            attempts.route_name,
+            state,
+            finish,
+            request.params.n,
+            attempts.number + 1,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            entry.generated,
+            entry.delivered,
+            sum(entry.discarded.values()),
+            time.time() - age,
+            times.queued,
+            None if first is None else first - times.arrived,
+            None if state == OPEN else age,
+            entry.computed_beside(usage.cached_tokens),
+            None if request.is_clients else request.work.stage,
+        )
 
     def worker_row(self, worker: str, book: Book) -> WorkerRow:
         prompts = book.prompts
         return WorkerRow(
-            worker, self.incarnation, book.name, book.before, book.stated_here, book.heard_then, book.missing,
-            book.heard, book.booked, book.late, book.unheard, prompts.stated_here, prompts.heard_then, prompts.missing,
-            prompts.heard, prompts.booked, prompts.late,
-        )  # fmt: skip
+            worker,
+            self.incarnation,
+            book.name,
+            book.before,
+            book.stated_here,
+            book.heard_then,
+            book.missing,
+            book.heard,
+            book.booked,
+            book.late,
+            book.unheard,
+            prompts.stated_here,
+            prompts.heard_then,
+            prompts.missing,
+            prompts.heard,
+            prompts.booked,
+            prompts.late,
+        )
 
     def proxy_row(self, state: str) -> ProxyRow:
         sums = self.ledger.totals
         return ProxyRow(
-            self.incarnation, self.started, state, sums.requests, sums.prompt_tokens, sums.cached_tokens,
-            sums.completion_tokens, sums.generated, sums.delivered, sums.settled_otherwise, self.config.name,
+            self.incarnation,
+            self.started,
+            state,
+            sums.requests,
+            sums.prompt_tokens,
+            sums.cached_tokens,
+            sums.completion_tokens,
+            sums.generated,
+            sums.delivered,
+            sums.settled_otherwise,
+            self.config.name,
             self.config.shared_folder,
-        )  # fmt: skip
+        )
 
 
 def open_file(

@@ -70,9 +70,9 @@ class NodeRun(Protocol):
 
 
 class StageNode(Protocol):
-    """A node with its weights. `identity` is a hash of everything that its outputs depend on besides their input;
-    `kind` and `sample_rate` are those of all its outputs. `one_per_chunk`: each chunk makes one output, from its walk,
-    items and context alone, so that chunks whose outputs are delivered need not be taken again."""
+    """A node with its weights. `identity` is a hash of everything that its outputs depend on besides their input and
+    the kernels; `kind` and `sample_rate` are those of all its outputs. `one_per_chunk`: each chunk makes one output,
+    from its walk, items and context alone, so that chunks whose outputs are delivered need not be taken again."""
 
     @property
     def identity(self) -> str: ...

@@ -22,6 +22,9 @@ FRAME_ROWS = 4
 STRIDES = [4, 2, 1]
 """Rows that a code of each level stands for."""
 MOST_RATES = 8
+SAMPLE_RATE = 24000
+# Frames are decoded four at a time; one of the published sizes has 2048 samples.
+MOST_FRAME_SAMPLES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,6 @@ class SnacConfig:
     """A decoder of rows of `size` numbers, which makes `rates` times as many, one rate after the other, with half as
     many channels each, from `channels` on. With `noise` each rate adds some, shaped by the sound."""
 
-    sample_rate: int
     size: int
     channels: int
     rates: tuple[int, ...]
@@ -53,7 +55,9 @@ class SnacConfig:
 def read_snac_config(directory: Path) -> SnacConfig:
     """Read SNAC's config.json within a model's directory. Raises ModelError for what cannot be computed."""
     data = read_json(directory / FOLDER / "config.json")
-    wanted: dict[str, Any] = {"vq_strides": STRIDES, "attn_window_size": None, "depthwise": True}
+    wanted: dict[str, Any] = {
+        "sampling_rate": SAMPLE_RATE, "vq_strides": STRIDES, "attn_window_size": None, "depthwise": True,
+    }  # fmt: skip
     for key, value in wanted.items():
         if data.get(key) != value:
             raise ModelError(f"SNAC's {key} is {short(data.get(key))}: this version runs {value} only")
@@ -63,7 +67,6 @@ def read_snac_config(directory: Path) -> SnacConfig:
     encoder_rates = data.get("encoder_rates")
     steps = len(encoder_rates) if isinstance(encoder_rates, list) else 0
     config = SnacConfig(
-        sample_rate=integer(data, "sampling_rate"),
         size=integer(data, "encoder_dim") << min(steps, MOST_RATES),
         channels=integer(data, "decoder_dim"),
         rates=tuple(rates),
@@ -76,4 +79,9 @@ def read_snac_config(directory: Path) -> SnacConfig:
     check_size("SNAC's codebook_size", config.codebook_size, SIZES["vocab_size"])
     if not 1 <= len(rates) <= MOST_RATES or config.channels >> len(rates) < 1:
         raise ModelError(f"SNAC's {config.channels} channels cannot be halved {len(rates)} times: fix config.json")
+    if config.frame_samples > MOST_FRAME_SAMPLES:
+        raise ModelError(
+            f"SNAC's decoder_rates make {config.frame_samples} samples of a frame, and this version makes "
+            f"{MOST_FRAME_SAMPLES} at most: fix config.json"
+        )
     return config

@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.hf.tensor_files import opened
 from pontil.runtime.models.weights import Weights
-from pontil.runtime.stages.orpheus.config import FOLDER, read_snac_config
+from pontil.runtime.stages.orpheus.config import FOLDER, FRAME_CODES, read_snac_config
 from pontil.runtime.stages.orpheus.snac import Snac
 
 # A weight may be stored as the length and the direction of its rows (Salimans and Kingma, 2016).
@@ -21,13 +22,26 @@ UNUSED = ("encoder.", "in_proj.")
 
 
 def load_snac(directory: Path) -> Snac:
-    """Load SNAC of a model's directory, in float32. Raises ModelError."""
+    """Load SNAC of a model's directory, in float32, and see it decode a frame. Raises ModelError."""
     stored = dict[str, Tensor]()
     for path in shards(directory / FOLDER):
         with opened(path) as file:
             names = file.keys()
             stored |= {name: file.get_tensor(name) for name in names if not is_unused(name)}
-    return Snac(read_snac_config(directory), Weights(whole(stored), torch.device("cpu"), torch.float32))
+    snac = Snac(read_snac_config(directory), Weights(whole(stored), torch.device("cpu"), torch.float32))
+    try_out(snac)
+    return snac
+
+
+def try_out(snac: Snac) -> None:
+    """Decode a frame. Raises ModelError for a decoder that cannot: a self-test draws too few tokens for a frame."""
+    says = "SNAC makes no sound of a frame"
+    try:
+        is_sound = bool(snac.decode([[0] * FRAME_CODES]).isfinite().all())
+    except RuntimeError as error:
+        raise ModelError(f"{says}: {error}") from error
+    if not is_sound:
+        raise ModelError(f"{says}: fetch the model again")
 
 
 def snac_identity(directory: Path) -> str:
@@ -41,10 +55,12 @@ def is_unused(name: str) -> bool:
 
 def whole(stored: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors by the names that they have without a parametrization. One whose length is missing is left
-    out."""
+    out. Raises ModelError for lengths that are not those of its rows."""
     for name, tensor in stored.items():
         if not name.endswith((LENGTH, DIRECTION)):
             yield name, tensor
         elif name.endswith(DIRECTION) and (length := stored.get(name.removesuffix(DIRECTION) + LENGTH)) is not None:
             sums = tensor.float().square().sum(tuple(range(1, tensor.ndim)), keepdim=True)
-            yield name.removesuffix(DIRECTION) + ".weight", tensor * (length / sums.sqrt())
+            if length.shape != sums.shape:
+                raise ModelError(f"SNAC's {name} has {list(sums.shape)} lengths, not {list(length.shape)}")
+            yield name.removesuffix(DIRECTION) + ".weight", tensor.float() * (length.float() / sums.sqrt())

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.nodes.node import AUDIO, NOTHING, NodeInput, Pieces, TaskInput
 from pontil.runtime.stages.nodes.wav import to_pcm16
-from pontil.runtime.stages.orpheus.config import FRAME_CODES
+from pontil.runtime.stages.orpheus.config import FRAME_CODES, SAMPLE_RATE
 from pontil.runtime.stages.orpheus.snac import Snac
 
 # Frames that are shown after one before it is heard: the convolutions look ahead.
@@ -20,10 +20,10 @@ class SnacNode:
     """A StageNode. A window of codes is one output: the frame that has one before it and two after it in the window,
     and those at the beginning and at the end of the sound with what there is."""
 
-    kind, one_per_chunk = AUDIO, True
+    kind, sample_rate, one_per_chunk = AUDIO, SAMPLE_RATE, True
 
     def __init__(self, snac: Snac, identity: str) -> None:
-        self.snac, self.identity, self.sample_rate = snac, identity, snac.config.sample_rate
+        self.snac, self.identity = snac, identity
 
     def begin(self, task: TaskInput) -> "SnacNode":
         if task.data is not None:

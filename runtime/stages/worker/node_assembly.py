@@ -98,10 +98,12 @@ def tones(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class MadeNode:
-    """A node, and the guard for the file that has its weights, if there is one."""
+    """A node, the guard for the file that has its weights, if there is one, and the name of what computes it, where
+    that can be chosen."""
 
     node: StageNode
     guard: PackedGuard = field(default_factory=PackedGuard)
+    kernels: str | None = None
 
 
 def assemble_node(config: WorkerConfig, report: Reporter) -> tuple[GraphModel, MadeNode]:
@@ -135,8 +137,8 @@ def make_code2wav(config: WorkerConfig, report: Reporter) -> MadeNode:
     kernels = find_kernels(config, can_compute(torch.float32, *shape.product_inputs), report)
     parts = PartWeights(config, device, torch.float32, kernels, report, config.weights_memory)
     code2wav = Code2Wav(shape, parts.read(checkpoint, "code2wav"))
-    node = Code2WavNode(code2wav, f"{checkpoint.fingerprint} {name_of_kernels(device, kernels)}")
-    return MadeNode(node, PackedGuard(*parts.mapped))
+    node = Code2WavNode(code2wav, checkpoint.fingerprint)
+    return MadeNode(node, PackedGuard(*parts.mapped), name_of_kernels(device, kernels))
 
 
 def make_snac(config: WorkerConfig, report: Reporter) -> MadeNode:

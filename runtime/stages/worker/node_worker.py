@@ -41,12 +41,12 @@ class NodeWorker(Workload):
     """The tasks of one process that computes a node. A step is one piece of work of one task. `ready` are the tasks
     that have one, in turn."""
 
-    def __init__(self, sockets: WorkerSockets, model: GraphModel, node: StageNode) -> None:
+    def __init__(self, sockets: WorkerSockets, model: GraphModel, node: StageNode, kernels: str | None = None) -> None:
         self.model, self.node = model, node
         self.tasks: dict[tuple[str, int], OpenTask] = {}
         self.ready: dict[tuple[str, int], OpenTask] = {}
         self.peers_in = sockets.serve_peers()
-        hello = introduction(sockets, node, self.peers_in.endpoint)
+        hello = introduction(sockets, node, kernels, self.peers_in.endpoint)
         super().__init__(sockets, sockets.connect_proxies(hello), IdleWork(), {})
         self.ports = StreamPorts(sockets, self.peers_in)
         sockets.closing.callback(self.ports.close_all)
@@ -236,12 +236,13 @@ class NodeWorker(Workload):
         return HeartbeatLoad(0, waiting, max(0, SEATS - waiting), 0, counters, self.ports.gauges())
 
 
-def introduction(sockets: WorkerSockets, node: StageNode, endpoint: str) -> Hello:
+def introduction(sockets: WorkerSockets, node: StageNode, kernels: str | None, endpoint: str) -> Hello:
     """Return what the worker registers with. It has no KV cache: a block stands for one task, block 0 for none."""
     config = sockets.config
     return Hello(
         sockets.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
-        node.identity, "", endpoint, 1, SEATS + 1, SEATS, MOST_INPUT, config.step_size.tokens, node=config.node,
+        node.identity, "", endpoint, 1, SEATS + 1, SEATS, MOST_INPUT, config.step_size.tokens, kernels=kernels,
+        node=config.node,
     )  # fmt: skip
 
 
@@ -252,12 +253,13 @@ def make_node_worker(
     report: Reporter,
     pipe: CommandPipe | None = None,
     guard: PackedGuard | None = None,
+    kernels: str | None = None,
 ) -> WorkerLoop:
     sockets = WorkerSockets(config)
     with sockets.opening():
         if guard is not None:
             guard.begin(sockets.closing, sockets.failures)
-        return WorkerLoop(NodeWorker(sockets, model, node), report, pipe)
+        return WorkerLoop(NodeWorker(sockets, model, node, kernels), report, pipe)
 
 
 def failure_of(error: PontilError) -> Failure:

@@ -30,4 +30,4 @@ def open_stage(machine: WorkerResources, link: ProxyLinks, sockets: WorkerSocket
 def open_node(config: WorkerConfig, report: Reporter, pipe: CommandPipe | None) -> WorkerLoop:
     """Make a worker without tokens."""
     model, made = assemble_node(config, report)
-    return make_node_worker(config, model, made.node, report, pipe, made.guard)
+    return make_node_worker(config, model, made.node, report, pipe, made.guard, made.kernels)

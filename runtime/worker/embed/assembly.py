@@ -18,7 +18,14 @@ from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.worker.start.loading import OnDisk, find_kernels, name_of_kernels, open_device, open_packing
+from pontil.runtime.worker.start.loading import (
+    OnDisk,
+    find_kernels,
+    name_of_kernels,
+    open_device,
+    open_packing,
+    unchanged,
+)
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.weights_progress import told
 
@@ -84,7 +91,8 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     shape = checkpoint.config
     fits = not (shape.hidden_size % ROW_GROUP or shape.intermediate_size % ROW_GROUP)
     kernels = find_kernels(config, fits, report)
-    tensors = told(checkpoint.tensors(), total=len(checkpoint.places), tell=report.progress)
+    read = unchanged(checkpoint.tensors(), checkpoint.files)
+    tensors = told(read, total=len(checkpoint.places), tell=report.progress)
     packing = packing_of(config, checkpoint, kernels, report)
     weights = Weights(tensors, device, DTYPE, packing, arithmetic=Arithmetic(config.deterministic))
     model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
@@ -97,7 +105,8 @@ def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
     kernels = find_kernels(config, kernels_fit(shape, DTYPE), report)
-    tensors = ((name, tensor) for name, tensor in checkpoint.tensors(DTYPE) if not name.startswith(HEAD))
+    read = unchanged(checkpoint.tensors(DTYPE), checkpoint.files)
+    tensors = ((name, tensor) for name, tensor in read if not name.startswith(HEAD))
     packing, arithmetic = packing_of(config, checkpoint, kernels, report), Arithmetic(config.deterministic)
     weights = Weights(telling(tensors), device, DTYPE, packing, block=shape.weight_block, arithmetic=arithmetic)
     model, guard = DecoderEmbedding(build_embedder(shape, weights)), PackedGuard(weights.shelf.mapped)

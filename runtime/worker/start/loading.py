@@ -88,7 +88,7 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
         logger.info("other parts of this model are not read: %s", parts)
     model_config = shorten(checkpoint.config, config.max_model_len)
     check_division(model_config, config.ranks)
-    if config.expert_parallel and config.ranks > 1 and config.graph is None:
+    if config.expert_parallel and config.ranks > 1:
         check_dispatch(model_config)
     dtype = choose_dtype(config.dtype, checkpoint)
     cells = choose_kv_dtype(config.kv_cache_dtype, dtype)

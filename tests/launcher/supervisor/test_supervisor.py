@@ -257,6 +257,17 @@ def test_a_child_that_ignores_sigterm_is_killed(launched: Launched) -> None:
     assert [(order["role"], order["drain"], order["for_good"]) for order in orders] == [("decode", 0.0, True)]
 
 
+def test_workers_of_a_launch_that_fails_may_come_back(launched: Launched, waiting: WaitUntil) -> None:
+    """A service manager starts it again: what a healthy one has begun waits for that."""
+    launch = launched({"decode:0": ["deaf", "ready", "obey"], "decode:1": ["go on when told", "fail"]})
+    launch.until(r"decode:0 \| ready")
+    told, orders = Path(f"{launch.trace}.go"), Path(f"{launch.trace}.orders")
+    waiting(orders.exists)
+    told.touch()
+    assert launch.end() == 1 and "decode:1 could not start" in launch.console
+    assert not orders.read_text()
+
+
 def test_what_a_dead_child_had_started_dies_too(launched: Launched, all_gone: Gone) -> None:
     launch = launched(PAIR | {"decode:0": ["grandchild", "ready"]})
     grandchild = psutil.Process(int(launch.until(r"grandchild (\d+)")[1]))

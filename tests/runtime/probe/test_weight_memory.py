@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import kernels
 import packing_memory
 import pytest
 import torch
 from forked_program import run_program
+from live_tensors import LiveTensors
 from packing_memory import INPUTS, OUTPUTS, levels
 from random_gguf import SHAPES, write_random_gguf
 from tiny_llama import write_tiny_llama
@@ -20,10 +22,15 @@ from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import per_channel
 from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS
 from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.loaders.gguf.packed_formats import GGUF_FORMATS, NumberFormat, stacked
+from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.partition import Partition
+from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe import footprint as module
 from pontil.runtime.probe.footprint import (
     IMPORTED_BYTES,
@@ -37,7 +44,16 @@ from pontil.runtime.probe.footprint import (
 )
 from pontil.runtime.probe.host_memory import FreeMemory
 from pontil.runtime.probe.packed_share import lack_of_room
-from pontil.runtime.probe.weight_memory import Ranks, WeightFormats, packing, weight_memory
+from pontil.runtime.probe.weight_memory import (
+    PIECE,
+    UNPACKED_BYTES,
+    Ranks,
+    WeightFormats,
+    formats_of,
+    loaded_products,
+    packing,
+    weight_memory,
+)
 
 GIB = 1 << 30
 PAIR = MemoryDemand("auto", "auto", "gguf", None, None, 16, [["cpu"], ["cpu"]], {})
@@ -291,3 +307,22 @@ def test_a_tied_head_is_a_copy_where_it_is_packed(tmp_path: Path, tied: bool) ->
         weight_memory(tmp_path / "tiny", config, "none", 4, on_host=host).held for host in (True, False)
     )
     assert on_host - on_device == (embedding if tied else 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_tied_head_is_not_read_again(tmp_path: Path, quantization: str, ranks: int) -> None:
+    """One rank makes it of the embedding, which is counted; one of several copies its part first."""
+    path = tmp_path / "tiny"
+    config = write_tiny_llama(path, tie_word_embeddings=True, vocab_size=16 * PIECE, dtype="bfloat16")
+    library, is_int8 = kernels.opened(), quantization == "int8"
+    tensors = open_checkpoint(path).tensors(torch.bfloat16)
+    weights = Weights(tensors, torch.device("cpu"), torch.bfloat16, Packing(library, is_int8))
+    model = build_model(config, weights)
+    assert isinstance(model, Decoder)
+    weights.partition = Partition(0, ranks)
+    with LiveTensors() as live:
+        model.head_weight(weights)
+    *_, head = loaded_products(config, formats_of(path, config, quantization, 2), Ranks(ranks), on_host=True)
+    pieces = UNPACKED_BYTES * PIECE * config.hidden_size if is_int8 else 0
+    assert head.packing - head.held - pieces <= live.peak <= head.packing

@@ -96,7 +96,14 @@ class StreamMaker:
 class NodeSite:
     """One worker of a node whose only stream comes from `maker`."""
 
-    def __init__(self, folder: Path, made: StageNode, model: GraphModel = TINY_SPEECH, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        made: StageNode,
+        model: GraphModel = TINY_SPEECH,
+        kernels: str | None = None,
+        **settings: Any,
+    ) -> None:
         self.folder, self.model = folder, model
         name = str(settings.get("node", "speaker"))
         self.connection = next((one for one in model.graph.connections if one.target == name), None)
@@ -104,7 +111,7 @@ class NodeSite:
         self.proxy = NodeProxy(folder)
         self.makers: list[StreamMaker] = []
         config = node_config(folder, f"{name}:0", graph=model.name, **settings)
-        self.worker = NodeWorker(WorkerSockets(config), model, made)
+        self.worker = NodeWorker(WorkerSockets(config), model, made, kernels)
         self.loop = WorkerLoop(self.worker, Silent())
         self.loop.tick(0.0)
         self.until(lambda: self.worker.link.proxy is not None)

@@ -13,6 +13,7 @@ from tiny_orpheus import BOOK, FIRST_CODE, FRAME_SAMPLES, TinyOrpheus, write_tin
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.stages.orpheus.config import read_snac_config
+from pontil.runtime.stages.orpheus.snac import Snac
 from pontil.runtime.stages.orpheus.snac_loading import load_snac, snac_identity
 from pontil.runtime.stages.orpheus.speech_ids import read_speech_ids
 
@@ -65,7 +66,8 @@ def test_the_ids_that_are_codes(tiny: TinyOrpheus) -> None:
         ({"vq_strides": [8, 4, 2, 1]}, "vq_strides"), ({"attn_window_size": 32}, "attn_window_size"),
         ({"depthwise": False}, "depthwise"), ({"decoder_rates": [0]}, "decoder_rates"),
         ({"decoder_rates": [2] * 5}, "cannot be halved 5 times"), ({"codebook_size": 0}, "codebook_size"),
-        ({"encoder_dim": None}, "encoder_dim"),
+        ({"encoder_dim": None}, "encoder_dim"), ({"sampling_rate": 32000}, "sampling_rate is 32000.* runs 24000 only"),
+        ({"decoder_rates": [64] * 4}, "67108864 samples.* 65536 at most"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_computed_is_named(tiny: TinyOrpheus, changes: dict[str, Any], fault: str) -> None:
@@ -83,7 +85,15 @@ def with_another(tensors: dict[str, Any]) -> None:
     tensors["decoder.model.9.bias"] = torch.zeros(1)
 
 
-@pytest.mark.parametrize("change", [without_a_length, with_another])
+def with_lengths_of_others(tensors: dict[str, Any]) -> None:
+    tensors["decoder.model.1.parametrizations.weight.original0"] = torch.ones(5, 1, 1)
+
+
+def with_no_number(tensors: dict[str, Any]) -> None:
+    tensors["decoder.model.1.bias"][0] = torch.nan
+
+
+@pytest.mark.parametrize("change", [without_a_length, with_another, with_lengths_of_others])
 def test_tensors_are_checked(tiny: TinyOrpheus, change: Callable[[dict[str, Any]], None]) -> None:
     path, identity = tiny.path / "snac/model.safetensors", snac_identity(tiny.path)
     tensors = load_file(path)
@@ -91,4 +101,20 @@ def test_tensors_are_checked(tiny: TinyOrpheus, change: Callable[[dict[str, Any]
     save_file(tensors, path)
     assert snac_identity(tiny.path) != identity
     with pytest.raises(ModelError, match=r"decoder\.model\."):
+        load_snac(tiny.path)
+
+
+def test_a_decoder_that_makes_no_sound_is_not_served(tiny: TinyOrpheus, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny.path / "snac/model.safetensors"
+    tensors = load_file(path)
+    with_no_number(tensors)
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match="SNAC makes no sound of a frame: fetch the model again"):
+        load_snac(tiny.path)
+
+    def fail(*arguments: object) -> torch.Tensor:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(Snac, "decode", fail)
+    with pytest.raises(ModelError, match="SNAC makes no sound of a frame: no room"):
         load_snac(tiny.path)

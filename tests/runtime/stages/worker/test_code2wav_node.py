@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kernels
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,10 @@ from pontil.runtime.stages.graph.catalog import QWEN3_OMNI, GraphModel
 from pontil.runtime.stages.graph.policies import LeftContext
 from pontil.runtime.stages.nodes.node import NodeInput, TaskInput
 from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
+from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
+from pontil.runtime.stages.qwen3_omni.directory import code2wav_checkpoint
 from pontil.runtime.stages.worker.node_assembly import Code2WavNode, make_code2wav, pcm16
+from pontil.runtime.wire.compatibility import objection
 
 POLICY = LeftContext(6, 2, lead=(2, 4))
 
@@ -112,10 +116,17 @@ def test_loud_samples_are_cut_off_and_others_rounded() -> None:
     assert np.frombuffer(pcm16(samples), "<i2").tolist() == [-32767, -32767, -16384, 0, 8192, 32767, 32767]
 
 
-def test_a_worker_is_known_by_its_weights(code2wav: Code2Wav, folder: Path) -> None:
+def test_a_worker_is_known_by_its_weights_and_kernels(code2wav: Code2Wav, folder: Path, tmp_path: Path) -> None:
+    library, stored = kernels.opened(), code2wav_checkpoint(folder, read_code2wav_config(folder))
     config = node_config(folder, "code2wav:0", model=str(folder), graph="qwen3-omni", node="code2wav")
-    made = make_code2wav(config, Silent()).node
-    assert made.identity and made.identity == make_code2wav(config, Silent()).node.identity
-    assert made.sample_rate == QWEN3_OMNI.sample_rate
-    other = make_code2wav(replace(config, kernels="torch"), Silent()).node
-    assert made.identity != other.identity, "other kernels round otherwise"
+    made, other = make_code2wav(config, Silent()), make_code2wav(replace(config, kernels="torch"), Silent())
+    assert made.node.identity == other.node.identity == stored.fingerprint
+    assert made.node.sample_rate == QWEN3_OMNI.sample_rate
+    hellos = []
+    for number, one in enumerate((made, other)):
+        (tmp_path / str(number)).mkdir()
+        with opened(NodeSite(tmp_path / str(number), one.node, QWEN3_OMNI, one.kernels, node="code2wav")) as site:
+            hellos.append(site.proxy.hellos["code2wav:0"])
+    assert [one.kernels for one in hellos] == [library.name, "torch"]
+    refused = objection(*hellos)
+    assert refused is not None and "kernels" in refused and "--model" not in refused

@@ -33,6 +33,7 @@ def node(tiny: TinyOrpheus) -> Iterator[SnacNode]:
     config = node_config(tiny.path, "snac:0", model=str(tiny.path), graph="orpheus", node="snac")
     node, again = (make_snac(config, Silent()).node for _ in range(2))
     assert isinstance(node, SnacNode) and node.identity == again.identity
+    assert node.sample_rate == ORPHEUS.sample_rate
     yield node
     torch.set_num_threads(threads)
 

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 from kernels import CACHE
+from packed_loading import packed_files_of
 from tiny_bert import write_tiny_bert
 from tiny_llama import write_tiny_llama
 from workers import DEADLINE, ScriptedProxy, Silent
 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
+from pontil.runtime.errors import ModelError
 from pontil.runtime.probe import packed_share
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
@@ -277,3 +279,30 @@ def test_a_model_of_another_process_is_mapped_and_makes_the_same_vectors(
     (file,) = files_of(cache)
     assert vectors[0] == vectors[1] == vectors[2] and file.model == folder.name and os.getpid() in mappers(file.path)
     assert (file.about["quantization"], file.about["dtype"]) == ("none", "float32")
+
+
+class Changing(Silent):
+    """Has a file be written to as soon as some weights are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def progress(self, text: str, *, waits: bool = False) -> None:
+        if text.startswith("reading weights"):
+            os.utime(self.path)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_model_that_changes_while_it_is_read_is_refused_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (write_tiny_bert if kind == "encoder" else write_tiny_llama)(tmp_path / "model")
+    (file,) = (tmp_path / "model").glob("*.safetensors")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(CACHE / "kernels")
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
+    config = embedding_config(tmp_path / "model", tmp_path, cache_dir=str(cache))
+    with pytest.raises(ModelError, match="was changed while it was read"):
+        assemble_embedder(config, Changing(file))
+    assert not packed_files_of(cache)

@@ -89,7 +89,7 @@ def test_ranks_that_add_parts_of_sums_are_other_kernels(tmp_path: Path, arithmet
 
 def test_rows_travel_to_experts_where_there_are_some(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path / "dense")
-    write_tiny_deepseek(tmp_path / "mixture")
+    write_tiny_deepseek(tmp_path / "mixture", moe_intermediate_size=32)
     config = WorkerConfig(
         "w", "mixed", "cpu", (0,), str(tmp_path / "dense"), "m", "c", "p", kernels="torch", rank=1, ranks=2,
         expert_parallel=True,
@@ -101,6 +101,8 @@ def test_rows_travel_to_experts_where_there_are_some(tmp_path: Path) -> None:
     assert isinstance(experts, Experts) and experts.dispatch is not None and experts.own == range(4, 8)
     with pytest.raises(ModelError, match="this model has no experts, and --expert-parallel shares them out"):
         loading.load(config, Silent(), lambda *given: SecondOfTwo())
+    with pytest.raises(ModelError, match="this model has no experts"):
+        loading.load(replace(config, graph="tiny-speech", node="llm"), Silent(), lambda *given: SecondOfTwo())
     loading.load(replace(config, ranks=1, rank=0), Silent(), lambda *given: SingleRank())
 
 
