@@ -11,8 +11,7 @@ from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import ScriptedWorker, proper
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
-from pontil.runtime.wire.codec import Message
-from pontil.runtime.wire.messages import Submit, Tokens
+from pontil.runtime.wire.messages import Message, Submit, Tokens
 
 TEXT = "Hello 😀 world"
 LOGPROBS = {"complete": {"logprobs": 1}, "chat": {"logprobs": True, "top_logprobs": 1}}
@@ -65,8 +64,9 @@ def test_the_end_of_a_grammar_that_was_cut_is_hidden_too(hiding: ScriptedSite, e
 
     def cut(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
         for message in proper(worker, submit):
-            is_end = isinstance(message, Tokens) and message.finish_reason
-            yield replace(message, finish_reason="length") if is_end else message  # type: ignore[type-var]
+            if isinstance(message, Tokens) and message.finish_reason:
+                message = replace(message, finish_reason="length")
+            yield message
 
     text, end = hiding.tokenizer.encode("{}", False), hiding.tokenizer.eos_ids[0]
     for worker in hiding.workers:

@@ -52,7 +52,7 @@ def test_with_keys_nothing_is_believed_that_was_not_signed(told: dict[str, Any])
         KVTransfers(Registry(1.0), KEY, True).claim(readable(told))
 
 
-class Untouched(list[int]):
+class Untouched(list[Any]):
     """A list whose items nobody may look at one by one."""
 
     def __iter__(self) -> NoReturn:
