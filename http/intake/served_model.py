@@ -61,8 +61,7 @@ class ServedModel:
         if graph is None:
             return {}
         input_modalities = ["text"] if graph.recognizer is None else ["text", "audio"]
-        # A model with `speech` reads texts out: no answer of it is heard.
-        output_modalities = ["text"] if graph.audio is None or graph.speech is not None else ["text", "audio"]
+        output_modalities = ["text", "audio"] if graph.answers_in_sound else ["text"]
         return {
             "input_modalities": input_modalities,
             "output_modalities": output_modalities,

@@ -54,6 +54,10 @@ class StagedModel(Protocol):
     def audio(self) -> str | None: ...
 
     @property
+    def answers_in_sound(self) -> bool:
+        """True if answers can be heard; a model may make sound of given texts only."""
+
+    @property
     def voices(self) -> tuple[str, ...]: ...
 
     @property

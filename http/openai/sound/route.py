@@ -103,7 +103,7 @@ class SoundRoutes:
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
         if chat_request.audio is not None:
             graph = self.speaking("modalities")
-            if graph.speech is not None:
+            if not graph.answers_in_sound:
                 raise RequestError(
                     f"the model {self.model.name!r} reads texts out and answers none in sound: send the text to "
                     "/v1/audio/speech",

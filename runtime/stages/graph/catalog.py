@@ -91,6 +91,10 @@ class GraphModel:
     def node_names(self) -> tuple[str, ...]:
         return tuple(node.name for node in self.nodes)
 
+    @property
+    def answers_in_sound(self) -> bool:
+        return self.audio is not None and self.speech is None
+
     def node(self, name: str) -> GraphNode:
         """Return a stage. An unknown name raises GraphError."""
         for node in self.nodes:
