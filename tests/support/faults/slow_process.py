@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that is stopped, and then runs a hundredth of the time."""
+"""A process that is stopped, and then runs a small part of the time."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from types import TracebackType
 import psutil
 from process_state import has_ended
 
-# Seconds of one turn, and the part of it in which the process runs.
+# Seconds of one turn, and the part of it in which the process runs unless another is given.
 TURN, SHARE = 0.5, 0.01
 
 
@@ -17,8 +17,8 @@ class SlowProcess:
     """A process that is stopped by `stop`, slow from `crawl` on, and as fast as it was after the block. It may be
     killed for its silence meanwhile."""
 
-    def __init__(self, process: psutil.Process) -> None:
-        self.process, self.over = process, threading.Event()
+    def __init__(self, process: psutil.Process, share: float = SHARE) -> None:
+        self.process, self.share, self.over = process, share, threading.Event()
         self.thread = threading.Thread(target=self.turns)
 
     def __enter__(self) -> "SlowProcess":
@@ -43,9 +43,9 @@ class SlowProcess:
     def turns(self) -> None:
         while not self.over.is_set():
             self.send(signal.SIGCONT)
-            self.over.wait(TURN * SHARE)
+            self.over.wait(TURN * self.share)
             self.send(signal.SIGSTOP)
-            self.over.wait(TURN * (1 - SHARE))
+            self.over.wait(TURN * (1 - self.share))
 
     def send(self, number: signal.Signals) -> None:
         with suppress(psutil.NoSuchProcess):
