@@ -148,19 +148,7 @@ class KVSender:
         if fresh and transfer.peer is None:
             transfer.announced = len(blocks)
         elif fresh:
-            self.publish(
-                transfer,
-                ChunkReady(
-                    self.incarnation,
-                    peer_of(transfer),
-                    transfer.transfer_id,
-                    transfer.epoch,
-                    transfer.slot,
-                    first,
-                    fresh,
-                    [],
-                ),
-            )
+            self.publish(transfer, ChunkReady(*self.addressed(transfer), first, fresh, []))
 
     def hold(self, transfer: SendTransfer, blocks: list[int], result: PrefillResult, now: float) -> None:
         """Announce the remaining blocks of a computed prompt and keep all of them under a lease."""
@@ -180,15 +168,15 @@ class KVSender:
         self.happened(transfer, SendEvent.CLAIMED, now)
         self.hand_over(transfer, result)
 
+    def addressed(self, transfer: SendTransfer) -> tuple[str, str, str, int, int]:
+        """Return the fields with which each announcement begins."""
+        return self.incarnation, peer_of(transfer), transfer.transfer_id, transfer.epoch, transfer.slot
+
     def hand_over(self, transfer: SendTransfer, result: PrefillResult) -> None:
         """Announce the blocks that were not announced yet, and the result."""
         first, fresh = transfer.announced, transfer.blocks[transfer.announced :]
         handoff = Handoff(
-            self.incarnation,
-            peer_of(transfer),
-            transfer.transfer_id,
-            transfer.epoch,
-            transfer.slot,
+            *self.addressed(transfer),
             first,
             fresh,
             [],
