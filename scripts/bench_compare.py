@@ -149,7 +149,7 @@ def beside_llama(folder: Path, file: Path, arguments: argparse.Namespace) -> lis
     streams, cores = max(arguments.concurrency), len(os.sched_getaffinity(0))
     launch = [
         sys.executable, "app.py", "launch", "--model", str(file), "--served-model-name", arguments.model,
-        "--port", ours.rpartition(":")[2], "--first-byte-timeout", PATIENCE,
+        "--port", ours.rpartition(":")[2], "--first-byte-timeout", PATIENCE, "--kv-transfer-timeout", PATIENCE,
     ]  # fmt: skip
     server = [
         str(folder / "llama-server"), "--model", str(file), "--threads", str(cores), "--parallel", str(streams),

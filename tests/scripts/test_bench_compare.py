@@ -90,7 +90,7 @@ def test_a_llama_server_has_the_file_the_cores_and_a_seat_for_each_stream() -> N
         f"bin/llama-server --model a.gguf --threads {cores} --parallel 4 --ctx-size 2048 --port 8124"
     )
     named = ["app.py", "launch", "--model", "a.gguf", "--served-model-name", "one", "--port", "8123"]
-    assert ours.command[1:] == [*named, "--first-byte-timeout", "600"]
+    assert ours.command[1:] == [*named, "--first-byte-timeout", "600", "--kv-transfer-timeout", "600"]
     assert (ours.url, theirs.url) == (arguments.url, arguments.llama_url)
 
 
