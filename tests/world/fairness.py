@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOOK, IDLE_WITHIN = 0.25, 2.0
 # Seconds in which a tenant that asks for one token has it: some dozens of steps, where other tenants ask for seconds.
 ONE_TOKEN_WITHIN = 0.5
-# Steps in which a prompt of one turn has it, and one more for each prompt beside it.
+# Steps in which a new prompt of one turn has it, if it is the only one of its caller.
 SHORT_WITHIN = 3
 # Words of a refusal for the rate of a key. The longest that one is told to wait, in whole seconds: until requests that
 # were in flight may have ended, and until two more may begin, each a quarter longer.
@@ -139,27 +139,34 @@ def is_served(one: ClientTry, at: float | None) -> bool:
 
 
 class StarvedPrompts:
-    """The steps in which prompts of one turn wait for it, beside how many others."""
+    """The steps in which new prompts of one turn wait for it, and within how many they should have it."""
 
     def __init__(self) -> None:
         self.steps: dict[Sequence, int] = {}
-        self.beside: dict[Sequence, int] = {}
+        self.within: dict[Sequence, int] = {}
 
-    def divided(self, prompts: list[Sequence], counts: dict[Sequence, int]) -> None:
+    def divided(self, turns: PromptTurns, prompts: list[Sequence], counts: dict[Sequence, int]) -> None:
         """Look at the division of one step."""
         first = min((one.standing.priority for one in prompts), default=0)
-        waiting = [
-            one
-            for one in prompts
-            if one.standing.priority == first and one not in counts and one.remaining <= QUERY_TILE
-        ]
+        level = [one for one in prompts if one.standing.priority == first]
+        begun = turns.levels[first].taken if level else {}
+        waiting = [one for one in level if one not in begun and one not in counts and one.remaining <= QUERY_TILE]
         self.steps = {one: self.steps.get(one, 0) + 1 for one in waiting}
-        self.beside = {one: max(self.beside.get(one, 0), len(prompts) - 1) for one in waiting}
+        self.within = {one: max(self.within.get(one, 0), most_steps(one, level)) for one in waiting}
         for one, steps in self.steps.items():
-            if steps > SHORT_WITHIN + self.beside[one]:
+            if steps > self.within[one]:
                 HERE.world.violate(
-                    f"a_short_prompt_has_its_turn_soon: {one.id} has none in {steps} steps, beside {self.beside[one]}"
+                    f"a_short_prompt_has_its_turn_soon: {one.id} has none in {steps} steps, and not {self.within[one]}"
                 )
+
+
+def most_steps(prompt: Sequence, level: list[Sequence]) -> int:
+    """Return the steps within which a new prompt has its turn beside those of its level. A step has one turn at least;
+    every other turn of its caller is a new prompt's, and callers have turns by their weights."""
+    shares = {one.standing.share.caller: one.standing.share.weight for one in level}
+    own = prompt.standing.share
+    beside = sum(one.standing.share.caller == own.caller for one in level) - 1
+    return SHORT_WITHIN + (2 * beside + 1) * (ceil(sum(shares.values()) / own.weight) - 1) + 2 * beside
 
 
 def watch_turns() -> None:
@@ -172,7 +179,7 @@ def watch_turns() -> None:
         starved = STARVED.get(turns)
         if starved is None:
             starved = STARVED[turns] = StarvedPrompts()
-        starved.divided(given, counts)
+        starved.divided(turns, given, counts)
         return counts
 
     untyped: Any = PromptTurns
