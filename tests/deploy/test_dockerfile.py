@@ -134,6 +134,7 @@ def test_the_steps_that_install_work_and_leave_kernels_that_need_no_compiler(tmp
     assert not (tmp_path / "cache").exists(), "nothing was compiled or written"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("headers", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_machine_on_which_triton_cannot_start_is_told(tmp_path: Path, headers: bool) -> None:
     """A compiler without the headers of the C library is not enough."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A proxy that is killed leaves its streams to the next one, or to another one: with real processes and scripted
-workers."""
+workers. By default to one of two, and on a full disk; tests/world kills them at any point."""
 
 import http.client
 import json
@@ -124,7 +124,8 @@ def test_streams_of_a_killed_proxy_go_on_at_the_next(launch: Killable) -> None: 
     eventually(lambda: launch.rows() == [("kept", "closed", rest.usage[0]["completion_tokens"])], "the row")
 
 
-@pytest.mark.parametrize("launch", [(1, 60.0), pytest.param((2, 60.0), marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
 def test_a_stream_whose_reader_has_left_goes_on_after_a_restart(launch: Killable) -> None:  # A12
     """The proxy ends once no connection is left, long before the answer does; one that is alone refuses, until its
     timeout is over."""
@@ -139,7 +140,8 @@ def test_a_stream_whose_reader_has_left_goes_on_after_a_restart(launch: Killable
     eventually(lambda: launch.rows() == [("kept", "closed", rest.usage[0]["completion_tokens"])], "the row")
 
 
-@pytest.mark.parametrize("launch", [(1, 0.5), pytest.param((2, 0.5), marks=pytest.mark.long)], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("launch", [(1, 0.5), (2, 0.5)], indirect=True)
 def test_a_stream_that_nobody_continues_is_lost_in_the_end(launch: Killable) -> None:  # A12
     ports = [launch.start(number, pace=0.1) for number in range(launch.proxies)]
     first = Part(ports[0], "left", 3)
@@ -154,7 +156,8 @@ def test_a_stream_that_nobody_continues_is_lost_in_the_end(launch: Killable) -> 
     eventually(lambda: not list((launch.folder / "streams").iterdir()), "no record")
 
 
-@pytest.mark.parametrize("launch", [pytest.param((1, 60.0), marks=pytest.mark.long), (2, 60.0)], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("launch", [(1, 60.0), (2, 60.0)], indirect=True)
 def test_the_end_of_a_launch_settles_streams_that_might_have_gone_on(launch: Killable) -> None:  # A12
     ports = [launch.start(number, pace=0.1) for number in range(launch.proxies)]
     assert Part(ports[0], "left", 3).status == 200

@@ -17,6 +17,7 @@ BENCH = str(Path(__file__).resolve().parents[2] / "scripts" / "gpu_bench.py")
 PROOF = str(Path(BENCH).with_name("gpu_proof.sh"))
 
 
+@pytest.mark.long
 def test_the_bench_runs_without_a_gpu_and_reads_another_process() -> None:
     done = run_program([BENCH, "--device", "cpu", "--shape", "tiny"], computing=True)
     assert done.returncode == 0, done.stderr

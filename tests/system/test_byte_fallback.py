@@ -121,7 +121,7 @@ def write_tiny(folder: Path) -> Path:
 
 of_tiny = pytest.mark.parametrize(
     "site",
-    [pytest.param((TINY, "mixed"), marks=pytest.mark.long), pytest.param((TINY, "pair"))],
+    [pytest.param((TINY, topology), marks=pytest.mark.long) for topology in ("mixed", "pair")],
     ids="-".join,
     indirect=True,
 )

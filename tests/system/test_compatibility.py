@@ -70,6 +70,7 @@ def test_a_worker_unlike_the_others_is_refused(
     assert refused(served, run_program(joining(door, model, *flags), computing=True)) == f"decode:0 has {says}"
 
 
+@pytest.mark.long
 def test_another_model_of_the_same_name_is_refused(served: Served, door: str, tmp_path: Path) -> None:  # C8
     write_tiny_llama(tmp_path / "tiny", seed=1)
     sentence = refused(served, run_program(joining(door, str(tmp_path / "tiny"), "--dtype", "float32"), computing=True))

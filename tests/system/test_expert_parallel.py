@@ -46,6 +46,7 @@ def test_workers_of_different_layouts_answer_like_one_process(
         at_rest(served)
 
 
+@pytest.mark.long
 def test_a_rank_that_holds_experts_dies_with_its_worker(alone: list[dict[str, Any]], tmp_path: Path) -> None:
     """H7: streams go on exactly, nothing leaks, and the new worker answers as the one before."""
     with launched(tmp_path, *lists(1, 2), *mixture(tmp_path)) as served:

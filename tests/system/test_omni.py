@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from effort import is_long
+from effort import by_default, is_long
 from oracle import settled, steady
 from served import Served, launched, wait_for
 from slow_process import SlowProcess
@@ -44,7 +44,7 @@ STAGES = {
         "thinker=cpu:0+cpu:1", "talker.prefill=cpu:0", "talker.decode=cpu:0+cpu:1", "code2wav=cpu:1",
     ),
 }  # fmt: skip
-PLACED = list(STAGES) if is_long() else ["both split", "ranks everywhere"]
+PLACED = by_default({"both split"}, STAGES)
 # The worker that dies, and the pieces of text and of sound that the client has then: few, as tokens that come together
 # may be one piece. By default one: tests/world kills, stops and cuts off the workers of every stage at any point.
 WORKERS = ("prefill:0", "decode:0", "talker-prefill:0", "talker-decode:0", "code2wav:0")

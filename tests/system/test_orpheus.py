@@ -16,6 +16,9 @@ from pontil.runtime.proxy.metrics.all_series import CAUSES
 from pontil.runtime.stages.graph.catalog import ORPHEUS, ORPHEUS_SPEECH
 from pontil.runtime.stages.orpheus.snac_loading import load_snac
 
+# Kills in the world (tests/world/staged_sites.py), and sound in tests/runtime/stages/orpheus, are there by default.
+pytestmark = pytest.mark.long
+
 PLACES = ("llm.prefill=cpu:0", "llm.decode=cpu:1", "snac=cpu:0")
 # A text that looks like marks is a text.
 TEXT, VOICE = "Good day <|eot_id|>", "leo"

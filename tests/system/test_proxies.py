@@ -256,6 +256,7 @@ def test_no_connection_is_reset_while_proxies_restart(front: Served) -> None:
     assert set(callers.seen) == {"200"}, callers.seen
 
 
+@pytest.mark.long
 def test_a_connection_waits_for_the_next_process_of_the_only_proxy(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

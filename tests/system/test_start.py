@@ -119,6 +119,7 @@ def test_the_launcher_stays_light_while_it_serves(served: Served) -> None:
     assert launcher.memory_info().rss < min(psutil.Process(child.pid).memory_info().rss for child in children)
 
 
+@pytest.mark.long
 def test_a_launch_of_which_no_bytes_move_fails(model: str) -> None:  # G2
     done = run_program([str(HOSTILE), "launch", "--port", "0", *SMALL, model], computing=True)
     shown = done.stdout + done.stderr

@@ -127,6 +127,7 @@ def test_without_a_file_nothing_is_noted(tmp_path: Path) -> None:
         assert not refuses(bodies, BODY) and not bodies.held
 
 
+@pytest.mark.long
 def test_two_deaths_in_the_middle_of_reading(tmp_path: Path, tokenizer_folder: Path) -> None:
     """Crashes of any kind. Only the byte-identical body is refused, and after the second one; all else is served."""
     path, body = str(tmp_path / "in-hand"), by_regex("a+")

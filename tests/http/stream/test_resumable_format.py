@@ -253,7 +253,7 @@ def test_after_every_event_the_rest_of_the_answer_follows(tokenizer: Tokenizer) 
         whole = scene.told(NAME, 0)
         assert [one for one in whole if one[0] is None] == [(None, "[DONE]")]
         for number, (event, _) in enumerate(whole):
-            if event is None:
+            if event is None or number % examples(3, 1):
                 continue
             for at_once in dice.sample((0, dice.randrange(40), BUDGET), examples(1, 3)):
                 rest = scene.told(event, at_once)

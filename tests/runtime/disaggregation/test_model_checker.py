@@ -55,7 +55,7 @@ def check(
 @pytest.mark.parametrize(
     ("sizes", "crashes", "repeats"),
     [
-        pytest.param((2, 2), 0, 0, id="two that do not fit at once"),
+        pytest.param((2, 2), 0, 0, id="two that do not fit at once", marks=pytest.mark.long),
         pytest.param((2, 2), 1, 0, id="two that do not fit at once, and a crash", marks=pytest.mark.long),
         pytest.param((1, 1), 1, 0, id="two at once, and a crash", marks=pytest.mark.long),
         pytest.param((2,), 1, 1, id="one that is opened again, and a crash"),
@@ -127,9 +127,9 @@ def test_a_wrong_row_about_kept_prompts_is_found_out(name: str) -> None:
 @pytest.mark.parametrize(
     ("sizes", "crashes", "repeats"),
     [
-        pytest.param((1,), 0, 1, id="one that is opened again"),
+        pytest.param((1,), 0, 1, id="one that is opened again", marks=pytest.mark.long),
         pytest.param((1,), 1, 0, id="one, and a crash"),
-        pytest.param((2,), 0, 0, id="one in two pieces"),
+        pytest.param((2,), 0, 0, id="one in two pieces", marks=pytest.mark.long),
         pytest.param((2,), 1, 0, id="one in two pieces, and a crash", marks=pytest.mark.long),
         pytest.param((2,), 0, 1, id="one in two pieces that is opened again", marks=pytest.mark.long),
     ],

@@ -41,6 +41,7 @@ def test_every_connector_has_a_rate() -> None:
         assert found == missing_package(CONNECTORS[kind]) or found > 0
 
 
+@pytest.mark.long
 def test_a_lender_that_dies_is_said() -> None:
     assert run(LENDER_DIES) == "the process that lends its memory ended at once\n"
 

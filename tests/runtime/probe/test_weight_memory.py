@@ -117,6 +117,7 @@ def test_ranks_that_add_parts_of_sums_have_wider_weights(tmp_path: Path) -> None
     assert divided - exact == pytest.approx(wider, rel=0.01)
 
 
+@pytest.mark.long
 def test_packing_takes_as_much_more_for_a_while_as_is_said() -> None:
     run = run_program([packing_memory.__file__, "12", "14", "20", "int8"], computing=True)
     assert run.returncode == 0, run.stderr

@@ -99,7 +99,7 @@ def test_a_message_with_wrong_fields_ends_nothing_else(tokenizer: Tokenizer, kin
     config = bare_config(model="m", first_byte_timeout=20.0)
     site = VirtualProxy(config, tokenizer, clock)
     workers = [VirtualWorker(site, f"mixed:{number}", 16, 400.0, 0.01) for number in range(2)]
-    for number in range(examples(15, 1000)):
+    for number in range(examples(8, 1000)):
         wrong = submit(site, PROMPT * 20, PARAMS).requests[0]
         clock.run_until(clock.now + 0.05)
         sender = next(iter(wrong.attempts.phases), workers[0].name)

@@ -5,9 +5,11 @@ refusals."""
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import median
 
 import pytest
+from effort import by_default
 from proxy_configs import bare_config
 from submitting import submit
 from virtual_site import Clock, VirtualProxy, VirtualWorker
@@ -113,8 +115,10 @@ def capacity(world: OverloadWorld) -> float:
     return crowd.goodput
 
 
-@pytest.mark.parametrize("kind", SPEEDS)
-@pytest.mark.parametrize("times", [1.2, 2.0, 10.0])
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    by_default({("seats", 1.2), ("seats", 2.0), ("prompts", 2.0)}, list(product(SPEEDS, (1.2, 2.0, 10.0)))),
+)
 def test_overload_costs_no_goodput(world: Callable[..., OverloadWorld], kind: str, times: float) -> None:
     most = capacity(world(kind))
     crowded, crowd = world(kind), Crowd()
@@ -139,7 +143,7 @@ def test_a_crowd_that_comes_all_at_once_is_measured_and_then_refused(world: Call
     assert crowd.goodput >= 0.9 * most and crowded.proxy.idle
 
 
-@pytest.mark.parametrize("kind", SPEEDS)
+@pytest.mark.parametrize("kind", by_default({"seats"}, SPEEDS))
 def test_a_greedy_key_takes_nothing_from_a_modest_one(world: Callable[..., OverloadWorld], kind: str) -> None:
     most = capacity(world(kind))
     crowded, modest, greedy = world(kind), Crowd(), Crowd()

@@ -205,6 +205,7 @@ class PlentyOfMemory:
         return
 
 
+@pytest.mark.long
 def test_ranks_measure_record_and_begin_together(there: PretendDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything from the loaded weights to the first answers, as driver and follower go through it."""
     # Few steps to record.

@@ -125,6 +125,7 @@ def test_replay_and_little_room_give_the_same_with_a_draft_layer(pair: Drafting,
         check_head_free(tight)
 
 
+@pytest.mark.long
 @of_any_layer
 def test_a_layer_that_was_left_behind_begins_anew(pair: Drafting) -> None:
     """A sequence that decoded for long without guesses: only the newest states are known."""

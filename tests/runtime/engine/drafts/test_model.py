@@ -186,6 +186,7 @@ def test_of_a_long_text_only_the_end_is_read(model: Model) -> None:
     check_draft_free(one)
 
 
+@pytest.mark.long
 def test_a_text_that_was_not_followed_is_joined_inside_the_answer(model: Model) -> None:
     """A sequence that decoded for long without guesses: what the model lacks is again the last WINDOW tokens at most,
     and positions are counted from the beginning of the text."""

@@ -246,6 +246,7 @@ def survive_a_worker(seed: int, number: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_what_is_let_in_harms_no_worker() -> None:
     survive_a_worker(15, 15)
 

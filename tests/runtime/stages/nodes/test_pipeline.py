@@ -57,6 +57,7 @@ def answered(engine: Engine, tokenizer: Tokenizer, question: str, most: int) -> 
     yield text.finish()
 
 
+@pytest.mark.long
 def test_a_spoken_question_has_a_spoken_answer(
     recognizer: Recognizer, engine: Engine, speaker: Speaker, smollm2: Tokenizer
 ) -> None:

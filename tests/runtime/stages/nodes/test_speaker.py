@@ -49,6 +49,7 @@ def test_what_is_spoken_is_recognized(speaker: Speaker, recognizer: Recognizer) 
     assert recognizer.recognize(samples, speaker.rate) == heard
 
 
+@pytest.mark.long
 def test_a_story_of_more_than_a_window_is_recognized(speaker: Speaker, recognizer: Recognizer) -> None:
     pieces = list(speaker.stream(re.findall(r"\S+\s*", STORY)))
     heard = recognizer.recognize(b"".join(pieces), speaker.rate)
@@ -57,6 +58,7 @@ def test_a_story_of_more_than_a_window_is_recognized(speaker: Speaker, recognize
     assert missed(STORY, heard.text) < 0.1, heard.text
 
 
+@pytest.mark.long
 def test_the_same_text_gives_the_same_samples(speaker: Speaker, voice: Path) -> None:
     """Also in another speaker, and whatever was spoken before; parts of any size give the same pieces."""
     first = speaker.speak(SENTENCE)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import by_default
 from open_resources import held
 from served import wait_for
 from stream_world import EDGE, RUN, a_buffer, item, read
@@ -83,7 +84,7 @@ def nothing_left() -> Iterator[None]:
     assert held() == before
 
 
-@pytest.fixture(params=["shm", "tcp", "auto", "keys"])
+@pytest.fixture(params=by_default({"shm", "keys"}, ["shm", "tcp", "auto", "keys"]))
 def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[PortsWorker, PortsWorker]]:
     connector, keys = ("tcp", KEYS) if request.param == "keys" else (request.param, None)
     made = PortsWorker(tmp_path, "p", connector, keys), PortsWorker(tmp_path, "c", connector, keys)

@@ -121,7 +121,9 @@ def test_the_cell_is_read_after_the_last_block(pools: Pools) -> None:
     agent.held.clear()
     (done,) = ours.finish(pull)
     assert done.epoch == 71 and done.digests == theirs.storage.digests(range(1, blocks))
-    assert [cells(rows) for _, rows in agent.begun] == [False] * (len(agent.begun) - 1) + [True]
+    # Its peer is asked for the cell again and again then, as it has no pulls.
+    of_cells = [cells(rows) for _, rows in agent.begun]
+    assert of_cells == sorted(of_cells) and any(of_cells)
 
 
 def test_a_peer_that_ends_in_the_middle_fails_the_pull_and_is_lost(pools: Pools) -> None:

@@ -12,6 +12,7 @@ import kernels
 import pytest
 import tiny_omni
 import torch
+from effort import by_default
 from tiny_draft_layers import write_eagle_head
 from tiny_llama import write_tiny_llama
 from tiny_omni import write_tiny_omni
@@ -105,7 +106,7 @@ def test_parts_share_memory_of_the_launch_where_no_file_can_be_written(tmp_path:
         os.close(file)
 
 
-@pytest.mark.parametrize("make", [draft_layer, embedder, code2wav, talker])
+@pytest.mark.parametrize("make", by_default({draft_layer}, [draft_layer, embedder, code2wav, talker]))
 def test_a_second_worker_has_few_bytes_of_its_own(
     tmp_path: Path, cache: Path, make: Callable[[Path], tuple[Path, Load]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
