@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pontil.runtime.config.declaration import ENGINE, MODEL, NETWORK, SUPERVISION, option
+from pontil.runtime.config.declaration import ENGINE, MODEL, NETWORK, SUPERVISION, frozen, option
 from pontil.runtime.config.readers import (
     choice,
     collector,
@@ -255,19 +255,5 @@ class ProxyConfig(ProxyOptions):
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:
-    callers = tuple((name, digest) for name, digest in values.get("callers", ()))
-    allowances = tuple(
-        (name, tuple((key, value) for key, value in settings)) for name, settings in values.get("allowances", ())
-    )
-    hosts = tuple(values.get("allowed_hosts", ()))
-    origins = tuple(values.get("cors_origin", ()))
-    headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
-    converted_values = {
-        "callers": callers,
-        "allowances": allowances,
-        "allowed_hosts": hosts,
-        "cors_origin": origins,
-        "trace_headers": headers,
-        "listeners": tuple(values.get("listeners", ())),
-    }
-    return ProxyConfig(**{**values, **converted_values})
+    """Return the configuration from its JSON form."""
+    return ProxyConfig(**{name: frozen(value) for name, value in values.items()})
