@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from email.utils import formatdate
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sanic import HTTPResponse, Request, Sanic
@@ -104,7 +105,8 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
             "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
         }
     )
-    intake = Intake(proxy.config.in_flight_bodies_path)
+    bodies = proxy.config.in_flight_bodies
+    intake = Intake(None if bodies is None else Path(bodies))
     app.register_listener(intake.close, "after_server_stop")
     answers = AnswerChecker()
     app.register_listener(answers.close, "after_server_stop")
@@ -350,8 +352,8 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     raise_descriptor_limit()
     reporter.progress("reading the tokenizer")
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
-    path = config.embedding_model_path
-    embedding = None if path is None else load_tokenizer(path, config.cache_path)
+    path = config.embedding_model
+    embedding = None if path is None else load_tokenizer(Path(path), config.cache_path)
     listener = listening(config)
     proxy.bind()
     leave_to_requests()

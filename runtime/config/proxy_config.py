@@ -226,32 +226,12 @@ class ProxyConfig(ProxyOptions):
     trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
-    def shared_path(self) -> Path | None:
-        return None if self.shared_folder is None else Path(self.shared_folder)
-
-    @property
-    def resume_path(self) -> Path | None:
-        return None if self.resume_folder is None else Path(self.resume_folder)
-
-    @property
-    def embedding_model_path(self) -> Path | None:
-        return None if self.embedding_model is None else Path(self.embedding_model)
-
-    @property
     def model_path(self) -> Path:
         return Path(self.model)
 
     @property
     def cache_path(self) -> Path | None:
         return None if self.cache_dir is None else Path(self.cache_dir)
-
-    @property
-    def in_flight_bodies_path(self) -> Path | None:
-        return None if self.in_flight_bodies is None else Path(self.in_flight_bodies)
-
-    @property
-    def response_store_path(self) -> Path | None:
-        return None if self.response_store is None else Path(self.response_store)
 
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:
