@@ -106,6 +106,22 @@ def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
+def functions_as_tools(
+    fields: Fields, name: str, shown: Sequence[str], check: Callable[[Fields], None] = lambda function: None
+) -> tuple[dict[str, Any], ...]:
+    """Validate functions that stand alone, each also by `check`, and return them as tools with these of their
+    fields."""
+    names: set[str] = set()
+    tools = []
+    for function in fields.objects(name, MAX_TOOLS):
+        check(function)
+        read_definition(function, names)
+        function.ignore_rest()
+        definition = {field: function.data[field] for field in shown if function.data.get(field) is not None}
+        tools.append({"type": "function", "function": definition})
+    return tuple(tools)
+
+
 def read_definition(function: Fields, names: set[str]) -> None:
     """Validate a function's own fields, and add its name to `names`, those of the functions before it."""
     name = function.required_text("name")

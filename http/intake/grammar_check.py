@@ -13,8 +13,8 @@ from pontil.http.fields.tools import Tool, ToolFields
 from pontil.http.intake.caller_turns import CallerTurns
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar_text import grammar_of_schema
+from pontil.runtime.grammar.processes.bounded_process import TOO_COMPLEX, GrammarProcess
 from pontil.runtime.grammar.processes.compile_child import RelaxedSchema
-from pontil.runtime.grammar.processes.compile_process import TOO_COMPLEX, GrammarProcess
 
 TURN_TIMEOUT = 10.0
 # Bytes of grammars that wait for their turn: those of the largest size take about a second for each 100,000.

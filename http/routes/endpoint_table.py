@@ -7,7 +7,6 @@ from dataclasses import replace
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
-from pontil.http.intake.encoder import Encoder
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt_reader import PromptReader
@@ -53,8 +52,7 @@ def endpoints(
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
     LOG.info("%s", dialect)
     model = ServedModel(proxy)
-    encoder = Encoder(proxy.tokenizer)
-    prompts = PromptReader(proxy.tokenizer, dialect, encoder)
+    prompts = PromptReader(proxy.tokenizer, dialect)
     # A recording takes more room than its text.
     hears = proxy.graph is not None and proxy.graph.recognizer is not None
     bodies = BodyReader(

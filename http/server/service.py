@@ -5,14 +5,15 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from email.utils import formatdate
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from sanic import Request, Sanic
+from sanic import HTTPResponse, Request, Sanic
 from sanic.config import Config
-from sanic.response import BaseHTTPResponse
+from sanic.response import BaseHTTPResponse, empty
 
 from pontil.http.access.access import Access, AllowedHosts, CrossOrigin
 from pontil.http.access.endpoint import Endpoint, RouteAccess
@@ -31,7 +32,6 @@ from pontil.http.server.connection_limit import (
     raise_descriptor_limit,
 )
 from pontil.http.server.error_handler import OpenAIErrors
-from pontil.http.server.probes import METHODS, add_probes
 from pontil.http.server.raw_head import MAX_HEAD_BYTES
 from pontil.http.server.request_id import CURRENT, HEADER, WithRequestId, request_id
 from pontil.http.server.server_spans import ServerSpans
@@ -79,6 +79,8 @@ LINGER_SECONDS = 1.0
 WORKERS_WITHIN = 5.0
 LOOK = 0.02
 SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
+# Asked for on every path: OPTIONS by browsers before a request, HEAD where there is no GET.
+METHODS = ("HEAD", "OPTIONS")
 
 
 def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, Any]:
@@ -103,7 +105,8 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
             "GRACEFUL_SHUTDOWN_TIMEOUT": GRACE_SECONDS,
         }
     )
-    intake = Intake(proxy.config.in_flight_bodies_path)
+    bodies = proxy.config.in_flight_bodies
+    intake = Intake(None if bodies is None else Path(bodies))
     app.register_listener(intake.close, "after_server_stop")
     answers = AnswerChecker()
     app.register_listener(answers.close, "after_server_stop")
@@ -128,6 +131,37 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     reading = {endpoint.route.removeprefix("/") for endpoint in served_endpoints if endpoint.takes}
     add_middleware(app, app.ctx.access, pages, reading, proxy.clock, spans)
     return app
+
+
+class Probe:
+    """The answer to both methods on one path: an empty one that says which `methods` the path has."""
+
+    def __init__(self, methods: Iterable[str], pages: CrossOrigin) -> None:
+        self.methods, self.pages = ", ".join(sorted({*methods, *METHODS})), pages
+
+    async def answer(self, request: Request, **captured: str) -> HTTPResponse:
+        asks = request.method == "OPTIONS" and "access-control-request-method" in request.headers
+        sharing = self.pages.headers(request.headers, self.methods) if asks else {}
+        return empty(headers={"allow": self.methods} | sharing)
+
+
+def add_probes(app: Sanic[Any, Any], served_endpoints: Collection[Endpoint], pages: CrossOrigin) -> None:
+    methods: dict[str, list[str]] = {}
+    operators = {
+        endpoint.route for endpoint in served_endpoints if endpoint.door in (RouteAccess.ADMIN, RouteAccess.PAGE)
+    }
+    for endpoint in served_endpoints:
+        methods.setdefault(endpoint.route, []).extend(endpoint.methods)
+    for number, (route, there) in enumerate(methods.items()):
+        probe = Probe(there, CrossOrigin() if route in operators else pages)
+        app.add_route(
+            probe.answer,
+            route,
+            methods=set(METHODS) - set(there),
+            name=f"probe_{number}",
+            ignore_body=True,
+            error_format="json",
+        )
 
 
 def access_to(config: ProxyConfig, served_endpoints: Sequence[Endpoint]) -> Access:
@@ -318,8 +352,8 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     raise_descriptor_limit()
     reporter.progress("reading the tokenizer")
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
-    path = config.embedding_model_path
-    embedding = None if path is None else load_tokenizer(path, config.cache_path)
+    path = config.embedding_model
+    embedding = None if path is None else load_tokenizer(Path(path), config.cache_path)
     listener = listening(config)
     proxy.bind()
     leave_to_requests()

@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from typing import Any
 
-from pontil.runtime.grammar.processes.check_process import AnswerCheckProcess
+from pontil.runtime.grammar.processes.bounded_process import AnswerCheckProcess
 from pontil.runtime.grammar.processes.verdict import Verdict
 
 TURN_TIMEOUT = 5.0

@@ -10,10 +10,9 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.intake.body import BodyReader
-from pontil.http.intake.encoder import NOT_KEPT_WHOLE, TextLimit
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, chat_prompt
-from pontil.http.openai.chat.prompt_reader import PromptReader
+from pontil.http.openai.chat.prompt_reader import NOT_KEPT_WHOLE, PromptReader, TextLimit
 from pontil.http.schema.parameter import Parameter, read_all
 from pontil.http.schema.parameter_types import FlagType, IdsType, TextType
 from pontil.http.schema.reader import Fields

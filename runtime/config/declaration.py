@@ -22,3 +22,8 @@ def values_of(kind: type[Any], options: Any) -> dict[str, Any]:
     """Return the options of one kind out of all, as JSON values."""
     values = {option_field.name: getattr(options, option_field.name) for option_field in fields(kind)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def frozen(value: Any) -> Any:
+    """Return a JSON value of a configuration with tuples in the place of its lists."""
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value

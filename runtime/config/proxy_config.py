@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pontil.runtime.config.declaration import ENGINE, MODEL, NETWORK, SUPERVISION, option
+from pontil.runtime.config.declaration import ENGINE, MODEL, NETWORK, SUPERVISION, frozen, option
 from pontil.runtime.config.readers import (
     choice,
     collector,
@@ -226,18 +226,6 @@ class ProxyConfig(ProxyOptions):
     trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
-    def shared_path(self) -> Path | None:
-        return None if self.shared_folder is None else Path(self.shared_folder)
-
-    @property
-    def resume_path(self) -> Path | None:
-        return None if self.resume_folder is None else Path(self.resume_folder)
-
-    @property
-    def embedding_model_path(self) -> Path | None:
-        return None if self.embedding_model is None else Path(self.embedding_model)
-
-    @property
     def model_path(self) -> Path:
         return Path(self.model)
 
@@ -245,29 +233,7 @@ class ProxyConfig(ProxyOptions):
     def cache_path(self) -> Path | None:
         return None if self.cache_dir is None else Path(self.cache_dir)
 
-    @property
-    def in_flight_bodies_path(self) -> Path | None:
-        return None if self.in_flight_bodies is None else Path(self.in_flight_bodies)
-
-    @property
-    def response_store_path(self) -> Path | None:
-        return None if self.response_store is None else Path(self.response_store)
-
 
 def proxy_config(values: dict[str, Any]) -> ProxyConfig:
-    callers = tuple((name, digest) for name, digest in values.get("callers", ()))
-    allowances = tuple(
-        (name, tuple((key, value) for key, value in settings)) for name, settings in values.get("allowances", ())
-    )
-    hosts = tuple(values.get("allowed_hosts", ()))
-    origins = tuple(values.get("cors_origin", ()))
-    headers = tuple((name, value) for name, value in values.get("trace_headers", ()))
-    converted_values = {
-        "callers": callers,
-        "allowances": allowances,
-        "allowed_hosts": hosts,
-        "cors_origin": origins,
-        "trace_headers": headers,
-        "listeners": tuple(values.get("listeners", ())),
-    }
-    return ProxyConfig(**{**values, **converted_values})
+    """Return the configuration from its JSON form."""
+    return ProxyConfig(**{name: frozen(value) for name, value in values.items()})

@@ -3,9 +3,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, option
+from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, frozen, option
 from pontil.runtime.config.readers import choice, number, size, some_seconds, switch, text, whole
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 from pontil.runtime.foundation import connectors
@@ -297,12 +297,5 @@ class WorkerConfig(WorkerOptions):
 def worker_config(values: dict[str, Any]) -> WorkerConfig:
     """Return the configuration from its JSON form. An unknown or missing key raises TypeError: only the launcher writes
     it."""
-    deadlines, kept_memory = Deadlines(**values.get("deadlines", {})), values.get("kept_memory")
-    converted_values = {
-        "cores": tuple(cast("list[int]", values["cores"])),
-        "deadlines": deadlines,
-        "kept_memory": None if kept_memory is None else tuple(cast("list[int]", kept_memory)),
-        "more_controls": tuple(values.get("more_controls", ())),
-        "weights_memory": tuple(values.get("weights_memory", ())),
-    }
-    return WorkerConfig(**{**values, **converted_values})
+    deadlines = Deadlines(**values.get("deadlines", {}))
+    return WorkerConfig(**{name: frozen(value) for name, value in values.items()} | {"deadlines": deadlines})

@@ -16,9 +16,8 @@ from pontil.runtime.errors import Unavailable
 from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.control import ModelAdmissions
-from pontil.runtime.proxy.admission.in_flight import InFlight
+from pontil.runtime.proxy.admission.in_flight import InFlight, SlowReaders
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
-from pontil.runtime.proxy.admission.slow_readers import SlowReaders
 from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.control_link import ControlLink
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
@@ -118,7 +117,7 @@ class Proxy:
         self.in_flight = InFlight(
             self.incarnation, tokenizer, self.dispatcher, self.admissions, self.books, self.metrics, clock
         )
-        self.slow_readers = SlowReaders(self.requests, self.dispatcher, self.admissions, clock)
+        self.slow_readers = SlowReaders(self.in_flight)
         self.streams = ResumableStreams(self.fleet, config.resume_window, self.in_flight)
         self.runs: StageRuns = NoRuns(self.metrics) if graph is None else entry_point("runs")(self, graph)
         self.readiness = Readiness(

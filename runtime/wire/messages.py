@@ -9,6 +9,9 @@ The wire is that of version 0.1. From there on fields are only ever added, and o
 frame then decodes to that default.
 """
 
+import re
+from typing import get_args
+
 from pontil.runtime.wire.graph_messages import (
     Inputs,
     NodeOutput,
@@ -125,64 +128,20 @@ __all__ = [
     "Withdrawn",
 ]
 
+# In the order of their tags' record (tests/support/checks/recorded_frames.py).
 Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
-    | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
-    | Embed | Embedding | PrefixDelta | PrefixRequest
-    | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Unread
-    | Subscribe | Subscribed | StreamItem | StreamMark | StreamAck | ProducerDone | Unsubscribe
-    | AttemptTimes
+    | Embed | Embedding | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
+    | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Subscribe | Subscribed | StreamItem
+    | StreamMark | StreamAck | ProducerDone | Unsubscribe | Unread | PrefixDelta | PrefixRequest | AttemptTimes
 )  # fmt: skip
 
-# The wire tag of each message. Tags are never reused.
-TAGS: dict[str, type[Message]] = {
-    "hello": Hello,
-    "welcome": Welcome,
-    "refused": Refused,
-    "heartbeat": Heartbeat,
-    "still_here": StillHere,
-    "goodbye": Goodbye,
-    "role_change": RoleChange,
-    "submit": Submit,
-    "cancel": Cancel,
-    "tokens": Tokens,
-    "step": Step,
-    "progress": Progress,
-    "failed": Failed,
-    "greet": Greet,
-    "greeting": Greeting,
-    "begin": Begin,
-    "chunk_ready": ChunkReady,
-    "handoff": Handoff,
-    "withdrawn": Withdrawn,
-    "renew": Renew,
-    "fetched": Fetched,
-    "abandon": Abandon,
-    "embed": Embed,
-    "embedding": Embedding,
-    "rank_hello": RankHello,
-    "rank_welcome": RankWelcome,
-    "rank_loaded": RankLoaded,
-    "rank_pool": RankPool,
-    "rank_ready": RankReady,
-    "rank_plan": RankPlan,
-    "rank_done": RankDone,
-    "node_task": NodeTask,
-    "node_output": NodeOutput,
-    "pass_done": PassDone,
-    "inputs": Inputs,
-    "starved": Starved,
-    "release": Release,
-    "subscribe": Subscribe,
-    "subscribed": Subscribed,
-    "stream_item": StreamItem,
-    "stream_mark": StreamMark,
-    "stream_ack": StreamAck,
-    "producer_done": ProducerDone,
-    "unsubscribe": Unsubscribe,
-    "unread": Unread,
-    "prefix_delta": PrefixDelta,
-    "prefix_request": PrefixRequest,
-    "attempt_times": AttemptTimes,
-}
+
+def tag_of(kind: type[Message]) -> str:
+    """Return the wire tag of a message: its class's name in lower case, with underscores between words. So a class
+    keeps its name for as long as the wire does, and the name of one that is gone is never used again."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+TAGS: dict[str, type[Message]] = {tag_of(kind): kind for kind in get_args(Message)}

@@ -16,7 +16,7 @@ from running_proxy import ask, heard, proxy
 from scripted_site import HttpAnswer, site
 from scripted_worker import DEADLINE, eventually, proper, silent
 
-from pontil.runtime.grammar.processes.compile_process import TOO_COMPLEX
+from pontil.runtime.grammar.processes.bounded_process import TOO_COMPLEX
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 FEW = ("definitions by ref", "definitions by properties", "r: {} {}", "R: ~{}")

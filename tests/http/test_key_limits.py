@@ -16,7 +16,7 @@ from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_speech import RECORDING, demo, form
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
-from pontil.runtime.grammar.processes.compile_process import GrammarProcess
+from pontil.runtime.grammar.processes.bounded_process import GrammarProcess
 from pontil.runtime.proxy.admission.rate_limits import JITTER
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from stream_front import ASK, PATHS, TEXT, Front, Reader, ends, told, usages
 
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.resume import resumable
-from pontil.runtime.proxy.resume.sweep import Sweep
+from pontil.runtime.proxy.siblings.stream_record import Sweep
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 

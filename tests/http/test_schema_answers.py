@@ -15,7 +15,7 @@ from scripted_site import HttpAnswer, ScriptedSite, site
 
 from pontil.http.stream import answer_checker
 from pontil.http.stream.answer_checker import AnswerChecker
-from pontil.runtime.grammar.processes.check_process import AnswerCheckProcess
+from pontil.runtime.grammar.processes.bounded_process import AnswerCheckProcess
 from pontil.runtime.grammar.processes.verdict import SchemaState, Verdict
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 

@@ -17,8 +17,7 @@ from pontil.runtime.accounting.usage_file import UsageFile
 from pontil.runtime.proxy.admission.in_flight import LEFT
 from pontil.runtime.proxy.resume import resumable
 from pontil.runtime.proxy.resume.resumable import ResumableStreams
-from pontil.runtime.proxy.resume.sweep import Sweep
-from pontil.runtime.proxy.siblings.stream_record import StreamRecord
+from pontil.runtime.proxy.siblings.stream_record import StreamRecord, Sweep
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 PATH = "/v1/completions"

@@ -10,9 +10,7 @@ from typing import Any
 
 from virtual_time import HERE
 
-from pontil.runtime.grammar.processes.bounded_process import BoundedProcess
-from pontil.runtime.grammar.processes.check_process import AnswerCheckProcess
-from pontil.runtime.grammar.processes.compile_process import GrammarProcess
+from pontil.runtime.grammar.processes.bounded_process import AnswerCheckProcess, BoundedProcess, GrammarProcess
 
 # Shares of questions that crash it, and at which it hangs; seconds of the others.
 CRASHES, HANGS = 0.04, 0.03

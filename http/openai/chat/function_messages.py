@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pontil.http.fields.tools import FUNCTION, ToolChoice, ToolFields, choice_of, read_definition, tools_schema
-from pontil.http.schema.message_schema import MAX_TOOLS
+from pontil.http.fields.tools import FUNCTION, ToolChoice, ToolFields, choice_of, functions_as_tools, tools_schema
 from pontil.http.schema.parameter import Parameter, Schema, opened
 from pontil.http.schema.parameter_types import ShapedType
 from pontil.http.schema.reader import Fields
@@ -42,15 +41,7 @@ def named_as_functions(tools: ToolFields) -> ToolFields:
 
 
 def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
-    """Validate the functions and return them as tools."""
-    names: set[str] = set()
-    tools = []
-    for function in fields.objects(name, MAX_TOOLS):
-        read_definition(function, names)
-        function.ignore_rest()
-        definition = {field: function.data[field] for field in SHOWN if function.data.get(field) is not None}
-        tools.append({"type": "function", "function": definition})
-    return tuple(tools)
+    return functions_as_tools(fields, name, SHOWN)
 
 
 def read_choice(fields: Fields, name: str) -> ToolChoice:

@@ -15,11 +15,10 @@ from pontil.http.fields.sampling import SamplingFields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
 from pontil.http.intake.body import BodyReader, understood
-from pontil.http.intake.encoder import TextLimit, token_budget
 from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
-from pontil.http.openai.chat.prompt_reader import PromptReader
+from pontil.http.openai.chat.prompt_reader import PromptReader, TextLimit, token_budget
 from pontil.http.openai.chat.request import ChatRequest, read_chat
 from pontil.http.openai.chat.tool_calling import structure_of
 from pontil.http.openai.completions.remote_prompt import moved, remote_kv

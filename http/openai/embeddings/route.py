@@ -16,9 +16,9 @@ from sanic.response import raw
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
 from pontil.http.intake.body import BodyReader, understood
-from pontil.http.intake.encoder import SHORT_TEXT, TextLimit, maximum
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import ServedModel, no_model
+from pontil.http.openai.chat.prompt_reader import SHORT_TEXT, TextLimit, maximum
 from pontil.http.openai.completions.request import Prompt, PromptsType
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
 from pontil.http.schema.parameter import Parameter, ParameterTable

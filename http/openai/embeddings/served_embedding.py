@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from pontil.http.intake.encoder import Encoder
 from pontil.http.intake.served_model import model_object
+from pontil.http.openai.chat.prompt_reader import Encoder
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

@@ -8,6 +8,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pontil.http.intake.ordered_executor import OrderedExecutor
@@ -39,11 +40,11 @@ class Conversations:
     @classmethod
     def of(cls, config: ProxyConfig) -> "Conversations":
         """Open the configured file. One that cannot be used is logged, and nothing is kept."""
-        path = config.response_store_path
+        path = config.response_store
         if path is None:
             return cls(None)
         try:
-            return cls(ResponseStore(path, config.response_store_size, config.response_store_days * DAY))
+            return cls(ResponseStore(Path(path), config.response_store_size, config.response_store_days * DAY))
         except (PontilError, sqlite3.Error) as error:
             LOG.warning("responses are not kept, so that no conversation can go on after them: %s", error)
             return cls(None)

@@ -12,8 +12,8 @@ from pontil.http.fields.tools import (
     UNSUPPORTED,
     ToolChoice,
     choice_of,
+    functions_as_tools,
     read_allowed_tools,
-    read_definition,
     tools_schema,
 )
 from pontil.http.openai.chat.prompt import MAX_OPTION
@@ -26,16 +26,7 @@ SHOWN = ("name", "description", "parameters", "strict")
 
 
 def read_functions(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
-    """Validate the tools and return them as a chat describes them."""
-    names: set[str] = set()
-    functions = []
-    for tool in fields.objects(name, MAX_TOOLS):
-        check_kind(tool)
-        read_definition(tool, names)
-        tool.ignore_rest()
-        definition = {field: tool.data[field] for field in SHOWN if tool.data.get(field) is not None}
-        functions.append({"type": "function", "function": definition})
-    return tuple(functions)
+    return functions_as_tools(fields, name, SHOWN, check_kind)
 
 
 def check_kind(tool: Fields) -> None:

@@ -202,8 +202,7 @@ def measure_loads(load_bench: "LoadBench", given: dict[str, Any]) -> None:
 
 def finish(load_bench: "LoadBench", search_row: dict[str, Any] | None, given: dict[str, Any]) -> None:
     """Print the table, the result of a search, and draw. Raises LaunchError."""
-    from pontil.launcher.tools.bench.chart import draw
-    from pontil.launcher.tools.bench.report import definitions, ratio, table
+    from pontil.launcher.tools.bench.report import definitions, draw, ratio, table
 
     if given["as_json"]:
         for row in (*(load_bench.rows if search_row else ()), *([search_row] if search_row else ())):

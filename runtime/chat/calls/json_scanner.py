@@ -125,6 +125,10 @@ class JsonScanner:
             return JsonStep.INSIDE if len(self.word) <= MAX_NUMBER else JsonStep.WRONG
         if NUMBER.fullmatch(self.word) is None:
             return JsonStep.WRONG
+        return self.end_word(character)
+
+    def end_word(self, character: str) -> JsonStep:
+        """Take the character that shows that a value has ended."""
         if not self.open:
             return JsonStep.BEHIND
         self.place = JsonState.COMMA

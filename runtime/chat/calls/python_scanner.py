@@ -12,6 +12,7 @@ from pontil.runtime.chat.calls.json_scanner import (
     MAX_NUMBER,
     NUMBER,
     SPACE,
+    JsonScanner,
     JsonState,
     JsonStep,
 )
@@ -30,16 +31,14 @@ CODES = {"x": 2, "u": 4, "U": 8}
 PLAIN = re.compile(r"[^'\"\\\x00-\x1f]+")
 
 
-class PythonScanner:
+class PythonScanner(JsonScanner):
     """A string, number, True, False, None, list, tuple or dictionary with strings as keys. What has been translated is
-    in `made`. Steps are those of JsonScanner: a number or a word ends at the character behind it."""
+    in `made`. A word, as a number, ends at the character behind it."""
 
     def __init__(self, made: list[str]) -> None:
+        super().__init__()
         self.made = made
-        self.place = JsonState.VALUE
-        self.open: list[str] = []
-        self.quote = self.word = self.code = ""
-        self.is_key = False
+        self.quote = self.code = ""
         self.comma = False
         """True if a comma was read that is written before the next item, if there is one."""
 
@@ -58,7 +57,7 @@ class PythonScanner:
             self.made.append(": ")
             return self.go(JsonState.VALUE, character == ":")
         if self.open and self.place is not JsonState.VALUE and character == CLOSERS[self.open[-1]]:
-            return self.close(character)
+            return self.close()
         if self.comma:
             self.made.append(", ")
             self.comma = False
@@ -79,10 +78,6 @@ class PythonScanner:
             return self.go(place, len(self.open) <= MAX_DEPTH)
         self.word = character
         return self.go(JsonState.LITERAL, WORD.match(character) is not None)
-
-    def go(self, place: JsonState, right: bool = True) -> JsonStep:
-        self.place = place
-        return JsonStep.INSIDE if right else JsonStep.WRONG
 
     def in_string(self, character: str) -> JsonStep:
         if character == "\\":
@@ -121,27 +116,20 @@ class PythonScanner:
         if meaning is None:
             return JsonStep.WRONG
         self.made.append(meaning)
-        if not self.open:
-            return JsonStep.BEHIND
-        self.place = JsonState.COMMA
-        return self.take(character)
+        return self.end_word(character)
 
     def behind_value(self, character: str) -> JsonStep:
         if character == CLOSERS[self.open[-1]]:
-            return self.close(character)
+            return self.close()
         self.comma = True
         # A closer may follow the last comma.
         return self.go(JsonState.KEY if self.open[-1] == "{" else JsonState.FIRST_ITEM, character == ",")
 
-    def close(self, character: str) -> JsonStep:
+    def close(self) -> JsonStep:
         self.comma = False
-        self.open.pop()
-        self.made.append(JSON_BRACKETS.get(character, character))
-        return self.end_value()
-
-    def end_value(self) -> JsonStep:
-        self.place = JsonState.COMMA
-        return JsonStep.INSIDE if self.open else JsonStep.LAST
+        closer = CLOSERS[self.open[-1]]
+        self.made.append(JSON_BRACKETS.get(closer, closer))
+        return super().close()
 
     def plain_end(self, text: str, position: int) -> int:
         """Take the run of characters that only extend a string, and return its end."""

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner of a child process that works on clients' texts (`bounded_child.py`): starts it, asks it, ends it."""
+"""The owner of a child process that works on clients' texts (`bounded_child.py`): starts it, asks it, ends it. There
+are two kinds: one compiles grammars (`compile_child.py`), one checks answers (`check_child.py`)."""
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -11,8 +13,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from pontil.runtime.errors import Unavailable
+from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.grammar.processes.bounded_child import LENGTH_BYTES, ChildLimits, framed
+from pontil.runtime.grammar.processes.compile_child import GRAMMAR, SCHEMA, RelaxedSchema
+from pontil.runtime.grammar.processes.verdict import SchemaState, Verdict
 
 LOG = logging.getLogger("pontil.grammars")
 # A machine that has just booted, or is full, may take long to start a process.
@@ -132,3 +136,66 @@ class BoundedProcess:
         with suppress(ProcessLookupError):
             process.kill()
         return process.wait()
+
+
+COMPILE_TIMEOUT = 10.0
+TOO_COMPLEX = "the grammar could not be compiled: it is too complex, ask for something simpler"
+
+
+class GrammarProcess(BoundedProcess):
+    """The process in which grammars are compiled before a worker gets them. An answer is final: the same question
+    always gets the same one."""
+
+    name, module, work = "grammars", "pontil.runtime.grammar.processes.compile_child", "checks grammars"
+
+    def __init__(self, limits: ChildLimits | None = None, timeout: float = COMPILE_TIMEOUT) -> None:
+        super().__init__(limits or ChildLimits(), timeout)
+
+    async def check(self, grammar: str) -> str | None:
+        """Return the reason why the grammar cannot be used, None if it can. Raises RequestError on timeout, and
+        Unavailable without a process to ask."""
+        answer = await self.find(GRAMMAR + grammar)
+        return TOO_COMPLEX if answer is None else answer or None
+
+    async def relax(self, schema: str) -> RelaxedSchema | str:
+        """Return what a grammar holds of a JSON schema, given as JSON, or the reason why nothing is possible. Raises
+        like `check`."""
+        answer = await self.find(SCHEMA + schema)
+        if answer is None:
+            return TOO_COMPLEX
+        answer_fields = json.loads(answer)
+        return str(answer_fields["reason"]) if "reason" in answer_fields else RelaxedSchema(**answer_fields)
+
+    async def find(self, question: str) -> str | None:
+        try:
+            return await self.ask(question)
+        except asyncio.TimeoutError:
+            says = f"it takes more than {self.timeout:g} s to compile: ask for something simpler"
+            raise RequestError(says) from None
+
+
+CHECK_TIMEOUT = 3.0
+# Of the processor.
+CHECK_SECONDS = 1
+
+
+class AnswerCheckProcess(BoundedProcess):
+    """The process in which answers are checked, each within a second of the processor."""
+
+    name, module, work = "answers", "pontil.runtime.grammar.processes.check_child", "checks answers"
+
+    def __init__(self, timeout: float = CHECK_TIMEOUT) -> None:
+        super().__init__(ChildLimits(cpu_seconds=CHECK_SECONDS), timeout)
+
+    async def verdict(self, schema: str, text: str) -> Verdict | None:
+        """Return whether the answer follows the schema, given as JSON; None if the check took too much of anything."""
+        try:
+            answer = await self.ask(json.dumps([schema, text]))
+        except asyncio.TimeoutError:
+            return None
+        except Unavailable as error:
+            return Verdict.not_checked(str(error))
+        if answer is None:
+            return None
+        state, reason = json.loads(answer)
+        return Verdict(SchemaState(state), reason)

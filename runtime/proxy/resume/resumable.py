@@ -22,9 +22,8 @@ from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import Retelling, RetoldText
 from pontil.runtime.proxy.resume.state import end_of, head_of, held, label_of, owned_by, restored, rewind
 from pontil.runtime.proxy.resume.stream_journal import ReplyReader, StreamJournal
-from pontil.runtime.proxy.resume.sweep import Sweep
 from pontil.runtime.proxy.siblings.proxies import Fleet
-from pontil.runtime.proxy.siblings.stream_record import NAME, StreamRecord, StreamRecords
+from pontil.runtime.proxy.siblings.stream_record import NAME, StreamRecord, StreamRecords, Sweep
 
 # Seconds within which another proxy lets a stream go whose client has left, and between two looks.
 LET_GO_WITHIN, LOOK = 2.0, 0.05

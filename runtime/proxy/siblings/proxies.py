@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pontil.runtime.config.proxy_config import ProxyConfig
@@ -35,12 +36,12 @@ class Fleet:
         render: Callable[[], bytes],
         known: Callable[[str], dict[str, Any] | None],
     ) -> None:
-        path = config.shared_path
+        path = None if config.shared_folder is None else Path(config.shared_folder)
         self.siblings = None if path is None else Siblings(path, incarnation)
         self.table = (
             None if path is None else UsageTable(path / USAGE_TABLE, config.number, config.proxies, incarnation)
         )
-        self.records = None if config.resume_path is None else StreamRecords(config.resume_path)
+        self.records = None if config.resume_folder is None else StreamRecords(Path(config.resume_folder))
         self.pages = None if path is None else MetricsPages(path, config.name, render)
         self.exchange = None if path is None else TimelineExchange(path, config.name, known)
         self.mourned: set[str] = set()

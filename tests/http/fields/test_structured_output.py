@@ -29,7 +29,7 @@ from pontil.runtime.grammar.grammar_text import (
     grammar_of_rules,
     grammar_of_schema,
 )
-from pontil.runtime.grammar.processes.compile_process import GrammarProcess
+from pontil.runtime.grammar.processes.bounded_process import GrammarProcess
 from pontil.runtime.grammar.tag_grammar import (
     FixedText,
     FreeText,

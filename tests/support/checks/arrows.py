@@ -213,7 +213,6 @@ ARROWS: dict[str, set[str]] = {
     "http/intake": {
         "http/access", "http/fields", "http/schema", "runtime", "runtime/grammar", "runtime/grammar/processes",
         "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/timeline",
-        "runtime/tokenizer",
     },
     "http/openai": set(),
     "http/stream": {
@@ -224,7 +223,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/openai/chat": {
         "http/fields", "http/intake", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
-        "runtime/chat/calls", "runtime/grammar", "runtime/proxy/requests", "runtime/tokenizer",
+        "runtime/chat/calls", "runtime/grammar", "runtime/proxy/requests", "runtime/timeline",
+        "runtime/tokenizer",
     },
     "http/openai/sound": {
         "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",
@@ -236,8 +236,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/chat", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
     },
     "http/openai/embeddings": {
-        "http/fields", "http/intake", "http/openai/completions", "http/schema", "http/stream", "runtime",
-        "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
+        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream",
+        "runtime", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
         "runtime/tokenizer",
     },
     "http/store": {"http/schema", "runtime"},

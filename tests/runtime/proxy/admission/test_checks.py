@@ -4,7 +4,7 @@
 import pytest
 
 from pontil.http.fields.sampling import mint_seed
-from pontil.http.intake.encoder import token_budget
+from pontil.http.openai.chat.prompt_reader import token_budget
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.admission.control import REQUESTS_PER_SEAT, check_capacity
 from pontil.runtime.proxy.fleet.registry_snapshot import context_length

@@ -33,7 +33,7 @@ from pontil.runtime.grammar.grammar_text import (
     json_part,
 )
 from pontil.runtime.grammar.processes.bounded_child import ChildLimits
-from pontil.runtime.grammar.processes.compile_process import TOO_COMPLEX, GrammarProcess
+from pontil.runtime.grammar.processes.bounded_process import TOO_COMPLEX, GrammarProcess
 
 GOOD = grammar_of_regex("[a-z]+")
 DEEP = grammar_of_rules(chain_of_rules("{}", 8000)["structured_outputs"]["grammar"])
@@ -182,7 +182,7 @@ def test_where_none_can_be_started_the_server_says_so(monkeypatch: pytest.Monkey
 OWNER = """
 import asyncio, sys
 import app
-from pontil.runtime.grammar.processes.compile_process import GrammarProcess
+from pontil.runtime.grammar.processes.bounded_process import GrammarProcess
 async def run():
     process = GrammarProcess()
     await process.start()

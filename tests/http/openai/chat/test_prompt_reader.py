@@ -11,8 +11,8 @@ from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE
 
 from pontil.http.intake import ordered_executor
-from pontil.http.intake.encoder import HUGE_TEXT, NOT_KEPT_WHOLE, SHORT_TEXT, Encoder, TextLimit
 from pontil.http.intake.ordered_executor import OrderedExecutor
+from pontil.http.openai.chat.prompt_reader import HUGE_TEXT, NOT_KEPT_WHOLE, SHORT_TEXT, Encoder, TextLimit
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
