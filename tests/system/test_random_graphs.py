@@ -35,7 +35,7 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-class Site:
+class GraphSite:
     """A launch of a random model."""
 
     def __init__(self, seed: int, served: Served, folder: Path, tokenizer: Tokenizer) -> None:
@@ -65,7 +65,7 @@ class Site:
         return sum(self.served.metric(f'pontil_failovers_total{{cause="{cause}"}}') for cause in CAUSES)
 
 
-def pieces(site: Site, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def pieces(site: GraphSite, ids: list[int], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how many pieces of work each stage does in a run of these ids."""
     done, compute = Counter[str](), HashNodes.compute
 
@@ -96,7 +96,7 @@ def test_a_random_graph_runs_as_real_processes(
     with launched(
         tmp_path, *options, "--model", str(folder), "--share-devices", "--disagg", "always", app=PROGRAM
     ) as served:
-        site = Site(seed, served, tmp_path, load_tokenizer(folder))
+        site = GraphSite(seed, served, tmp_path, load_tokenizer(folder))
         with ThreadPoolExecutor(len(ASKED)) as threads:
             answers = list(threads.map(site.speak, ASKED))
         for spoken in answers:
@@ -110,7 +110,7 @@ def test_a_random_graph_runs_as_real_processes(
         assert settled(served).free_blocks == before.free_blocks
 
 
-def killed_in_the_middle(site: Site, stage: str, pieces_of_stage: int, right: Spoken) -> None:
+def killed_in_the_middle(site: GraphSite, stage: str, pieces_of_stage: int, right: Spoken) -> None:
     """Kill the worker of a stage before the piece of work in the middle of an answer, which must be as it was."""
     gate, waiting = site.folder / GATE, site.folder / WAITING
     victim = site.served.living(f"{stage}:0")

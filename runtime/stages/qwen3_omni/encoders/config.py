@@ -11,6 +11,8 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.architectures import LARGEST_THETA, LEAST_THETA, SIZES, check_range, check_size
 from pontil.runtime.loaders.facts.json_fields import MOST_LAYERS, integer, number, read_json, section
 from pontil.runtime.loaders.hf.config import refuse_unsupported
+from pontil.runtime.loaders.hf.rope import rope
+from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.stages.qwen3_omni.config import hashed
 
 # Sizes that no encoder exceeds.
@@ -147,6 +149,19 @@ def read_vision_config(path: Path) -> VisionConfig:
     if list(deep) != sorted(set(deep)) or not all(0 <= one < config.sizes.num_layers for one in deep):
         raise ModelError(f"the model's encoder of images has no layers {list(deep)}, in order: fix config.json")
     return config
+
+
+def read_sections(path: Path, config: ModelConfig) -> tuple[int, int, int]:
+    """Read how many of the Thinker's rotary frequencies are turned by time, line and column. Raises ModelError."""
+    text = section(section(read_json(path / "config.json"), "thinker_config"), "text_config")
+    found = rope(text)
+    sections = found.get("mrope_section", [24, 20, 20])
+    whole = isinstance(sections, list) and len(sections) == 3 and all(type(one) is int and one >= 0 for one in sections)
+    if not whole or sum(sections) != config.rotated // 2 or max(sections[1:]) > sections[0]:
+        raise ModelError("the model's mrope_section does not divide its rotary frequencies: fix config.json")
+    if config.rope_scaling is not None or found.get("mrope_interleaved", found.get("interleaved", True)) is not True:
+        raise ModelError("the model's rotary positions are scaled, or not in turns: this version hears text only of it")
+    return sections[0], sections[1], sections[2]
 
 
 def tower_section(path: Path, name: str) -> dict[str, Any]:
