@@ -161,17 +161,36 @@ class Decoder(ABC):
     def forward_fused(
         self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
     ) -> Tensor:
-        assert self.stack is not None
-        hidden = self.entering(inputs)
-        if states is None:
-            hidden = self.stack(hidden, tile)
-        else:
+        return self.through_stack(self.entering(inputs), tile, rows, states, ())
+
+    def forward_fused_media(
+        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward_fused` of embeddings, of which some stand for images: the tile has their angles."""
+        assert tile.angles is not None and self.local_rotary is self.global_rotary
+        return self.through_stack(self.entering(inputs), tile, rows, states, deep)
+
+    def through_stack(
+        self,
+        hidden: Tensor,
+        tile: KernelTile,
+        rows: Sequence[int],
+        states: HiddenStates | None,
+        deep: Tensor | tuple[()],
+    ) -> Tensor:
+        """Run all blocks, in as few calls as what happens between them allows."""
+        assert self.stack is not None and len(deep) < len(self.blocks)
+        if states is not None:
             states.record(0, hidden)
-            first, rest = self.stack.parts(states.layers)
-            hidden = first(hidden, tile)
-            states.record(states.layers, hidden)
-            hidden = rest(hidden, tile)
-        return self.fused[-1].only(hidden, tile, rows)
+        done, rest = 0, self.stack
+        for layers in sorted({*range(1, len(deep) + 1), *(() if states is None else (states.layers,))}):
+            first, rest = rest.parts(layers - done)
+            hidden, done = first(hidden, tile), layers
+            if 0 < layers <= len(deep):
+                hidden += deep[layers - 1]
+            if states is not None:
+                states.record(layers, hidden)
+        return self.fused[-1].only(rest(hidden, tile), tile, rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self.norm(hidden) if self.fused else hidden

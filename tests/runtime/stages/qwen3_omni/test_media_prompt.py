@@ -15,7 +15,8 @@ from omni_stages import BLOCKS, Passes
 from tiny_omni import OmniPair, omni_tokenizer
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.models.layers.decoder import Decoder
@@ -125,8 +126,10 @@ class MediaPasses(Passes):
         plan = TilePlan(generated, [0] * count, [TileSpan(self.length, count, range(1, BLOCKS))], range(count), [], [])
         media = self.prompt.media_rows(self.length, count)
         self.length += count
-        made = self.decoder.forward_media(rows, media, tiles.attention(plan, plan.positions))
-        return self.logits(made[-1:])
+        if self.decoder.kernels is None:
+            return self.logits(self.decoder.forward_media(rows, media, tiles.attention(plan, plan.positions))[-1:])
+        tile = KernelTile(self.rig.storage.tensor, plan.spans, self.decoder.dtype, media.angles)
+        return self.logits(self.decoder.forward_fused_media(rows, media.deep, tile, [count - 1]))
 
 
 def answered(model: Decoder, prompt: MediaPrompt, cut: int) -> tuple[Tensor, list[int]]:
@@ -151,8 +154,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_prompt_with_media_is_answered_as_by_transformers(pair: OmniPair, case: str) -> None:
-    asked, model = CASES[case], read_model(pair.path)
+def test_a_prompt_with_media_is_answered_as_by_transformers(
+    pair: OmniPair, library: KernelLibrary | None, case: str
+) -> None:
+    asked, model = CASES[case], read_model(pair.path, kernels=library)
     assert isinstance(model, Decoder)
     given = asked.for_transformers()
     with torch.inference_mode():
