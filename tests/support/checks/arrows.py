@@ -145,7 +145,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/stages/qwen3_omni/encoders": {
         "gpu_ops", "gpu_ops/kernels", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
-        "runtime/models/layers", "runtime/stages/qwen3_omni",
+        "runtime/models/layers", "runtime/stages/nodes", "runtime/stages/qwen3_omni",
     },
     "runtime/stages/orpheus": {
         "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/stages/nodes", "runtime/tokenizer",

@@ -78,7 +78,7 @@ def test_a_slow_consumer_stops_its_producer_and_memory_stays_flat() -> None:  # 
 
 
 @pytest.mark.parametrize("read_before", [0, 3, 17])
-def test_a_consumer_that_begins_again_hears_of_as_many_walks_as_it_has_room_for(read_before: int) -> None:  # E3, E13
+def test_a_consumer_that_begins_again_hears_of_as_many_walks_as_it_has_room_for(read_before: int) -> None:  # E13
     """Each item is for another walk than the one before."""
     world, producer, consumer = pair()
     output, first, again = producer.output(window=4), a_buffer(capacity=4), a_buffer(capacity=4)
