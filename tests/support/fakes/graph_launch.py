@@ -22,6 +22,7 @@ import app  # noqa: E402, F401
 from pontil.launcher.cli import main  # noqa: E402
 from pontil.launcher.commands import launch as launch_command  # noqa: E402
 from pontil.launcher.plan import graph_choice  # noqa: E402
+from pontil.runtime.foundation.staged_model import ARCHITECTURES  # noqa: E402
 from pontil.runtime.stages.graph import catalog  # noqa: E402
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ if __name__ == "__main__":
     known = models()
     vars(catalog)["GRAPHS"] = MappingProxyType({**catalog.GRAPHS, **known})
     named = (one.architecture for one in known.values())
-    vars(graph_choice)["ARCHITECTURES"] = (*graph_choice.ARCHITECTURES, *named)
+    vars(graph_choice)["ARCHITECTURES"] = (*ARCHITECTURES, *named)
     role = sys.argv[2] if sys.argv[1] == "child" else sys.argv[1]
     if role.startswith("proxy") or role == "fork-server":
         tell_counts()

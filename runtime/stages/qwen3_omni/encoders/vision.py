@@ -70,7 +70,7 @@ class VisionEncoder:
         places = square_places(lines, columns, self.config.merge).to(self.device)
         hidden = self.spread(patches) + self.learned_places(places, lines, columns).repeat(times, 1)
         angles = self.angles(places.repeat(times, 1))
-        deep = []
+        deep = list[Tensor]()
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, [lines * columns] * times, angles)
             if index in self.config.deep_layers:

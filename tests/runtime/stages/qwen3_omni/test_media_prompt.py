@@ -39,6 +39,11 @@ def read(checkpoint: PartCheckpoint, part: str) -> Weights:
     return Weights(checkpoint.tensors(), torch.device("cpu"), torch.float32)
 
 
+def id_of(mark: str) -> int:
+    found: int = omni_tokenizer().get_vocab()[mark]
+    return found
+
+
 @dataclass
 class MediaQuestion:
     """A prompt of text (a number of ids), recordings (frames) and images (patches in a line and in a column), as both
@@ -51,7 +56,6 @@ class MediaQuestion:
 
     @classmethod
     def of(cls, *parts: int | tuple[str, int] | tuple[int, int]) -> "MediaQuestion":
-        ids = omni_tokenizer().token_to_id
         asked = cls([], [], [], "")
         generator = torch.Generator().manual_seed(len(parts))
         for part in parts:
@@ -60,13 +64,13 @@ class MediaQuestion:
             elif part[0] == "sound":
                 frames = int(part[1])
                 asked.features.append(torch.randn(16, frames, generator=generator))
-                asked.prompt += [ids("<|audio_start|>"), *[ids("<|audio_pad|>")] * (-(-frames // 8)), 5]
+                asked.prompt += [id_of("<|audio_start|>"), *[id_of("<|audio_pad|>")] * (-(-frames // 8)), 5]
                 asked.order += "s"
             else:
-                lines, columns = map(int, part)
+                lines, columns = int(part[0]), int(part[1])
                 patches = torch.randn(lines * columns, 3 * 2 * 16 * 16, generator=generator)
                 asked.images.append((patches, (1, lines, columns)))
-                asked.prompt += [ids("<|vision_start|>"), *[ids("<|image_pad|>")] * (lines * columns // 4), 6]
+                asked.prompt += [id_of("<|vision_start|>"), *[id_of("<|image_pad|>")] * (lines * columns // 4), 6]
                 asked.order += "i"
         return asked
 
@@ -88,22 +92,20 @@ class MediaQuestion:
 
     def media(self, pair: OmniPair) -> list[EncodedMedium]:
         hearing, seeing = load_audio_encoder(pair.path, read), load_vision_encoder(pair.path, read)
-        ids = omni_tokenizer().token_to_id
         features, images = iter(self.features), iter(self.images)
         found = []
         for kind in self.order:
             if kind == "s":
-                found.append(EncodedMedium(ids("<|audio_pad|>"), hearing.encode(next(features))))
+                found.append(EncodedMedium(id_of("<|audio_pad|>"), hearing.encode(next(features))))
             else:
                 patches, grid = next(images)
                 rows, deep = seeing.encode(patches, grid)
-                found.append(EncodedMedium(ids("<|image_pad|>"), rows, deep, grid[1] // 2, grid[2] // 2))
+                found.append(EncodedMedium(id_of("<|image_pad|>"), rows, deep, grid[1] // 2, grid[2] // 2))
         return found
 
 
 def marks() -> tuple[int, int]:
-    ids = omni_tokenizer().token_to_id
-    return ids("<|audio_pad|>"), ids("<|image_pad|>")
+    return id_of("<|audio_pad|>"), id_of("<|image_pad|>")
 
 
 def prompt_of(pair: OmniPair, model: Decoder, asked: MediaQuestion) -> MediaPrompt:
