@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +15,8 @@ class MediaRows:
 
     angles: tuple[Tensor, Tensor]
     deep: Tensor
+
+    def padded(self, count: int) -> "MediaRows":
+        """Return these and so many rows of zeros."""
+        cos, sin = (pad(part, (0, 0, 0, count)) for part in self.angles)
+        return MediaRows((cos, sin), pad(self.deep, (0, 0, 0, count)))

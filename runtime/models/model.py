@@ -14,6 +14,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.media_rows import MediaRows
 
 
 class Model(Protocol):
@@ -66,6 +67,16 @@ class Model(Protocol):
         """Return the last layer's hidden states of the given rows, in rising order, before the last norm: float32
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
         layer's results for other rows are not computed."""
+
+    def forward_media(
+        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
+
+    def forward_fused_media(
+        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward_fused` of such embeddings: the tile has their angles."""
 
     def normed(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused` to normed ones, float32 [rows, hidden_size]: the same for both."""

@@ -79,14 +79,25 @@ class TileRunner:
         """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
         the tile's rows."""
         if self.model.kernels is not None:
-            tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype)
-            return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states)
+            return self.forward_fused(plan, states)
         positions = plan.positions
         padding = self.padded(plan) - len(positions)
-        attend = self.attention(plan, positions)
+        attend, inputs = self.attention(plan, positions), self.inputs(plan, padding)
         # Padding rows come last; their results are not used.
-        whole = self.model.forward(self.inputs(plan, padding), self.tensor(positions + [0] * padding), attend, states)
+        if plan.media is None:
+            whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend, states)
+        else:
+            whole = self.model.forward_media(inputs, plan.media.padded(padding), attend, states)
         return whole[list(plan.rows)]
+
+    def forward_fused(self, plan: TilePlan, states: HiddenStates | None) -> Tensor:
+        """`forward` by the CPU's kernels."""
+        media, inputs = plan.media, self.inputs(plan, 0)
+        angles = None if media is None else media.angles
+        tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
+        if media is None:
+            return self.model.forward_fused(inputs, tile, plan.rows, states)
+        return self.model.forward_fused_media(inputs, media.deep, tile, plan.rows, states)
 
     def inputs(self, plan: TilePlan, padding: int) -> Tensor:
         """Token ids int64 [rows], or embeddings float32 [rows, hidden_size], followed by rows of zeros."""

@@ -16,7 +16,7 @@ from tiny_omni import OmniPair, omni_tokenizer
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
-from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
+from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.models.layers.decoder import Decoder
@@ -115,23 +115,20 @@ def prompt_of(pair: OmniPair, model: Decoder, asked: MediaQuestion) -> MediaProm
 
 
 class MediaPasses(Passes):
-    """A sequence with media through a model, some rows at a time."""
+    """A sequence with media through the tiles of a worker, some rows at a time."""
 
     def __init__(self, model: Decoder, prompt: MediaPrompt) -> None:
         super().__init__(model)
-        self.decoder, self.prompt = model, prompt
+        self.prompt = prompt
 
     @torch.inference_mode()
     def compute(self, rows: Tensor, generated: bool) -> Tensor:
         """Compute embeddings at the next positions; return the logits of the last one."""
-        tiles, count = self.rig.runner.tiles, len(rows)
-        plan = TilePlan(generated, [0] * count, [TileSpan(self.length, count, range(1, BLOCKS))], range(count), [], [])
+        count, span = len(rows), TileSpan(self.length, len(rows), range(1, BLOCKS))
         media = self.prompt.media_rows(self.length, count)
         self.length += count
-        if self.decoder.kernels is None:
-            return self.logits(self.decoder.forward_media(rows, media, tiles.attention(plan, plan.positions))[-1:])
-        tile = KernelTile(self.rig.storage.tensor, plan.spans, self.decoder.dtype, media.angles)
-        return self.logits(self.decoder.forward_fused_media(rows, media.deep, tile, [count - 1]))
+        plan = TilePlan(generated, [0] * count, [span], [count - 1], [], [], rows, media=media)
+        return self.logits(self.rig.runner.tiles.forward(plan))
 
 
 def answered(model: Decoder, prompt: MediaPrompt, cut: int) -> tuple[Tensor, list[int]]:
