@@ -68,16 +68,6 @@ class Model(Protocol):
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
         layer's results for other rows are not computed."""
 
-    def forward_media(
-        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
-    ) -> Tensor:
-        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
-
-    def forward_fused_media(
-        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
-    ) -> Tensor:
-        """`forward_fused` of such embeddings: the tile has their angles."""
-
     def normed(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused` to normed ones, float32 [rows, hidden_size]: the same for both."""
 
@@ -87,3 +77,17 @@ class Model(Protocol):
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, and the id of each row's highest one, of equal ones the lowest id, int64 [rows]. Only for
         a model with `kernels`."""
+
+
+class ImageModel(Model, Protocol):
+    """A model whose prompts may have rows that stand for images."""
+
+    def forward_media(
+        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
+
+    def forward_fused_media(
+        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward_fused` of such embeddings: the tile has their angles."""

@@ -4,6 +4,7 @@ tiles in the same order."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
-from pontil.runtime.models.model import Model
+from pontil.runtime.models.model import ImageModel, Model
 
 logger = logging.getLogger("pontil.engine")
 
@@ -87,7 +88,8 @@ class TileRunner:
         if plan.media is None:
             whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend, states)
         else:
-            whole = self.model.forward_media(inputs, plan.media.padded(padding), attend, states)
+            seeing = cast(ImageModel, self.model)
+            whole = seeing.forward_media(inputs, plan.media.padded(padding), attend, states)
         return whole[list(plan.rows)]
 
     def forward_fused(self, plan: TilePlan, states: HiddenStates | None) -> Tensor:
@@ -97,7 +99,7 @@ class TileRunner:
         tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
         if media is None:
             return self.model.forward_fused(inputs, tile, plan.rows, states)
-        return self.model.forward_fused_media(inputs, media.deep, tile, plan.rows, states)
+        return cast(ImageModel, self.model).forward_fused_media(inputs, media.deep, tile, plan.rows, states)
 
     def inputs(self, plan: TilePlan, padding: int) -> Tensor:
         """Token ids int64 [rows], or embeddings float32 [rows, hidden_size], followed by rows of zeros."""
