@@ -5,7 +5,7 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 15 };
+enum { PONTIL_ABI = 16 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
 // of 4 bits without a sign, or places in a table, and of 8 bits with a sign; then blocks of 256 inputs with levels of 4
 // bits, and of 6.
@@ -53,11 +53,13 @@ struct Span {
 
 // Rows that go through the model together, and the KV pool [block][layer][plane][kv_head] that they read and write;
 // kv_layout.h and scaled_keys.h describe a head's slots there. Two planes are keys and values; in one plane, the first
-// numbers of a key are its value. `kind` is that of activations and weights.
+// numbers of a key are its value. `kind` is that of activations and weights. Angles [rows, dim / 2] stand for those of
+// the rows' positions, in layers with keys and values; null: those do.
 struct Tile {
     void* pool;
     const Span* spans;
     int32_t span_count, rows, kind, layers, planes, kv_heads, block_size, head_dim, cells, unused;
+    const float *cosines, *sines;
 };
 
 // Angles of all positions [positions, dim / 2], by which the first `dim` numbers of a head turn: those of its halves

@@ -131,10 +131,13 @@ template <class K>
 static void place_heads(const AttentionHalf& half, const HeadSizes& sizes, const Tile& tile, const Span& span,
                         int offset, float* qkv, float* spare, typename K::Model::Active* queries) {
     const int dim = half.head_dim, position = span.start + offset;
+    Rotation rotation = half.rotation;
+    if (tile.cosines) rotation.cosines = tile.cosines, rotation.sines = tile.sines;
+    const int angle = tile.cosines ? span.row + offset : position;
     for (int head = 0; head < half.heads + half.kv_heads; head++) {
         float* x = qkv + head * dim;
         norm_head(x, head < half.heads ? half.query_norm : half.key_norm, half.epsilon, dim);
-        turn(half.rotation, position, x, spare);
+        turn(rotation, angle, x, spare);
         if (head < half.heads)
             for (int i = 0; i < dim; i += LANES) K::Model::store_active(queries + head * dim + i, load(x + i));
     }

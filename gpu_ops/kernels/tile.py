@@ -29,9 +29,16 @@ class KernelTile:
     In each layer the keys and values of all rows are stored before any row is attended; a query sees those up to its
     own position. So the rows of one sequence may be cut into tiles in any way, prompts and answers alike. Within a
     tile, neighbouring positions of a sequence are in one span: two of them share words, and one thread stores a span.
+    Its rows turn by the angles of their positions, or by `angles`: cosines and sines, float32 [rows, rotated / 2].
     """
 
-    def __init__(self, pool: Tensor, spans: Sequence[TileSpan], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        spans: Sequence[TileSpan],
+        dtype: torch.dtype,
+        angles: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         _, layers, planes, kv_heads, block_size, _ = pool.shape
         assert pool.dtype == dtype or pool.dtype in CELLS
         self.pool, self.spans, self.dtype, self.rows = pool, spans, dtype, 0
@@ -45,8 +52,12 @@ class KernelTile:
             self.rows += span.count
         self.fields = TileFields(
             pool.data_ptr(), fields, len(spans), self.rows, KINDS[dtype], layers, planes, kv_heads,
-            block_size, head_dim_of(pool), CELLS.get(pool.dtype, 0), 0,
+            block_size, head_dim_of(pool), CELLS.get(pool.dtype, 0), 0, None, None,
         )  # fmt: skip
+        self.angles = angles and (angles[0].contiguous(), angles[1].contiguous())
+        if self.angles:
+            assert all(len(part) == self.rows and part.dtype == torch.float32 for part in self.angles)
+            self.fields.cosines, self.fields.sines = (part.data_ptr() for part in self.angles)
 
     def only(self, rows: Sequence[int]) -> "KernelTile":
         """Some of the rows, in rising order, as a tile."""
@@ -58,4 +69,5 @@ class KernelTile:
             ends = [offset + 1 for offset in inside if first + offset + 1 not in row_set or offset + 1 == span.count]
             spans += [TileSpan(span.start + at, end - at, span.blocks) for at, end in zip(begins, ends, strict=True)]
             first += span.count
-        return KernelTile(self.pool, spans, self.dtype)
+        angles = self.angles and (self.angles[0][list(rows)], self.angles[1][list(rows)])
+        return KernelTile(self.pool, spans, self.dtype, angles)

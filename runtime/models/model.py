@@ -14,6 +14,7 @@ from pontil.gpu_ops.kernels.tile import KernelTile
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.media_rows import MediaRows
 
 
 class Model(Protocol):
@@ -76,3 +77,17 @@ class Model(Protocol):
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, and the id of each row's highest one, of equal ones the lowest id, int64 [rows]. Only for
         a model with `kernels`."""
+
+
+class ImageModel(Model, Protocol):
+    """A model whose prompts may have rows that stand for images."""
+
+    def forward_media(
+        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
+
+    def forward_fused_media(
+        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward_fused` of such embeddings: the tile has their angles."""

@@ -2,19 +2,15 @@
 """Runs of random models in the world: what they must give, and what the conductor has counted of them."""
 
 from collections.abc import Iterator
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-from random_models import PlainRun, counts_of, plain_run, random_model
+from random_answers import plain_run_of
+from random_models import counts_of
 
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.answer import Finished
-from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import Run
-from pontil.runtime.stages.streams.text_stream import TextStream
-from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from seed_run import SeedRun
@@ -34,30 +30,6 @@ def keep_whole_runs() -> None:
 
     untyped: Any = Conductor
     untyped.close = kept
-
-
-class TextItems:
-    """Stands for the writer of a TextStream: keeps its items."""
-
-    is_full = False
-
-    def __init__(self) -> None:
-        self.items = list[bytes]()
-
-    def put(self, walk: str, item: NDArray[Any]) -> None:
-        self.items.append(item.tobytes())
-
-    def finish(self) -> None: ...
-
-
-@cache
-def plain_run_of(graph: str, ids: tuple[int, ...], stop: tuple[str, ...], tokenizer: Tokenizer) -> PlainRun:
-    """Return the plain run of a random model for an answer."""
-    made: Any = TextItems()
-    text = TextStream(made, tokenizer, SamplingParams(max_tokens=len(ids), seed=0, stop=stop), frozenset())
-    text.take(0, list(ids))
-    text.finish()
-    return plain_run(random_model(int(graph.rpartition("-")[2])), made.items)
 
 
 def counts_equal_the_plain_run(run: "SeedRun") -> Iterator[str]:

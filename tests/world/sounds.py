@@ -12,7 +12,7 @@ from clients import ClientTry, ClientWish, SoundWish
 from conversations import letters_of
 from hash_model import answer_of
 from hash_stages import VOICES, sound_of_codes, sound_of_frames, sound_of_text, spoken_frames
-from random_runs import plain_run_of
+from random_answers import plain_run_of
 from staged_sites import SMALL_OMNI, SMALL_ORPHEUS, TINY_SPEECH, StagedSite
 
 from pontil.runtime.tokenizer.tokenizer import Tokenizer

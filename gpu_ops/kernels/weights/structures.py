@@ -5,7 +5,7 @@ import ctypes
 
 import torch
 
-ABI = 15
+ABI = 16
 FLOAT32, BFLOAT16, NIBBLES, BYTES, FOURS, SIXES = range(6)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -38,6 +38,8 @@ class TileFields(ctypes.Structure):
         ("rows", integer),
         ("kind", integer),
         *((name, integer) for name in ("layers", "planes", "kv_heads", "block_size", "head_dim", "cells", "unused")),
+        ("cosines", address),
+        ("sines", address),
     ]
 
 

@@ -63,7 +63,7 @@ class DraftLayerRunner(ModelRunner):
             for place in range(span.start, span.start + span.count)
         ]
         entering = self.layer.rows(self.tiles.tensor(plan.ids), torch.stack([feed.at(place) for feed, place in places]))
-        hidden = self.tiles.forward(replace(plan, embeddings=entering), states)
+        hidden = self.tiles.forward(replace(plan, embeddings=entering, media=None), states)
         rows = iter(hidden)
         for feed, span in zip(fed, tile.spans, strict=True):
             state_count = feed.states.end - feed.base

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.models.media_rows import MediaRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class TilePlan:
     In a tile of a device (`on_device`) rows are padded to its buckets, and an id of -1 - place stands for the one that
     was drawn there in the step before.
 
-    Rows that are no tokens are given by `embeddings`, float32 [rows, hidden_size].
+    Rows that are no tokens are given by `embeddings`, float32 [rows, hidden_size]; where some stand for images, `media`
+    has the rest about all of them.
     """
 
     generated: bool
@@ -31,6 +33,7 @@ class TilePlan:
     drawn: Sequence[int]
     embeddings: Tensor | None = None
     on_device: bool = False
+    media: MediaRows | None = None
 
     @property
     def positions(self) -> list[int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import TransferError
+from pontil.runtime.models.media_rows import MediaRows
 
 # Tables that followers keep: more than a tile has spans.
 MOST_TABLES = 1024
@@ -47,7 +48,9 @@ class PlanWriter:
         columns = {name: array("i", column).tobytes() for name, column in numbers.items()}
         tables = {"spans": spans.tobytes(), "blocks": blocks.tobytes()}
         if plan.embeddings is not None:
-            tables["embeddings"] = plan.embeddings.float().cpu().numpy().tobytes()
+            tables["embeddings"] = sent(plan.embeddings)
+        if plan.media is not None:
+            tables |= {"angles": sent(torch.cat(plan.media.angles, 1)), "deep": sent(plan.media.deep)}
         return {"number": self.number, "generated": plan.generated, "on_device": plan.on_device, **tables, **columns}
 
     def change(self, span: TileSpan) -> tuple[int, int, list[int]]:
@@ -108,7 +111,8 @@ class PlanReader:
             raise ValueError("blocks of no table")
         is_generated, on_device = bool(fields["generated"]), bool(fields["on_device"])
         embeddings = embedded(fields.get("embeddings"), len(ids))
-        return TilePlan(is_generated, ids, spans, rows, recorded_places, drawn_places, embeddings, on_device)
+        media = None if embeddings is None else media_of(fields, embeddings)
+        return TilePlan(is_generated, ids, spans, rows, recorded_places, drawn_places, embeddings, on_device, media)
 
     def table(self, slot: int, kept: int, added: "array[int]", count: int) -> "array[int]":
         table = self.tables.setdefault(slot, array("i"))
@@ -117,6 +121,20 @@ class PlanReader:
         del table[kept:]
         table.extend(added)
         return table
+
+
+def sent(rows: Tensor) -> bytes:
+    return rows.float().cpu().numpy().tobytes()
+
+
+def media_of(fields: dict[str, Any], embeddings: Tensor) -> MediaRows | None:
+    """Return the facts about the rows of these embeddings, if some stand for images."""
+    angles = embedded(fields.get("angles"), len(embeddings))
+    if angles is None:
+        return None
+    cosines, sines = angles.chunk(2, dim=1)
+    deep = np.frombuffer(fields["deep"], np.float32).reshape(-1, *embeddings.shape)
+    return MediaRows((cosines, sines), torch.from_numpy(deep.copy()))
 
 
 def embedded(data: bytes | None, rows: int) -> Tensor | None:

@@ -4,6 +4,7 @@ tiles in the same order."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
-from pontil.runtime.models.model import Model
+from pontil.runtime.models.model import ImageModel, Model
 
 logger = logging.getLogger("pontil.engine")
 
@@ -79,14 +80,26 @@ class TileRunner:
         """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
         the tile's rows."""
         if self.model.kernels is not None:
-            tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype)
-            return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states)
+            return self.forward_fused(plan, states)
         positions = plan.positions
         padding = self.padded(plan) - len(positions)
-        attend = self.attention(plan, positions)
+        attend, inputs = self.attention(plan, positions), self.inputs(plan, padding)
         # Padding rows come last; their results are not used.
-        whole = self.model.forward(self.inputs(plan, padding), self.tensor(positions + [0] * padding), attend, states)
+        if plan.media is None:
+            whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend, states)
+        else:
+            seeing = cast(ImageModel, self.model)
+            whole = seeing.forward_media(inputs, plan.media.padded(padding), attend, states)
         return whole[list(plan.rows)]
+
+    def forward_fused(self, plan: TilePlan, states: HiddenStates | None) -> Tensor:
+        """`forward` by the CPU's kernels."""
+        media, inputs = plan.media, self.inputs(plan, 0)
+        angles = None if media is None else media.angles
+        tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
+        if media is None:
+            return self.model.forward_fused(inputs, tile, plan.rows, states)
+        return cast(ImageModel, self.model).forward_fused_media(inputs, media.deep, tile, plan.rows, states)
 
     def inputs(self, plan: TilePlan, padding: int) -> Tensor:
         """Token ids int64 [rows], or embeddings float32 [rows, hidden_size], followed by rows of zeros."""

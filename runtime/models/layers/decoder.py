@@ -22,7 +22,8 @@ from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.blocks import Block
 from pontil.runtime.models.layers.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.layers.norm import Norm, Unnormed
-from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
+from pontil.runtime.models.layers.rotary import Angles, global_rotary, local_rotary
+from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.partition import Partition, by_vocabulary
 from pontil.runtime.models.stored_rows import Table
 from pontil.runtime.models.weights import Weights
@@ -128,30 +129,68 @@ class Decoder(ABC):
         self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
     ) -> Tensor:
         assert not self.fused
-        hidden = self.entering(inputs)
         everywhere = self.global_rotary(positions)
         nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
+        return self.through(self.entering(inputs), (everywhere, nearby), attend, states, ())
+
+    def forward_media(
+        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
+        assert not self.fused and self.local_rotary is self.global_rotary
+        return self.through(self.entering(inputs), (media.angles, media.angles), attend, states, media.deep)
+
+    def through(
+        self,
+        hidden: Tensor,
+        angles: tuple[Angles, Angles],
+        attend: PagedAttention,
+        states: HiddenStates | None,
+        deep: Tensor | tuple[()],
+    ) -> Tensor:
+        """Run all blocks, with the angles of layers that see every position and of those with a window. `deep` is added
+        behind each of the first layers."""
         for index, block in enumerate(self.blocks):
             if states is not None:
                 states.record(index, hidden)
-            angles = everywhere if self.config.window(index) is None else nearby
-            hidden = block(hidden, angles, attend)
+            hidden = block(hidden, angles[self.config.window(index) is not None], attend)
+            if index < len(deep):
+                hidden = hidden + deep[index]
         return self.norm(hidden)
 
     def forward_fused(
         self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
     ) -> Tensor:
-        assert self.stack is not None
-        hidden = self.entering(inputs)
-        if states is None:
-            hidden = self.stack(hidden, tile)
-        else:
+        return self.through_stack(self.entering(inputs), tile, rows, states, ())
+
+    def forward_fused_media(
+        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+    ) -> Tensor:
+        """`forward_fused` of embeddings, of which some stand for images: the tile has their angles."""
+        assert tile.angles is not None and self.local_rotary is self.global_rotary
+        return self.through_stack(self.entering(inputs), tile, rows, states, deep)
+
+    def through_stack(
+        self,
+        hidden: Tensor,
+        tile: KernelTile,
+        rows: Sequence[int],
+        states: HiddenStates | None,
+        deep: Tensor | tuple[()],
+    ) -> Tensor:
+        """Run all blocks, in as few calls as what happens between them allows."""
+        assert self.stack is not None and len(deep) < len(self.blocks)
+        if states is not None:
             states.record(0, hidden)
-            first, rest = self.stack.parts(states.layers)
-            hidden = first(hidden, tile)
-            states.record(states.layers, hidden)
-            hidden = rest(hidden, tile)
-        return self.fused[-1].only(hidden, tile, rows)
+        done, rest = 0, self.stack
+        for layers in sorted({*range(1, len(deep) + 1), *(() if states is None else (states.layers,))}):
+            first, rest = rest.parts(layers - done)
+            hidden, done = first(hidden, tile), layers
+            if 0 < layers <= len(deep):
+                hidden += deep[layers - 1]
+            if states is not None:
+                states.record(layers, hidden)
+        return self.fused[-1].only(rest(hidden, tile), tile, rows)
 
     def normed(self, hidden: Tensor) -> Tensor:
         return self.norm(hidden) if self.fused else hidden

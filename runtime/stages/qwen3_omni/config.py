@@ -9,8 +9,12 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from pontil.runtime.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SPECIAL_CODES = 1024
 """The highest ids of the Talker's vocabulary are no codes. Of these only the one that ends speech may be drawn."""
@@ -136,5 +140,5 @@ class Code2WavConfig:
         return hashed(self)
 
 
-def hashed(config: TalkerConfig | Code2WavConfig) -> str:
+def hashed(config: "DataclassInstance") -> str:
     return hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode()).hexdigest()[:16]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of the parts of a Qwen3-Omni directory that make speech.
+"""The weights of the parts of a Qwen3-Omni directory that make speech, and of those that hear and see.
 
 The Talker's decoder is a checkpoint like any other (`talker_checkpoint`); the parts beside it are read from here.
 """
@@ -29,9 +29,11 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.stages.qwen3_omni.config import Code2WavConfig, TalkerConfig
 
 CODE2WAV, PREDICTOR, TALKER = "code2wav.", "talker.code_predictor.", "talker."
+AUDIO_TOWER, VISION_TOWER = "thinker.audio_tower.", "thinker.visual."
 # The sections of config.json that state them, each within the one before.
 SECTIONS = {
     CODE2WAV: ("code2wav_config",), TALKER: ("talker_config",), PREDICTOR: ("talker_config", "code_predictor_config"),
+    AUDIO_TOWER: ("thinker_config", "audio_config"), VISION_TOWER: ("thinker_config", "vision_config"),
 }  # fmt: skip
 PROJECTIONS = ("text_projection", "hidden_projection")
 EMBEDDINGS = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
@@ -110,7 +112,7 @@ def part(
         if stored.startswith(prefix) and wanted(stored.removeprefix(prefix))
     }
     if not found:
-        raise ModelError(f"{directory} holds no tensors {prefix}*, so it cannot speak: fetch the whole model")
+        raise ModelError(f"{directory} holds no tensors {prefix}*, so this part cannot run: fetch the whole model")
     if shapes is None:
         refuse_quantized(found, scheme, f"{directory}: the part {prefix}*")
     all_of_them = shapes or {name: shape for name, (shape, _) in found.items()}

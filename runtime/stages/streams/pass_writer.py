@@ -27,11 +27,11 @@ NO_ITEMS = StageTotals()
 
 class PassWriter:
     """The edges out of a stage of one run. `streams` are those that are read, by name; `counted` adds up the sizes of
-    their token axes (E5)."""
+    the token axes of all, which are the same whoever reads them still (E5)."""
 
     def __init__(self, graph: Graph, stage: str, streams: Mapping[str, ProducerStream]) -> None:
         self.producer, self.streams = StreamProducer(graph, stage), streams
-        self.names = {edge: edge.rpartition("/")[2] for edge in streams}
+        self.names = {edge_name(one): one.edge for one in graph.outgoing(stage)}
         self.counted = dict[str, int]()
         self.ended = False
 

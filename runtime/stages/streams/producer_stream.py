@@ -120,10 +120,12 @@ class ProducerStream:
             subscription.cursor = min(subscription.cursor, index)
 
     def mark(self, index: int, walk: str) -> None:
-        """Tell all consumers that items from `index` on are for `walk` or a later one."""
+        """Tell all consumers, as their windows reach it, that items from `index` on are for `walk` or a later one."""
         if self.marks.get(index) != walk:
             self.marks[index] = walk
-            self.tell(StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk))
+            for subscription in self.subscriptions.values():
+                subscription.marked = min(subscription.marked, index)
+                self.send_marks(subscription)
 
     def hand_over(self, index: int) -> None:
         """Tell all consumers that another worker makes the items from `index` on: the prompt is handed over (E14)."""
@@ -177,10 +179,8 @@ class ProducerStream:
         self.free(known.arrived((), message.next_index, message.consumed))
         self.free(known.damaged(message.damaged))
         self.port.post(message.sender, self.subscribed(message.sender))
-        for index, walk in sorted(self.marks.items()):
-            if index >= known.consumed:
-                mark = StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk)
-                self.send(message.sender, mark)
+        known.marked = known.consumed
+        self.send_marks(known)
         if self.last_index is not None:
             self.send(message.sender, self.done())
         return None
@@ -222,11 +222,27 @@ class ProducerStream:
         self.port.memory.kept -= sum(len(one.data) for one in self.kept.values())
         self.kept.clear()
 
+    def reach(self, one: Subscription) -> int:
+        """The index behind the window of a subscriber. One that takes the items of all walks has a buffer of one
+        window, however far another worker of its stage is (E13)."""
+        return (self.consumed if one.walks else one.consumed) + self.window
+
+    def send_marks(self, one: Subscription) -> None:
+        """Send the marks that the subscriber's window has reached: it has room for no more of them than of items."""
+        reach = self.reach(one)
+        for index, walk in sorted(self.marks.items()):
+            if one.marked <= index <= reach:
+                self.send(
+                    one.peer, StreamMark(self.port.incarnation, "", self.run, self.edge, self.attempt, index, walk)
+                )
+                one.marked = index + 1
+
     def pump(self, now: float) -> None:
-        """Send the items for which there is room, each subscriber's in their order. One that takes the items of all
-        walks has a buffer of one window, however far another worker of its stage is (E13)."""
+        """Send the marks and items for which there is room, each subscriber's in their order."""
         for subscription in self.subscriptions.values():
-            limit = min(self.emitted, (self.consumed if subscription.walks else subscription.consumed) + self.window)
+            if self.marks:
+                self.send_marks(subscription)
+            limit = min(self.emitted, self.reach(subscription))
             while subscription.cursor < limit and self.send_next(subscription, now):
                 subscription.cursor += 1
 

@@ -23,8 +23,9 @@ class SentItem:
 @dataclass(slots=True, eq=False)
 class Subscription:
     """`consumed`: the subscriber has consumed all items before it. It wants those from `wanted_from` on, except `taken`
-    ones, which have arrived; a chunk may show consumed items again. Items before `cursor` need not be looked at again.
-    The subscriber was heard of at `heard`, and asked for a sign of life at `asked`."""
+    ones, which have arrived; a chunk may show consumed items again. Items before `cursor` need not be looked at again,
+    and marks before `marked` neither. The subscriber was heard of at `heard`, and asked for a sign of life at
+    `asked`."""
 
     peer: str
     request_id: str
@@ -35,6 +36,7 @@ class Subscription:
     consumed: int = 0
     wanted_from: int = 0
     cursor: int = 0
+    marked: int = 0
     taken: set[int] = field(default_factory=set)
     sent: dict[int, SentItem] = field(default_factory=dict)
 

@@ -95,13 +95,14 @@ class NodeWorker(Workload):
         connections = {edge: self.model.connection(edge) for edge in (*part.inputs, *part.outputs)}
         last = task.partition.last_walk
         task.buffers = {edge: StreamBuffer(connections[edge], last) for edge in part.inputs}
+        outgoing = self.model.graph.outgoing(task.message.node)
         can_skip = self.node.one_per_chunk and task.partition.has_known_walks
-        if can_skip and len(part.inputs) == 1 and not part.outputs:
+        if can_skip and len(part.inputs) == 1 and not outgoing:
             # The last one may have been that of a chunk that was not full: it is made once more.
             task.skip(max(0, task.message.delivered - 1))
         for edge, buffer in task.buffers.items():
             self.ports.open_input(*task.key, part, edge, buffer, now)
-        if part.outputs:
+        if outgoing:
             streams = {
                 edge: self.ports.open_output(*task.key, part, edge, window=connections[edge].capacity)
                 for edge in part.outputs

@@ -143,6 +143,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/sequences", "runtime/loaders", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
         "runtime/models/families", "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
     },
+    "runtime/stages/qwen3_omni/encoders": {
+        "gpu_ops", "gpu_ops/kernels", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
+        "runtime/models/layers", "runtime/stages/nodes", "runtime/stages/qwen3_omni",
+    },
     "runtime/stages/orpheus": {
         "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/stages/nodes", "runtime/tokenizer",
     },

@@ -56,7 +56,7 @@ def omni_config(tokenizer: Tokenizer, talker_positions: int = 1024, **changes: A
             "user_token_id": ids["user"],
             "text_config": thinker_text(tokenizer.get_vocab_size()),
             "audio_config": {
-                "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16, "n_window": 4,
+                "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16,
                 "output_dim": THINKER_SIZE, "downsample_hidden_size": 8, "num_mel_bins": 16,
             },
             "vision_config": {

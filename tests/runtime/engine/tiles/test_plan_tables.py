@@ -14,6 +14,7 @@ from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.plan_tables import MOST_TABLES, PlanReader, PlanWriter
 from pontil.runtime.errors import TransferError
+from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import RankPlan
 
@@ -53,6 +54,20 @@ def test_rows_that_are_no_tokens_come_as_they_are() -> None:
     fields = PlanWriter().write(plan)
     same(PlanReader().read(sent(fields)[0]), plan)
     fields["embeddings"] += b"\0"
+    with pytest.raises(TransferError, match="cannot be read"):
+        PlanReader().read(fields)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_rows_of_images_come_with_their_angles(layers: int) -> None:
+    media = MediaRows((torch.randn(3, 4), torch.randn(3, 4)), torch.randn(layers, 3, 8))
+    plan = TilePlan(False, [0] * 3, [TileSpan(0, 3, [4])], [2], [], [0], torch.randn(3, 8), media=media)
+    fields = PlanWriter().write(plan)
+    found = PlanReader().read(sent(fields)[0])
+    same(found, plan)
+    assert found.media is not None and torch.equal(found.media.deep, media.deep)
+    assert all(map(torch.equal, found.media.angles, media.angles))
+    fields["deep"] += b"1234"
     with pytest.raises(TransferError, match="cannot be read"):
         PlanReader().read(fields)
 

@@ -77,6 +77,34 @@ def test_a_slow_consumer_stops_its_producer_and_memory_stays_flat() -> None:  # 
     assert not output.is_full
 
 
+@pytest.mark.parametrize("read_before", [0, 3, 17])
+def test_a_consumer_that_begins_again_hears_of_as_many_walks_as_it_has_room_for(read_before: int) -> None:  # E13
+    """Each item is for another walk than the one before."""
+    world, producer, consumer = pair()
+    output, first, again = producer.output(window=4), a_buffer(capacity=4), a_buffer(capacity=4)
+    consumer.input(first, "p")
+    made, numbers, count = 0, list[int](), 20
+    while len(numbers) < read_before:
+        while made < count and not output.is_full:
+            output.mark(made, f"walk {made}")
+            output.emit(made, f"walk {made}", item(made))
+            made += 1
+        world.turn()
+        numbers += read(first)
+    consumer.receiver.close("r.code2wav", 1, False, world.now)
+    for index in range(made, count):
+        output.mark(index, f"walk {index}")
+        output.emit(index, f"walk {index}", item(index))
+    output.finish(count)
+    consumer.input(again, "p", attempt=2)
+    numbers.clear()
+    for _ in range(count):
+        world.turn()
+        numbers += read(again)
+        assert not consumer.receiver.failed
+    assert numbers == list(range(count)) and again.finished
+
+
 def test_a_producer_without_a_reader_keeps_up_to_its_window() -> None:
     _, producer, _ = pair()
     output = producer.output(window=8)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real worker of a node with a scripted proxy and a scripted producer: outputs, ends, faults and their costs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from node_site import RUN, NodeSite, StreamMaker, letters, opened, with_policy
 from numpy.typing import NDArray
+from random_models import HashStage, counts_of, plain_run, random_model
 
 from pontil.runtime.stages.graph.catalog import SPEECH_DEMO
 from pontil.runtime.stages.graph.policies import Fixed, LeftContext
@@ -59,12 +60,19 @@ def heard(outputs: list[NodeOutput]) -> list[bytes]:
     return [one.data for one in outputs if one.data]
 
 
-def stream(site: NodeSite, maker: StreamMaker, items: list[NDArray[Any]], *, late_end: bool = False) -> None:
+def stream(
+    site: NodeSite,
+    maker: StreamMaker,
+    items: list[NDArray[Any]],
+    *,
+    late_end: bool = False,
+    walks: Sequence[str | None] = (),
+) -> None:
     """Emit items as their consumer has room, and then the end; a late end comes when everything before was read."""
     output = maker.open()
     for number, item in enumerate(items):
         site.until(lambda: not output.is_full)
-        output.emit(number, "speak", item)
+        output.emit(number, walks[number] if walks else "speak", item)
     if late_end:
         site.until(lambda: output.consumed == len(items))
     output.finish(len(items))
@@ -128,6 +136,19 @@ def test_chunks_are_those_of_the_policy(tmp_path: Path, count: int, late_end: bo
         assert heard(outputs) == [b"".join(one.tobytes() for one in numbers(count)[each.start : each.stop])
                                   for each in chunks]  # fmt: skip
         assert outputs[-1].consumed == count
+
+
+def test_what_a_stage_makes_is_counted_though_nobody_reads_it_any_more(tmp_path: Path) -> None:  # E5
+    """The stage behind it has ended, and the report of the attempt that fed it was lost."""
+    model, text = random_model(1), [b"%c" % letter for letter in range(97, 109)]
+    plain = plain_run(model, text)
+    with opened(NodeSite(tmp_path, HashStage(model, "s0"), model, node="s0")) as site:
+        maker = site.maker()
+        name = site.join(maker)
+        stream(site, maker, [letters(one) for one in text], walks=plain.tags["s0"])
+        site.finish(name)
+        end, right = site.proxy.ends[name], counts_of(plain, "s0")
+        assert (end.passes, end.walk, end.produced, end.next_index, end.token_counts) == right and right[2]
 
 
 @pytest.mark.parametrize("delivered", range(4))

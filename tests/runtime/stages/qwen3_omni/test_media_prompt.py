@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts with images and recordings: the positions, the logits and the greedy answer of transformers."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import read_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omni_stages import BLOCKS, Passes
+from tiny_omni import OmniPair, omni_tokenizer
+from torch import Tensor
+
+from pontil.gpu_ops.kernels.library import KernelLibrary
+from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.weights import Weights
+from pontil.runtime.stages.qwen3_omni.directory import PartCheckpoint
+from pontil.runtime.stages.qwen3_omni.encoders.config import read_sections
+from pontil.runtime.stages.qwen3_omni.encoders.loading import load_audio_encoder, load_vision_encoder
+from pontil.runtime.stages.qwen3_omni.encoders.media_prompt import EncodedMedium, MediaPrompt
+from pontil.runtime.stages.qwen3_omni.encoders.positions import (
+    ImagePlace,
+    ThreeWayRotary,
+    answer_shift,
+    rotary_positions,
+)
+
+COUNT = 8
+
+
+def read(checkpoint: PartCheckpoint, part: str) -> Weights:
+    return Weights(checkpoint.tensors(), torch.device("cpu"), torch.float32)
+
+
+def id_of(mark: str) -> int:
+    found: int = omni_tokenizer().get_vocab()[mark]
+    return found
+
+
+@dataclass
+class MediaQuestion:
+    """A prompt of text (a number of ids), recordings (frames) and images (patches in a line and in a column), as both
+    implementations take it."""
+
+    prompt: list[int]
+    features: list[Tensor]
+    images: list[tuple[Tensor, tuple[int, int, int]]]
+    order: str
+
+    @classmethod
+    def of(cls, *parts: int | tuple[str, int] | tuple[int, int]) -> "MediaQuestion":
+        asked = cls([], [], [], "")
+        generator = torch.Generator().manual_seed(len(parts))
+        for part in parts:
+            if isinstance(part, int):
+                asked.prompt += torch.randint(0, 200, (part,), generator=generator).tolist()
+            elif part[0] == "sound":
+                frames = int(part[1])
+                asked.features.append(torch.randn(16, frames, generator=generator))
+                asked.prompt += [id_of("<|audio_start|>"), *[id_of("<|audio_pad|>")] * (-(-frames // 8)), 5]
+                asked.order += "s"
+            else:
+                lines, columns = int(part[0]), int(part[1])
+                patches = torch.randn(lines * columns, 3 * 2 * 16 * 16, generator=generator)
+                asked.images.append((patches, (1, lines, columns)))
+                asked.prompt += [id_of("<|vision_start|>"), *[id_of("<|image_pad|>")] * (lines * columns // 4), 6]
+                asked.order += "i"
+        return asked
+
+    def for_transformers(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"input_ids": torch.tensor([self.prompt])}
+        found["attention_mask"] = torch.ones_like(found["input_ids"])
+        if self.images:
+            found["pixel_values"] = torch.cat([patches for patches, _ in self.images])
+            found["image_grid_thw"] = torch.tensor([grid for _, grid in self.images])
+        if self.features:
+            longest = max(one.shape[1] for one in self.features)
+            found["input_features"] = torch.stack(
+                [torch.nn.functional.pad(one, (0, longest - one.shape[1])) for one in self.features]
+            )
+            found["feature_attention_mask"] = torch.stack(
+                [(torch.arange(longest) < one.shape[1]).long() for one in self.features]
+            )
+        return found
+
+    def media(self, pair: OmniPair) -> list[EncodedMedium]:
+        hearing, seeing = load_audio_encoder(pair.path, read), load_vision_encoder(pair.path, read)
+        features, images = iter(self.features), iter(self.images)
+        found = []
+        for kind in self.order:
+            if kind == "s":
+                found.append(EncodedMedium(id_of("<|audio_pad|>"), hearing.encode(next(features))))
+            else:
+                patches, grid = next(images)
+                rows, deep = seeing.encode(patches, grid)
+                found.append(EncodedMedium(id_of("<|image_pad|>"), rows, deep, grid[1] // 2, grid[2] // 2))
+        return found
+
+
+def marks() -> tuple[int, int]:
+    return id_of("<|audio_pad|>"), id_of("<|image_pad|>")
+
+
+def prompt_of(pair: OmniPair, model: Decoder, asked: MediaQuestion) -> MediaPrompt:
+    config = model.config
+    rotary = ThreeWayRotary(config.rotated, config.rope_theta, read_sections(pair.path, config))
+    return MediaPrompt(asked.prompt, asked.media(pair), marks(), model.embed, rotary)
+
+
+class MediaPasses(Passes):
+    """A sequence with media through the tiles of a worker, some rows at a time."""
+
+    def __init__(self, model: Decoder, prompt: MediaPrompt) -> None:
+        super().__init__(model)
+        self.prompt = prompt
+
+    @torch.inference_mode()
+    def compute(self, rows: Tensor, generated: bool) -> Tensor:
+        """Compute embeddings at the next positions; return the logits of the last one."""
+        count, span = len(rows), TileSpan(self.length, len(rows), range(1, BLOCKS))
+        media = self.prompt.media_rows(self.length, count)
+        self.length += count
+        plan = TilePlan(generated, [0] * count, [span], [count - 1], [], [], rows, media=media)
+        return self.logits(self.rig.runner.tiles.forward(plan))
+
+
+def answered(model: Decoder, prompt: MediaPrompt, cut: int) -> tuple[Tensor, list[int]]:
+    """Return the logits at the prompt's end and a greedy answer, the prompt in passes of so many rows."""
+    passes, tokens = MediaPasses(model, prompt), list[int]()
+    for part in prompt.embedded.split(cut):
+        logits = passes.compute(part, False)
+    first = logits
+    while True:
+        tokens.append(int(logits.argmax()))
+        if len(tokens) == COUNT:
+            return first, tokens
+        logits = passes.compute(model.embed(torch.tensor(tokens[-1:])), True)
+
+
+CASES = {
+    "an image": MediaQuestion.of(7, (4, 6), 9),
+    "images": MediaQuestion.of(3, (2, 2), (8, 4), 1, (4, 4)),
+    "a recording": MediaQuestion.of(5, ("sound", 60), 8),
+    "both": MediaQuestion.of((4, 4), 2, ("sound", 33), 6, (6, 2), ("sound", 33), 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_prompt_with_media_is_answered_as_by_transformers(
+    pair: OmniPair, library: KernelLibrary | None, case: str
+) -> None:
+    asked, model = CASES[case], read_model(pair.path, kernels=library)
+    assert isinstance(model, Decoder)
+    given = asked.for_transformers()
+    with torch.inference_mode():
+        expected = pair.hugging.thinker(**given).logits[0, -1:]
+        found = pair.hugging.thinker.generate(
+            **given, max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    prompt = prompt_of(pair, model, asked)
+    for cut in (len(asked.prompt), 5):
+        logits, tokens = answered(model, prompt, cut)
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+        assert tokens == found[0, len(asked.prompt) :].tolist()
+
+
+PARTS = st.one_of(st.integers(1, 5), st.tuples(st.sampled_from([2, 4, 6, 10]), st.sampled_from([2, 4, 8])))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(PARTS, min_size=1, max_size=6))
+def test_positions_are_those_of_transformers(pair: OmniPair, parts: list[int | tuple[int, int]]) -> None:
+    asked = MediaQuestion.of(*parts)
+    grids = torch.tensor([grid for _, grid in asked.images]) if asked.images else None
+    ids = torch.tensor([asked.prompt])
+    expected, shift = pair.hugging.thinker.model.get_rope_index(ids, grids, attention_mask=torch.ones_like(ids))
+    images, place = list[ImagePlace](), 0
+    for part in parts:
+        if isinstance(part, int):
+            place += part
+        else:
+            images.append(ImagePlace(place + 1, part[0] // 2, part[1] // 2))
+            place += images[-1].rows + 2
+    assert torch.equal(torch.from_numpy(rotary_positions(place, images)).float(), expected[:, 0])
+    assert answer_shift(images) == int(shift)
+
+
+def test_text_is_turned_as_in_a_prompt_without_media(pair: OmniPair) -> None:
+    """With the same bits: it may stand in a tile with rows of either kind."""
+    model = read_model(pair.path)
+    assert isinstance(model, Decoder)
+    rotary = prompt_of(pair, model, CASES["a recording"]).rotary
+    places = torch.arange(500)
+    for mine, usual in zip(rotary(places.expand(3, -1)), model.global_rotary(places), strict=True):
+        assert torch.equal(mine, usual)
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", "a", "aaa", "ai", "ia", "iaa", "aaia", "aaii", "xaaxiia", "aaxiixa", "aaixi", "aax"]
+)
+def test_positions_that_are_not_those_of_the_media_are_refused(prompt: str) -> None:
+    """The right one would be two for a recording, then two for an image."""
+    audio, image = marks()
+    ids = [{"a": audio, "i": image, "x": 7}[letter] for letter in prompt]
+    rows = torch.ones(2, 4)
+    media = [EncodedMedium(audio, rows), EncodedMedium(image, rows, rows.expand(1, -1, -1), 1, 2)]
+    rotary = ThreeWayRotary(4, 1e4, (1, 1, 0))
+
+    def ask(ids: list[int]) -> MediaPrompt:
+        return MediaPrompt(ids, media, marks(), lambda ids: torch.zeros(len(ids), 4), rotary)
+
+    right = [7, audio, audio, 7, image, image, 7]
+    assert ask(right).embedded.sum(1).tolist() == [0, 4, 4, 0, 4, 4, 0]
+    if prompt == "aaii":
+        assert ask(ids).embedded.sum() == 16
+        return
+    with pytest.raises(RequestError):
+        ask(ids)
+
+
+@pytest.mark.parametrize("sections", [[4, 2], [4, 2, 3], [2, 4, 2], [4, -2, 6], "no", [4.0, 2, 2]])
+def test_sections_that_cannot_be_are_refused(pair: OmniPair, tmp_path: Path, sections: object) -> None:
+    rope = {"rope_type": "default", "mrope_section": sections}
+    (tmp_path / "config.json").write_text(json.dumps({"thinker_config": {"text_config": {"rope_parameters": rope}}}))
+    with pytest.raises(ModelError):
+        read_sections(tmp_path, read_model(pair.path).config)
