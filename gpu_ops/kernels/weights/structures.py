@@ -5,13 +5,15 @@ import ctypes
 
 import torch
 
-ABI = 15
+ABI = 16
 FLOAT32, BFLOAT16, NIBBLES, BYTES, FOURS, SIXES = range(6)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Cells of a KV pool that are not of the weights' type."""
 SILU, GELU_TANH, CLAMPED = range(3)
 SOFTMAX, SIGMOID = range(2)
+NOT_DISPATCHED, SHARES, OWN_TILES = range(3)
+"""The rows that a rank sends to their experts."""
 
 DONE, FAULTY, TOO_LARGE, NOT_JOINED = range(4)
 ENDED, LATE, ELSEWHERE = 1, 2, 3
