@@ -32,6 +32,7 @@ from pontil.runtime.wire.rank_messages import (
     RankPlan,
     RankPool,
     RankReady,
+    RankRound,
     RankWelcome,
 )
 from pontil.runtime.wire.registration_messages import (
@@ -102,6 +103,7 @@ __all__ = [
     "RankPlan",
     "RankPool",
     "RankReady",
+    "RankRound",
     "RankWelcome",
     "Refused",
     "Release",
@@ -128,7 +130,7 @@ __all__ = [
 Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
-    | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
+    | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone | RankRound
     | Embed | Embedding | PrefixDelta | PrefixRequest
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Unread
     | Subscribe | Subscribed | StreamItem | StreamMark | StreamAck | ProducerDone | Unsubscribe
@@ -168,6 +170,7 @@ TAGS: dict[str, type[Message]] = {
     "rank_ready": RankReady,
     "rank_plan": RankPlan,
     "rank_done": RankDone,
+    "rank_round": RankRound,
     "node_task": NodeTask,
     "node_output": NodeOutput,
     "pass_done": PassDone,
