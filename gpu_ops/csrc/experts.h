@@ -181,9 +181,9 @@ static void exchange_results(Context& context, const ExpertHalf& half, const std
                           owners.data(), reinterpret_cast<char*>(made));
 }
 
-// The rows that go through experts together, and which of them this rank brings: all of its tile, if rows are dispatched
-// an equal share of neighbouring ones, or, where each rank has a tile of its own, that one. Of all ranks' tiles rows then
-// stand in the order of ranks.
+// The rows that go through experts together, and which of them this rank brings: all of its tile, or if rows are
+// dispatched an equal share of neighbouring ones, or, where each rank has a tile of its own, that one. The tiles' rows
+// then stand in the order of ranks.
 struct OwnRows {
     OwnRows(const Context& context, const ExpertHalf& half, int tile) : rows(tile), count(tile) {
         if (half.dispatched == NOT_DISPATCHED) return;

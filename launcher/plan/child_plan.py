@@ -44,7 +44,7 @@ class ChildPlan:
     @property
     def is_data_parallel(self) -> bool:
         """Return whether each rank is a worker of its own, with a share of the experts."""
-        return self.config.get("data_parallel_size", 1) > 1
+        return bool(self.config.get("data_parallel_size", 1) > 1)
 
     @property
     def divisions(self) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches whose workers share experts and have sequences of their own answer like one process (H4, H5)."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,17 @@ def test_workers_of_different_layouts_answer_like_one_process(
 
 
 @pytest.mark.long
-def test_a_rank_that_dies_takes_its_group_with_it(alone: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_rank_that_ends_takes_its_group_with_it(
+    alone: list[dict[str, Any]], tmp_path: Path, number: signal.Signals
+) -> None:
     """H7: streams go on exactly, nothing leaks, and the new group answers as the one before."""
     with launched(tmp_path, *lists(1, 2, "decode"), *mixture(tmp_path)) as served:
         site, victim = DisturbedSite(served, TOKENS, is_real=False), served.living("decode:0+1")
 
         def harm(streams: Streams) -> None:
             wait_for(lambda: streams.all_have(4), 60, "4 tokens of every stream")
-            victim.kill()
+            victim.send_signal(number)
 
         site.survives(harm, "decode:0", "decode:0+1")
         assert served.living("decode:0+1") != victim

@@ -21,7 +21,7 @@ from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.partition import check_shares
 
 RANDOM = torch.Generator().manual_seed(5)
-# What each rank computes: one joins two passes without rows, one has a single row, one ends tiles without any wanted.
+# The tiles of each rank, where every second rank wants no rows of any but its last tile. The others' passes are longer.
 CUTS = ([31, 1, 3, 10], [17, 20], [1, 1, 1, 1], [5, 33, 2])
 
 

@@ -24,7 +24,7 @@ def test_a_worker_of_several_ranks_has_one_row() -> None:
 
 
 def test_data_parallel_ranks_have_a_row_each() -> None:
-    """By it a proxy knows each as a worker, and that all have ended where one has."""
+    """A proxy knows each as a worker, and that all have ended where one has."""
     first, second = rows(data_parallel_size=2)
     assert (first["name"], second["name"]) == ("decode:0", "decode:0+1")
     assert (first["cores"], second["cores"]) == ("0", "1-2") and "ranks" not in first

@@ -96,7 +96,7 @@ def test_nobody_is_called_between_the_rounds_of_a_busy_rank() -> None:
 
 @pytest.mark.parametrize("steps", [[], [1, 1, 1]])
 def test_a_rank_that_leaves_takes_the_others_with_it(steps: list[int]) -> None:
-    """Whether they rest or compute."""
+    """The others may rest or compute."""
     group, left = Group(), list[int]()
 
     def live(rank: int) -> None:
