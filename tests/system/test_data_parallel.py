@@ -49,6 +49,18 @@ def test_workers_of_different_layouts_answer_like_one_process(
 
 
 @pytest.mark.long
+def test_ranks_that_meet_over_gloo_answer_alike(tmp_path: Path) -> None:
+    """Without kernels."""
+    (tmp_path / "one").mkdir()
+    by_torch = (*mixture(tmp_path), "--kernels", "torch")
+    with launched(tmp_path / "one", "--role", "mixed", "--mixed", "cpu:0", *by_torch) as served:
+        expected = answers(served)
+    with launched(tmp_path, *lists(1, 2, "decode"), *by_torch) as served:
+        assert answers(served) == expected
+        at_rest(served)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_rank_that_ends_takes_its_group_with_it(
     alone: list[dict[str, Any]], tmp_path: Path, number: signal.Signals

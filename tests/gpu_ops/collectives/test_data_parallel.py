@@ -65,7 +65,9 @@ def compare_by_kernels(processes: RankProcesses, runs: list[PromptRun]) -> None:
     library.close()
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(2, torch.float32), (4, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"), [(2, torch.float32), pytest.param(4, torch.bfloat16, marks=pytest.mark.long)]
+)
 def test_each_rank_has_the_bits_of_one_process(
     processes: RankProcesses, path: Path, ranks: int, dtype: torch.dtype
 ) -> None:
@@ -83,6 +85,7 @@ def test_shared_experts_with_a_gate_for_each_row(processes: RankProcesses, tmp_p
     compare_by_kernels(processes, runs_of(tmp_path, 2, torch.bfloat16, talker=True))
 
 
+@pytest.mark.long
 def test_torch_sends_the_same(processes: RankProcesses, path: Path, tmp_path: Path) -> None:
     """Without kernels, over gloo."""
     (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"file://{tmp_path}/store", 60.0)
