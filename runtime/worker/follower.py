@@ -64,7 +64,7 @@ class DriverLink(RankClient):
 
     def plans(self) -> list[RankPlan]:
         """Return the plans that have arrived."""
-        return [one for one in self.socket.receive_all() if isinstance(one, RankPlan) and one.sender == self.driver]
+        return [one for one in self.receive() if isinstance(one, RankPlan) and one.sender == self.driver]
 
     def answer(self, number: int, news: dict[str, Any]) -> None:
         """Report that this plan and those before it were followed, and what has ended of pulls."""

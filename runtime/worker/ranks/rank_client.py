@@ -14,7 +14,7 @@ from pontil.runtime.errors import RankLost
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.sockets import PeerClient, Poller
-from pontil.runtime.wire.messages import RankHello, RankPool, RankRound, RankWelcome
+from pontil.runtime.wire.messages import Message, RankHello, RankPool, RankRound, RankWelcome
 
 # Seconds between two looks at whether the process is to stop while nothing arrives.
 LOOK = 1.0
@@ -35,6 +35,7 @@ class RankClient:
         self.rank, self.ranks = place
         self.socket = PeerClient(context, incarnation, endpoint)
         self.communicator: Communicator | None = None
+        self.early: list[Message] = []
         poller.register(self.socket)
 
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
@@ -50,11 +51,18 @@ class RankClient:
         """Wait for the driver's next message, which is of this kind."""
         deadline = time.monotonic() + START_WITHIN
         while time.monotonic() < deadline:
-            self.poller.wait(LOOK)
-            for message in self.socket.receive_all():
+            messages = self.receive()
+            for place, message in enumerate(messages):
                 if isinstance(message, kind):
+                    self.early = messages[place + 1 :]
                     return message
+            self.poller.wait(LOOK)
         raise RankLost("rank 0 of this worker did not start")
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have arrived, with those that came behind one that was waited for."""
+        messages, self.early = self.early, []
+        return messages + self.socket.receive_all()
 
     def leave(self) -> None:
         """Close the communicator, if there is one."""

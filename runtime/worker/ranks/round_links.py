@@ -108,7 +108,7 @@ class OtherRankLink:
             raise RankLost("rank 0 of this group takes no messages")
 
     def called(self) -> list[int]:
-        return [message.number for message in self.client.socket.receive_all() if isinstance(message, RankRound)]
+        return [message.number for message in self.client.receive() if isinstance(message, RankRound)]
 
     def watch(self, poller: Poller) -> None:
         poller.register(self.client.socket)

@@ -17,7 +17,8 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import GroupLeaves
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.links.sockets import Poller
+from pontil.runtime.wire.links.sockets import PeerClient, Poller
+from pontil.runtime.wire.messages import RankRound
 from pontil.runtime.worker.ranks import driver, rank_client
 from pontil.runtime.worker.ranks.round_links import FirstRankLink, OtherRankLink, RoundLink
 from pontil.runtime.worker.ranks.rounds import ExpertRounds, Rounds
@@ -164,3 +165,15 @@ def test_a_call_reaches_all_ranks_over_the_first_one(links: Callable[[int], Roun
     for thread in threads:
         thread.join(60.0)
     assert found == {0: [8, 9], 1: [], 2: [8, 9]}
+
+
+def test_calls_that_arrive_together_are_all_heard(
+    links: Callable[[int], RoundLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One from before, the word that all are there, and the first call after it."""
+    link, arrived = links(1), [RankRound("d4", "", number) for number in (1, 0, 8)]
+    monkeypatch.setattr(PeerClient, "receive_all", lambda socket: [arrived.pop(0) for _ in range(len(arrived))])
+    monkeypatch.setattr(rank_client, "START_WITHIN", 0.1)
+    link.meet()
+    assert link.called() == [8] and not link.called()
+    link.close()
