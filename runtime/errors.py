@@ -63,6 +63,10 @@ class RankLost(PontilError):
     there."""
 
 
+class GroupLeaves(PontilError):
+    """Another rank of the same group, a worker of its own, leaves in order: this one does so too."""
+
+
 class TransferError(PontilError):
     """KV blocks could not be pulled, or the pulled blocks failed verification."""
 

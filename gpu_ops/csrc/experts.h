@@ -181,24 +181,43 @@ static void exchange_results(Context& context, const ExpertHalf& half, const std
                           owners.data(), reinterpret_cast<char*>(made));
 }
 
-// The rows of a tile that this rank has: all of them, or if rows are dispatched an equal share of neighbouring ones.
+// The rows that go through experts together, and which of them this rank brings: all of its tile, or if rows are
+// dispatched an equal share of neighbouring ones, or, where each rank has a tile of its own, that one. The tiles' rows
+// then stand in the order of ranks.
 struct OwnRows {
-    OwnRows(const Context& context, const ExpertHalf& half, int rows) : rows(rows), count(rows) {
-        if (!half.dispatched) return;
+    OwnRows(const Context& context, const ExpertHalf& half, int tile) : rows(tile), count(tile) {
+        if (half.dispatched == NOT_DISPATCHED) return;
         group = context.group;
         if (!group || half.own * group->ranks != half.count) throw GroupError{NOT_JOINED};
-        const int share = (rows + group->ranks - 1) / group->ranks;
-        first = std::min(rows, group->rank * share), count = std::min(rows - first, share);
-        for (int row = 0; row < rows; row++) owners.push_back(row / share);
+        half.dispatched == OWN_TILES ? add_tiles() : take_share();
     }
     // x [rows][bytes], of which each rank has its own rows, becomes whole.
     void join(void* x, size_t bytes) const {
         group->choose(static_cast<const char*>(x), rows, bytes, owners.data(), static_cast<char*>(x));
     }
     RankGroup* group = nullptr;
-    const int rows;
-    int first = 0, count;
+    int rows;
+    // This rank's: the first of them among all, and in its tile, and how many.
+    int first = 0, place = 0, count;
     std::vector<int64_t> owners;
+
+  private:
+    void take_share() {
+        const int share = (rows + group->ranks - 1) / group->ranks;
+        first = place = std::min(rows, group->rank * share), count = std::min(rows - first, share);
+        for (int row = 0; row < rows; row++) owners.push_back(row / share);
+    }
+    // All ranks learn how many rows each brings.
+    void add_tiles() {
+        std::vector<int64_t> counts(group->ranks);
+        const int64_t own = count;
+        group->gather(reinterpret_cast<const char*>(&own), 1, sizeof own, reinterpret_cast<char*>(counts.data()));
+        for (int rank = 0; rank < group->ranks; rank++) {
+            if (rank == group->rank) first = int(owners.size());
+            owners.insert(owners.end(), counts[rank], rank);
+        }
+        rows = int(owners.size());
+    }
 };
 
 // What ranks send each other of a tile's rows: a row goes once to each rank that holds experts of its own, and the
@@ -279,13 +298,14 @@ template <class T>
 static void expert_half(Context& context, const ExpertHalf& half, int rows, const float* from, float* result) {
     const size_t size = half.hidden;
     float* shared = nullptr;
-    if (half.shared.gate_up.data) {
+    if (half.shared.gate_up.data && rows) {
         shared = context.shared.take<float>(rows * size);
         memset(shared, 0, rows * size * sizeof(float));
         mlp_half<T>(context, half.shared, rows, from, shared);
     }
     const OwnRows own(context, half, rows);
-    const size_t first = own.first * size;
+    if (!own.rows) return;
+    const size_t first = own.place * size;
     float* to = result + first;
     const uint32_t* x = take_rows<T>(context, from + first, own.count, half.hidden, half.before, half.epsilon,
                                      half.experts->gate_up.words);
@@ -305,7 +325,7 @@ static void expert_half(Context& context, const ExpertHalf& half, int rows, cons
     if (!half.partial) {
         if (!own.group) exchange_results(context, half, choices.experts, made);
         add_all([&](size_t row, float* total) { add_by_ratings(half, choices, row, made, total); });
-        if (own.group) own.join(result, size * sizeof *result);
+        if (half.dispatched == SHARES) own.join(result, size * sizeof *result);
         return;
     }
     const PartialRows parts(context, rows, half.hidden);

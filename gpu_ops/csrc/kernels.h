@@ -15,6 +15,8 @@ enum Cells : int32_t { CELLS_PLAIN = 0, CELLS_INT8 = 1, CELLS_FP8 = 2 };
 // CLAMPED is silu of alpha times the gate, by one more than the up, both within a limit.
 enum Activation : int32_t { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
 enum Scores : int32_t { SOFTMAX = 0, SIGMOID = 1 };
+// The rows that a rank sends to their experts.
+enum Dispatched : int32_t { NOT_DISPATCHED = 0, SHARES = 1, OWN_TILES = 2 };
 // Results of a call in which ranks meet: done; a rank has noticed a fault; more rows than the shared memory holds; the
 // sizes are not those of this rank of this group.
 enum Status : int32_t { DONE = 0, FAULTY = 1, TOO_LARGE = 2, NOT_JOINED = 3 };
@@ -111,7 +113,8 @@ struct MlpHalf {
 // experts have the highest sum. `experts` are the `own` ones of this rank, from number `first` on, without norms. The
 // shared expert has no data if there is none, nor has its gate; where it has one, that is by which it is multiplied.
 // Ranks exchange what their experts make; if it is `partial`, each adds up its own, and they add these sums; if rows
-// are `dispatched`, each rank has an equal share of them, which it sends to the ranks that hold their experts.
+// are `dispatched`, each rank has an equal share of them, or a tile of its own (of no rows, if it has none), and sends
+// them to the ranks that hold their experts.
 struct ExpertHalf {
     Matrix router, shared_gate;
     MlpHalf shared;

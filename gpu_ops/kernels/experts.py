@@ -10,7 +10,14 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.layer import MlpHalf, Norms, address
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.matrix import Matrix
-from pontil.gpu_ops.kernels.weights.structures import SIGMOID, SOFTMAX, ExpertFields, MatrixFields, MlpFields
+from pontil.gpu_ops.kernels.weights.structures import (
+    NOT_DISPATCHED,
+    SIGMOID,
+    SOFTMAX,
+    ExpertFields,
+    MatrixFields,
+    MlpFields,
+)
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 
 
@@ -27,12 +34,12 @@ class SharedHalf:
 class OwnExperts:
     """The experts of one rank, without norms, from number `first` on, the whole of each. The ranks exchange the results
     of all, or each makes a `partial` sum of its own ones' results, to which the others' are added, or rows are
-    `dispatched`: a rank has a share of them, and sends them to the ranks that hold their experts."""
+    `dispatched`: a rank has SHARES of them, or OWN_TILES, and sends them to the ranks that hold their experts."""
 
     halves: Sequence[MlpHalf]
     first: int
     partial: bool = False
-    dispatched: bool = False
+    dispatched: int = NOT_DISPATCHED
 
 
 class ExpertHalf:

@@ -34,7 +34,7 @@ def choose_experts(products: Tensor, choice: ExpertChoice) -> tuple[Tensor, Tens
 
 def in_best_groups(rated: Tensor, choice: ExpertChoice) -> Tensor:
     """The ratings [rows, count] of the experts of each row's best groups; those of others are minus infinity."""
-    divided = rated.view(len(rated), choice.groups, -1)
+    divided = rated.view(len(rated), choice.groups, choice.count // choice.groups)
     best = divided.topk(choice.group_best, dim=-1).values.sum(-1).topk(choice.kept_groups, dim=-1).indices
     left_out = torch.ones_like(divided[..., 0], dtype=torch.bool).scatter_(1, best, False)
     return divided.masked_fill(left_out.unsqueeze(-1), -torch.inf).view_as(rated)

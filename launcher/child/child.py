@@ -53,8 +53,8 @@ class Child:
         self.drain: float | None = None
         self.for_good = False
         self.order = 0
-        # The last order that this process confirmed, None before any.
-        self.settled: OrderReport | None = None
+        # The last order that each process of a worker confirmed, by its name.
+        self.settled: dict[str, OrderReport] = {}
         # Set when it is to end, so that its exit neither counts as a failure nor leads to a restart.
         self.dismissed = False
         # The facts of its last ready report, and when this process gave it.
@@ -81,19 +81,25 @@ class Child:
         return self.group.living if self.group else ()
 
     @property
+    def serving(self) -> Sequence[ChildProcess]:
+        """Its processes that are workers to others, as far as they have not ended."""
+        return self.group.serving if self.group else ()
+
+    @property
     def pid(self) -> int | None:
         return self.running.process.pid if self.running else None
 
     @property
     def obeys(self) -> bool:
-        """Return whether this process has confirmed its last order."""
-        return self.order == (0 if self.settled is None else self.settled.order)
+        """Return whether its processes have confirmed their last order."""
+        reports = [self.settled.get(worker.name) for worker in self.plan.workers]
+        return all(self.order == (0 if report is None else report.order) for report in reports)
 
     @property
     def drain_state(self) -> DrainState:
         if self.drain is None:
             return DrainState.WORKING
-        is_drained = self.obeys and self.settled is not None and self.settled.drained
+        is_drained = self.obeys and all(report.drained for report in self.settled.values())
         return DrainState.DRAINED if is_drained else DrainState.DRAINING
 
     @property
@@ -119,7 +125,7 @@ class Child:
         assert self.group is None
         self.group = RankGroup(self.plan, self.starter, now, self.descriptors())
         self.starts += 1
-        self.settled = self.ready_at = None
+        self.settled, self.ready_at = {}, None
         self.move(ChildState.STARTING)
         if self.order:
             self.send_order()
@@ -150,9 +156,9 @@ class Child:
             self.group.send({"kind": "log_level", "level": level})
 
     def send_order(self) -> None:
-        if self.running:
-            order = {"kind": "role", "order": self.order, "role": self.plan.role}
-            self.running.send({**order, "drain": self.drain, "for_good": self.for_good})
+        order = {"kind": "role", "order": self.order, "role": self.plan.role}
+        for process in self.serving:
+            process.send({**order, "drain": self.drain, "for_good": self.for_good})
 
     def hear(self, process: ChildProcess, lines: Sequence[bytes], now: float) -> list[Report]:
         """Take the reports of one of its processes. It is ready when all of them are."""
@@ -162,10 +168,9 @@ class Child:
         if self.group.ready and self.state is ChildState.STARTING:
             self.move(ChildState.READY)
             self.ever_ready, self.ready_at, self.facts = True, now, driver.ready.facts if driver.ready else {}
-        if process is driver:
-            self.settled = next(
-                (report for report in reversed(reports) if isinstance(report, OrderReport)), self.settled
-            )
+        for report in reports:
+            if isinstance(report, OrderReport):
+                self.settled[process.name] = report
         return reports
 
     def is_silent(self, limits: HealthLimits, now: float) -> bool:
@@ -182,8 +187,9 @@ class Child:
             self.kill()
         elif self.state is ChildState.READY:
             self.move(ChildState.DRAINING)
-        if self.state is ChildState.DRAINING and self.running:
-            self.running.signal(signal.SIGTERM)
+        if self.state is ChildState.DRAINING:
+            for process in self.serving:
+                process.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill all of its processes at once."""
@@ -206,7 +212,7 @@ class Child:
         step = next_step([process.ended for process in self.group.processes])
         if step is GroupStep.RECORD:
             self.exits.append(self.group.cause())
-            self.ended_pids.append(self.group.processes[0].process.pid)
+            self.ended_pids.extend(process.process.pid for process in self.group.processes[: self.group.workers])
             self.memory.end(self.exits[-1], None if self.ready_at is None else now - self.ready_at)
             self.group = None
             self.move(ChildState.EXITED)

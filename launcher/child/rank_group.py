@@ -46,7 +46,8 @@ def next_step(causes: Sequence[ExitCause | None]) -> GroupStep:
 
 
 class RankGroup:
-    """The processes, in the order of ranks: the first is the driver, which alone gets orders and signals to end."""
+    """The processes, in the order of ranks. Those of workers get orders and signals to end: of one of several ranks the
+    first, the driver, alone, and all that are data-parallel."""
 
     def __init__(
         self, plan: ChildPlan, starter: ProcessStarter, now: float, handed: Sequence[Mapping[str, Sequence[int]]] = ()
@@ -54,6 +55,7 @@ class RankGroup:
         """Start them all, or, with the driver's complaint that says why, only some. Raises OSError if there is none.
         `handed` has the descriptors for each rank, if there are any."""
         self.processes: list[ChildProcess] = []
+        self.workers = len(plan.workers)
         # When those that live are killed, once others have ended.
         self.ends_by: float | None = None
         remove_meeting_point(plan)
@@ -71,6 +73,11 @@ class RankGroup:
     def driver(self) -> ChildProcess | None:
         """The first process; None once it has ended."""
         return None if self.processes[0].ended else self.processes[0]
+
+    @property
+    def serving(self) -> list[ChildProcess]:
+        """The processes of workers that have not ended."""
+        return [process for process in self.processes[: self.workers] if process.ended is None]
 
     @property
     def living(self) -> list[ChildProcess]:

@@ -26,6 +26,9 @@ from pontil.runtime.config.worker_config import Deadlines, WorkerOptions
 
 Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed", "node"]
 ROLES = ("all", "proxy", *WORKER_ROLES)
+# The workers whose devices may have sequences of their own.
+NONE, ALL = "none", "all"
+DATA_PARALLEL = (NONE, "prefill", "decode", ALL)
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -85,6 +88,14 @@ class PlacementOptions:
     decode: tuple[DeviceItem, ...] | None = option(PROCESSES, None, "Decode workers, in the same way.", devices, "LIST")
     mixed: tuple[DeviceItem, ...] | None = option(
         PROCESSES, None, "Workers for both phases, in the same way; with --role mixed.", devices, "LIST"
+    )
+    data_parallel_attention: Literal["none", "prefill", "decode", "all"] = option(
+        PROCESSES,
+        "none",
+        "Workers of several devices of which each has its own sequences, and whole weights but for its share of the "
+        "experts; same bits.",
+        choice(*DATA_PARALLEL),
+        "|".join(DATA_PARALLEL),
     )
     embed: tuple[DeviceItem, ...] | None = option(
         PROCESSES, None, "Workers that embed texts, in the same way (default: none).", devices, "LIST"

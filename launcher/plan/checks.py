@@ -6,7 +6,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 
 from pontil.launcher.foundation.errors import OptionError
-from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.host.devices import CPU
+from pontil.launcher.options.options import NONE, LaunchOptions
 from pontil.launcher.options.parsers import host_of
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
 from pontil.launcher.plan.addresses import is_own
@@ -137,10 +138,11 @@ def check_arithmetic(options: LaunchOptions, workers: Sequence[ChildPlan]) -> No
     first: dict[object, ChildPlan] = {}
     for worker in (plan for plan in workers if plan.role in GENERATING_ROLES):
         peer = first.setdefault(worker.config["node"], worker)
-        if worker.ranks != peer.ranks:
+        if worker.divisions != peer.divisions:
             raise OptionError(
                 f"With --tensor-parallel-arithmetic {FAST} bits depend on the number of devices of a worker, and "
-                f"{peer.name} has {peer.ranks} and {worker.name} {worker.ranks}: give each as many, or leave it out."
+                f"{peer.name} has {peer.divisions} and {worker.name} {worker.divisions}: give each as many, or leave "
+                "it out."
             )
 
 
@@ -150,6 +152,27 @@ def check_experts(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
         raise OptionError(
             "--expert-parallel shares out experts to the devices of a worker, and each of these has one: join devices "
             "with +, or leave it out."
+        )
+
+
+def check_data_parallel(options: LaunchOptions, graph: StagedModel | None, workers: Sequence[ChildPlan]) -> None:
+    """Check that there are workers whose devices can have sequences of their own, where this launch starts workers."""
+    flag = f"--data-parallel-attention {options.data_parallel_attention}"
+    if options.data_parallel_attention == NONE or not workers:
+        return
+    if graph is not None:
+        raise OptionError(f"{flag} is for models of one stage, and {options.model} has several: leave it out.")
+    groups = [worker for worker in workers if worker.is_data_parallel]
+    if not groups and options.role in ("all", "mixed", options.data_parallel_attention):
+        raise OptionError(
+            f"{flag} gives each device of a worker its own sequences, and each of these workers has one: join devices "
+            "with +, or leave it out."
+        )
+    on_gpus = next((worker for worker in groups if any(member.device != CPU for member in worker.members)), None)
+    if on_gpus is not None:
+        raise OptionError(
+            f"{flag} is for workers on CPUs in this version, and {on_gpus.name} has GPUs: leave it out, or use "
+            "--expert-parallel."
         )
 
 

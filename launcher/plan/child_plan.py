@@ -22,6 +22,7 @@ class ChildPlan:
     values. It may contain keys, so it is never shown whole.
 
     A worker of several ranks is planned by that of its rank 0, which has the worker's name; `followers` are the others.
+    Data-parallel ranks are planned alike, though each is a worker to all but the supervisor.
     """
 
     name: str
@@ -41,9 +42,24 @@ class ChildPlan:
         return 1 + len(self.followers)
 
     @property
+    def is_data_parallel(self) -> bool:
+        """Return whether each rank is a worker of its own, with a share of the experts."""
+        return bool(self.config.get("data_parallel_size", 1) > 1)
+
+    @property
+    def divisions(self) -> int:
+        """The number of ranks over which products are divided."""
+        return 1 if self.is_data_parallel else self.ranks
+
+    @property
+    def workers(self) -> tuple["ChildPlan", ...]:
+        """The plans of the processes that register with proxies."""
+        return self.members if self.is_data_parallel else self.members[:1]
+
+    @property
     def is_follower(self) -> bool:
-        """Return whether this is a rank of a worker other than its driver."""
-        return bool(self.config.get("rank"))
+        """Return whether this is a rank other than the first of its group."""
+        return bool(self.config.get("rank") or self.config.get("data_parallel_rank"))
 
     @property
     def is_proxy(self) -> bool:
@@ -98,7 +114,8 @@ class ChildPlan:
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The addresses at which a worker's peers and its own ranks reach it."""
-        return tuple(self.config[name] for name in ("peer_endpoint", "rank_endpoint") if self.config[name])
+        names = ("peer_endpoint", "rank_endpoint")
+        return tuple(member.config[name] for member in self.workers for name in names if member.config[name])
 
     def configured(self, **values: Any) -> "ChildPlan":
         """Return the same plan with these values in the configuration of every rank."""
@@ -127,7 +144,8 @@ class ChildPlan:
         """Return one line, and one more for each rank of a worker that has several."""
         if not self.followers:
             return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
-        heading = f"{self.name:<12} {self.ranks} ranks, each with 1/{self.ranks} of the model"
+        part = f"the {'experts' if self.is_data_parallel else 'model'}"
+        heading = f"{self.name:<12} {self.ranks} ranks, each with 1/{self.ranks} of {part}"
         return "\n".join([heading, *(f"  {member.describe()}" for member in self.members)])
 
 
@@ -135,14 +153,18 @@ def plan_ranks(
     name: str, role: str, placements: Sequence[Placement], config: dict[str, Any], endpoint: str
 ) -> ChildPlan:
     """Return the plan of a worker with a rank on each placement. `config` is what all ranks share; they meet at
-    `endpoint`."""
-    meeting = {"ranks": len(placements), "rank_endpoint": endpoint if len(placements) > 1 else None}
+    `endpoint`. If it says that they are data-parallel, each has the address of a worker."""
+    count, peers = len(placements), str(config.get("peer_endpoint"))
+    is_data_parallel = config.get("data_parallel_size", 1) > 1
+    size, number = ("data_parallel_size", "data_parallel_rank") if is_data_parallel else ("ranks", "rank")
+    meeting = {size: count, "rank_endpoint": endpoint if count > 1 else None}
     members = [
         ChildPlan(
             rank_name(name, rank), role, place.device, place.cores,
             {
                 **config, "name": rank_name(name, rank), "role": role, "device": place.device,
-                "cores": list(place.cores), "rank": rank, **meeting,
+                "cores": list(place.cores), number: rank, **meeting,
+                **({"peer_endpoint": rank_address(peers, rank)} if is_data_parallel else {}),
             },
         )
         for rank, place in enumerate(placements)
@@ -165,6 +187,12 @@ def devices_of(plans: Iterable[ChildPlan], machine: HostDevices) -> HeldDevices:
 def rank_name(worker: str, rank: int) -> str:
     """Return the name of a rank in logs: the driver has the worker's own."""
     return f"{worker}{JOIN}{rank}" if rank else worker
+
+
+def rank_address(endpoint: str, rank: int) -> str:
+    """Return the address at which peers reach a data-parallel rank: a socket file of its own, or the same with a port
+    that the system chooses."""
+    return f"{endpoint}{JOIN}{rank}" if rank and endpoint.startswith("ipc:") else endpoint
 
 
 def rank_endpoint(run: str, worker: str) -> str:

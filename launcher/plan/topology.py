@@ -13,6 +13,7 @@ from pontil.launcher.plan.addresses import check_endpoints, controls_of, url_hos
 from pontil.launcher.plan.checks import (
     check_arithmetic,
     check_connector,
+    check_data_parallel,
     check_deadlines,
     check_drafts,
     check_experts,
@@ -99,6 +100,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     check_tiers(options, workers)
     check_arithmetic(options, workers)
     check_experts(options, workers)
+    check_data_parallel(options, graph, workers)
     proxies = [] if options.join else plan_proxies(options, machine, run, controls, graph)
     check_endpoints([*controls, *(address for worker in workers for address in worker.endpoints)])
     children = tuple(child.configured(cache_dir=str(cache)) for child in proxies + workers)

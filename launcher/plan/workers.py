@@ -14,7 +14,7 @@ from pontil.launcher.host.device_list import repeated
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, assign
 from pontil.launcher.host.ports import address_towards
 from pontil.launcher.options.kv_tier_list import DISK, MEMORY, bytes_of, disk_path
-from pontil.launcher.options.options import LaunchOptions
+from pontil.launcher.options.options import ALL, LaunchOptions
 from pontil.launcher.options.parsers import host_of
 from pontil.launcher.options.stage_list import PHASES
 from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFILL
@@ -145,8 +145,14 @@ def plan_worker(
         "node": None if node is None else node.name,
         "version": VERSION,
         "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
+        **({"data_parallel_size": len(ranks)} if len(ranks) > 1 and is_data_parallel(options, role) else {}),
     }
     return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
+
+
+def is_data_parallel(options: LaunchOptions, role: str) -> bool:
+    """Return whether the devices of a worker of this role have sequences of their own."""
+    return role in GENERATING_ROLES and options.data_parallel_attention in (role, ALL)
 
 
 def speculative_tokens(options: LaunchOptions) -> int:
@@ -188,6 +194,7 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
     draft = options.speculative_model
     drafting = {"speculative_model": draft, "drafting": [worker.role != PREFILL for worker in workers]} if draft else {}
     tier = bytes_of(options.kv_tier, MEMORY)
+    shared = any(worker.is_data_parallel for worker in workers)
     return {
         **drafting,
         **({"kv_tier_memory": tier} if tier else {}),
@@ -196,6 +203,7 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "quantization": options.quantization,
         "has_kernels": options.kernels != "torch",
         **({"row_parallel": True} if options.tensor_parallel_arithmetic == FAST else {}),
+        **({"data_parallel": [worker.is_data_parallel for worker in workers]} if shared else {}),
         "max_model_len": options.max_model_len,
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,

@@ -14,6 +14,8 @@ from pontil.runtime.foundation.number_ranges import spell
 
 # Longest line of an exited child's output, in characters: the table goes to the proxy once a second.
 LINE_CHARACTERS = 300
+# Fields that a row has of all ranks together.
+OF_RANKS = ("ranks", "cores", "rss_bytes", "cpu_percent", "gpu_bytes")
 
 
 class ProcessTable:
@@ -24,7 +26,7 @@ class ProcessTable:
 
     def rows(self, children: Sequence[Child], now: float) -> list[dict[str, Any]]:
         self.resource_usage.look([process.process.pid for child in children for process in child.processes], now)
-        return [row_of(child, self.resource_usage.usages, now) for child in children]
+        return [row for child in children for row in rows_of(child, self.resource_usage.usages, now)]
 
     def tell(self, children: Sequence[Child], now: float) -> None:
         """Send each running proxy each new table once; one that does not read gets the newest when it does. Also send
@@ -64,6 +66,16 @@ def row_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> di
     if child.ended_pids:
         row["ended_pids"] = list(child.ended_pids)
     return row
+
+
+def rows_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> list[dict[str, Any]]:
+    """Return a row for each worker that a child is: those of data-parallel ranks say what each has of its own."""
+    row = row_of(child, usages, now)
+    if not child.plan.is_data_parallel:
+        return [row]
+    ranks = [{name: value for name, value in rank.items() if name != "rank"} for rank in row["ranks"]]
+    common = {name: value for name, value in row.items() if name not in OF_RANKS}
+    return [{**rank, **common, "name": rank["name"], "pid": rank["pid"], "device": rank["device"]} for rank in ranks]
 
 
 def usage_of(pids: Sequence[int | None], usages: Mapping[int, ResourceSample]) -> dict[str, Any]:

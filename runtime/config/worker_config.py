@@ -215,22 +215,22 @@ class WorkerConfig(WorkerOptions):
     """The configuration of one worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the
     address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
-    the others at `rank_endpoint`. `lent_cores` is the file through which the workers of a launch lend each other cores,
-    if they do. `speculative_model` guesses tokens for `model`. `keys` is the system's secret
-    (runtime/wire/links/keys.py), where it has one. `more_controls` are the endpoints of further proxies. `pooling` is
-    for a worker that embeds.
-    `deterministic` chooses products on a GPU whose rows' bits do not depend on the batch, `tensor_parallel_arithmetic`
-    how ranks share out sums (docs/decisions/092), and with `expert_parallel` rows travel to their experts
-    (docs/decisions/094). In a model of several stages, `graph` is its name in runtime/stages/graph/catalog.py and
-    `node` the stage that this worker computes; items of its streams take at most
-    `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in `kv_tier_disk_size`
-    bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of what the worker serves
-    during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files that outlive this
-    process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds such; with `keep_kv`
-    it does for a worker on a CPU. `weights_memory` are those of a file for the packed weights of its model, and of one
-    for what guesses for it, and of the parts beside a stage's, in which all workers of a launch have them once where
-    the cache cannot (launcher/child/kept_memory.py). With `allow_chaos` the supervisor may cut the link over which KV
-    blocks come, and stall all others."""
+    the others at `rank_endpoint`. Instead it may be `data_parallel_rank` of `data_parallel_size` workers that meet
+    there, of which each has a share of the experts (docs/decisions/094). `lent_cores` is the file through which the
+    workers of a launch lend each other cores, if they do. `speculative_model` guesses tokens for `model`. `keys` is the
+    system's secret (runtime/wire/links/keys.py), where it has one. `more_controls` are the endpoints of further
+    proxies. `pooling` is for a worker that embeds. `deterministic` chooses products on a GPU whose rows' bits do not
+    depend on the batch, `tensor_parallel_arithmetic` how ranks share out sums (docs/decisions/092), and with
+    `expert_parallel` rows travel to their experts (docs/decisions/094). In a model of several stages, `graph` is its
+    name in runtime/stages/graph/catalog.py and `node` the stage that this worker computes; items of its streams take at
+    most `stream_memory`. Prefixes that the KV cache evicts are kept in `kv_tier_memory` bytes, and in
+    `kv_tier_disk_size` bytes in a folder of this worker's under `kv_tier_disk`. `revision` is the operator's name of
+    what the worker serves during an upgrade, `version` that of pontil. `kept_memory` are the descriptors of two files
+    that outlive this process, of KV blocks and of their records (runtime/cache/kept_pool.py), if the launcher holds
+    such; with `keep_kv` it does for a worker on a CPU. `weights_memory` are those of a file for the packed weights of
+    its model, and of one for what guesses for it, and of the parts beside a stage's, in which all workers of a launch
+    have them once where the cache cannot (launcher/child/kept_memory.py). With `allow_chaos` the supervisor may cut the
+    link over which KV blocks come, and stall all others."""
 
     name: str
     role: WorkerRole
@@ -249,6 +249,8 @@ class WorkerConfig(WorkerOptions):
     rank: int = 0
     ranks: int = 1
     rank_endpoint: str | None = None
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
     deadlines: Deadlines = DEADLINES
     keys: str | None = field(default=None, repr=False)
     graph: str | None = None
@@ -274,6 +276,11 @@ class WorkerConfig(WorkerOptions):
     def row_parallel(self) -> bool:
         """Return whether the ranks of this worker add parts of sums."""
         return self.ranks > 1 and self.tensor_parallel_arithmetic == FAST
+
+    @property
+    def shares_experts(self) -> bool:
+        """Return whether the experts of the model are on several workers."""
+        return self.data_parallel_size > 1
 
     @property
     def model_path(self) -> Path:

@@ -68,6 +68,9 @@ class Model(Protocol):
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
         layer's results for other rows are not computed."""
 
+    def serve_experts(self) -> None:
+        """Take part in a pass of data-parallel ranks without rows: compute those that they send to the experts here."""
+
     def normed(self, hidden: Tensor) -> Tensor:
         """Map rows of `forward` or `forward_fused` to normed ones, float32 [rows, hidden_size]: the same for both."""
 

@@ -18,12 +18,14 @@ PANEL = 16
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Rank `rank` of `size`. If ranks are `row_parallel`, they add parts of sums instead of exchanging inputs. If they
-    are `expert_parallel`, each has a share of the rows that go through experts, and sends them to where these are."""
+    are `expert_parallel`, each has a share of the rows that go through experts, and sends them to where these are. If
+    they are `data_parallel`, each has rows of its own, and only experts are divided."""
 
     rank: int = 0
     size: int = 1
     row_parallel: bool = False
     expert_parallel: bool = False
+    data_parallel: bool = False
 
     def columns(self, outputs: int) -> range:
         """A rank's outputs of a product: an equal share of neighbouring ones."""
@@ -94,11 +96,13 @@ def joining(partition: Partition, made: Cut) -> Split:
 class Arithmetic:
     """The choices about products: `deterministic` ones on a GPU have rows whose bits do not depend on the batch, and
     those of ranks that are `row_parallel` have bits that depend on the number of ranks. Ranks that are
-    `expert_parallel` compute the same bits in another place (docs/decisions/094)."""
+    `expert_parallel` compute the same bits in another place, and those that are `data_parallel` those of other rows
+    (docs/decisions/094)."""
 
     deterministic: bool = False
     row_parallel: bool = False
     expert_parallel: bool = False
+    data_parallel: bool = False
 
 
 USUAL = Arithmetic()
@@ -117,10 +121,20 @@ def check_division(config: ModelConfig, ranks: int) -> None:
         )
 
 
-def check_dispatch(config: ModelConfig) -> None:
-    """Raise ModelError if the model has no rows that expert-parallel ranks could send each other."""
+def check_dispatch(config: ModelConfig, flag: str = "--expert-parallel") -> None:
+    """Raise ModelError if the model has no rows that ranks could send each other."""
     if config.experts is None:
-        raise ModelError("this model has no experts, and --expert-parallel shares them out: leave it out")
+        raise ModelError(f"this model has no experts, and {flag} shares them out: leave it out")
+
+
+def check_shares(config: ModelConfig, ranks: int) -> None:
+    """Raise ModelError if so many data-parallel ranks cannot have equally many of the model's experts."""
+    check_dispatch(config, "--data-parallel-attention")
+    if config.experts is not None and config.experts.count % ranks:
+        raise ModelError(
+            f"{ranks} devices cannot have equal shares of the model's {config.experts.count} experts: "
+            "join another number of devices with +"
+        )
 
 
 def obstacle(config: ModelConfig, ranks: int) -> str | None:

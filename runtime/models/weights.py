@@ -82,12 +82,12 @@ class Weights:
         self.block = block
         self.deterministic = arithmetic.deterministic
         self.missing: list[str] = []
-        self.communicator = communicator or SingleRank()
-        rank, size = self.communicator.rank, self.communicator.size
-        several = size > 1
-        self.partition = Partition(
-            rank, size, several and arithmetic.row_parallel, several and arithmetic.expert_parallel
-        )
+        # Data-parallel ranks divide experts, and nothing else.
+        self.experts_communicator = communicator or SingleRank()
+        self.experts_partition = partition_of(self.experts_communicator, arithmetic)
+        alone = self.experts_partition.data_parallel
+        self.communicator = SingleRank() if alone else self.experts_communicator
+        self.partition = Partition() if alone else self.experts_partition
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Take the tensor of that name."""
@@ -298,3 +298,11 @@ def packable(weight: Weight, bias: Tensor | None) -> Packable:
 
 def wrong_shape(name: str, found: Sequence[int], wanted: Sequence[int]) -> ModelError:
     return ModelError(f"the tensor {name} has shape {list(found)}, the configuration asks for {list(wanted)}")
+
+
+def partition_of(communicator: Communicator, arithmetic: Arithmetic) -> Partition:
+    """Return what the arithmetic makes of ranks, where there are several."""
+    if communicator.size == 1:
+        return Partition()
+    ways = (arithmetic.row_parallel, arithmetic.expert_parallel, arithmetic.data_parallel)
+    return Partition(communicator.rank, communicator.size, *ways)

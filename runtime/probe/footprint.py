@@ -17,7 +17,7 @@ from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.loaders.gguf.packed_formats import choose_quantization
 from pontil.runtime.loaders.level_formats import may_have_levels
 from pontil.runtime.models.config import ModelConfig
-from pontil.runtime.models.partition import check_division
+from pontil.runtime.models.partition import check_division, check_shares
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
 from pontil.runtime.probe.packed_share import are_shared
 from pontil.runtime.probe.weight_memory import Ranks, weight_memory
@@ -29,11 +29,30 @@ IMPORTED_BYTES, SERVING_BYTES = 160 << 20, 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class RankLayout:
+    """The layout of a worker's ranks: so many divide the model, or, `data_parallel`, its experts."""
+
+    size: int = 1
+    data_parallel: bool = False
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ModelError if a model cannot be divided so."""
+        if self.data_parallel:
+            check_shares(config, self.size)
+        else:
+            check_division(config, self.size)
+
+
+ONE_RANK = RankLayout()
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryDemand:
     """The settings that all workers of a launch share, as in WorkerConfig; for each worker its ranks' devices; and
     the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
     `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`. Ranks
-    that are `row_parallel` add parts of sums."""
+    that are `row_parallel` add parts of sums, and those of each worker that is `data_parallel` divide its experts
+    only."""
 
     dtype: str
     kv_cache_dtype: str
@@ -49,6 +68,13 @@ class MemoryDemand:
     has_kernels: bool = True
     shares_weights: bool = False
     row_parallel: bool = False
+    data_parallel: Sequence[bool] = ()
+
+    @property
+    def layouts(self) -> list[RankLayout]:
+        """The layout of each worker's ranks."""
+        ways = self.data_parallel or [False] * len(self.workers)
+        return [RankLayout(len(worker), way) for worker, way in zip(self.workers, ways, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +82,8 @@ class Footprint:
     """The memory of one rank of a worker on one device, in bytes: a worker on a GPU has its tier on the host. On a CPU
     a `process` needs more than weights and KV once it serves, and `loading` more than the weights at the worst moment
     before; then it has no KV yet. It maps `ahead` bytes of KV while there is plenty of memory, and does without. Of the
-    weights it shares `shared` bytes with the other processes of the host that have the same `part`: so many ranks, and
-    which of them."""
+    weights it shares `shared` bytes with the other processes of the host that have the same `part`: the layout of the
+    ranks, and which of them."""
 
     weights: int
     kv: int
@@ -66,7 +92,7 @@ class Footprint:
     loading: int = 0
     ahead: int = 0
     shared: int = 0
-    part: tuple[int, int] = (1, 0)
+    part: tuple[RankLayout, int] = (ONE_RANK, 0)
 
     @property
     def mapping(self) -> Footprint:
@@ -145,18 +171,20 @@ def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> d
     if not demand.workers:
         return {}
     config = read_config(path)
-    for size in dict.fromkeys(len(worker) for worker in demand.workers):
-        check_division(config, size)
-    kinds = dict.fromkeys((len(worker), device == CPU) for worker in demand.workers for device in worker)
-    parts = {(size, on_host): footprint(path, config, demand, size, on_host) for size, on_host in kinds}
+    layouts = demand.layouts
+    for layout in dict.fromkeys(layouts):
+        layout.check(config)
+    placed = list(zip(layouts, demand.workers, strict=True))
+    kinds = dict.fromkeys((layout, device == CPU) for layout, worker in placed for device in worker)
+    parts = {(layout, on_host): footprint(path, config, demand, layout, on_host) for layout, on_host in kinds}
     extra = {at: draft_footprint(path, draft, demand, at) for _, at in kinds} if draft is not None else {}
     tier, on_host = Footprint(0, 0, demand.kv_tier_memory), [CPU] if demand.kv_tier_memory else []
     ranks: dict[str, list[Footprint]] = {}
     for device in dict.fromkeys([*(device for worker in demand.workers for device in worker), *on_host]):
         ranks[device] = [
-            replace(parts[len(worker), device == CPU], part=(len(worker), number))
+            replace(parts[layout, device == CPU], part=(layout, number))
             + (extra[device == CPU] if guesses and extra else Footprint(0, 0))
-            for worker, guesses in zip(demand.workers, drafting(path, demand, draft), strict=True)
+            for (layout, worker), guesses in zip(placed, drafting(path, demand, draft), strict=True)
             for number, rank in enumerate(worker)
             if rank == device
         ]
@@ -180,12 +208,13 @@ def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
     """Return in words the memory of one rank of each size of a worker, and of all that start at once on the host.
     Raises ModelError as `check_memory` does."""
     check_memory(path, demand)
-    config, sizes = read_config(path), {len(worker): worker for worker in sorted(demand.workers, key=len)}
-    lines = []
-    for size, devices in sizes.items():
-        rank = footprint(path, config, demand, size, CPU in devices)
+    config = read_config(path)
+    kinds = sorted(zip(demand.layouts, demand.workers, strict=True), key=lambda kind: kind[0].size)
+    layouts, lines = dict(kinds), list[str]()
+    for layout, devices in layouts.items():
+        rank = footprint(path, config, demand, layout, CPU in devices)
         ahead = f"; up to {gibibytes(rank.ahead)} of KV cache while there is plenty" if rank.ahead > rank.kv else ""
-        lines.append(f"{one_of(size, len(sizes))}: {rank.words}, or more{ahead}")
+        lines.append(f"{one_of(layout, len(layouts))}: {rank.words}, or more{ahead}")
     host_ranks = footprints(path, demand).get(CPU, [])
     if len(host_ranks) > 1:
         room = host_room()
@@ -196,10 +225,10 @@ def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
     return lines
 
 
-def one_of(size: int, sizes: int) -> str:
-    if size > 1:
-        return f"each of {size} ranks"
-    return "each worker" if sizes == 1 else "a worker of one rank"
+def one_of(layout: RankLayout, kinds: int) -> str:
+    if layout.size > 1:
+        return f"each of {layout.size} ranks" + (" that share experts" if layout.data_parallel else "")
+    return "each worker" if kinds == 1 else "a worker of one rank"
 
 
 def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: bool = True) -> Footprint:
@@ -240,20 +269,23 @@ def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room
     )
 
 
-def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int = 1, on_host: bool = True) -> Footprint:
+def footprint(
+    path: Path, config: ModelConfig, demand: MemoryDemand, ranks: RankLayout = ONE_RANK, on_host: bool = True
+) -> Footprint:
     """Return the footprint of one of a worker's ranks. Raise ModelError for types or a block size that are not
     possible."""
     dtype = config.dtype if demand.dtype == "auto" else demand.dtype
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
     cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
+    divided = Ranks(ranks.size, demand.row_parallel, ranks.data_parallel)
     layout = KVLayout(
         demand.block_size,
         config.num_layers,
         config.num_kv_heads,
         config.head_dim,
         cells,
-        ranks=ranks,
+        ranks=divided.divisions,
         planes=config.kv_planes,
     )
     # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
@@ -261,7 +293,6 @@ def footprint(path: Path, config: ModelConfig, demand: MemoryDemand, ranks: int 
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
     has_kernels = on_host and demand.has_kernels
     quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
-    divided = Ranks(ranks, demand.row_parallel)
     weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host)
     if not on_host:
         return Footprint(weights.held, kv)

@@ -53,10 +53,20 @@ class WeightMemory:
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """So many ranks of a worker. Where they are `row_parallel`, a product that joins what they made is cut by its
-    inputs."""
+    inputs. Where they are `data_parallel`, only experts are divided."""
 
     size: int = 1
     row_parallel: bool = False
+    data_parallel: bool = False
+
+    @property
+    def divisions(self) -> int:
+        """The number of parts of what is divided but for experts."""
+        return 1 if self.data_parallel else self.size
+
+    def divisor(self, name: str, config: ModelConfig) -> int:
+        """Return the number of parts of a tensor of which a rank holds one."""
+        return self.size if EXPERTS in name else divisor(name, config, self.divisions)
 
     def parts(self, name: str) -> int:
         """Return the number of parts of a weight's inputs of which a rank has one."""
@@ -151,7 +161,7 @@ def loaded_products(
             groups.setdefault(product_of(name), []).append(name)
     for product, names in groups.items():
         whole = sum(math.prod(shapes[name]) for name in names)
-        share = sum(math.prod(shapes[name]) // divisor(name, config, ranks.size) for name in names)
+        share = sum(math.prod(shapes[name]) // ranks.divisor(name, config) for name in names)
         form = stacked([formats.of(name, shapes[name], ranks.parts(name)) for name in names])
         # Gates and ups are joined, and then put in turn.
         inputs = max(shapes[name][-1] for name in names)
@@ -159,10 +169,11 @@ def loaded_products(
         yield LoadedProduct(form.size(share), extra + formats.reading({name: shapes[name] for name in names}))
     if not config.tie_word_embeddings:
         form = formats.of(HEAD, shapes[EMBEDDING])
-        extra = packing(form, embedding, embedding // ranks.size, config.hidden_size, 0)
-        yield LoadedProduct(form.size(embedding // ranks.size), extra + formats.reading({HEAD: shapes[EMBEDDING]}))
+        own = embedding // ranks.divisions
+        extra = packing(form, embedding, own, config.hidden_size, 0)
+        yield LoadedProduct(form.size(own), extra + formats.reading({HEAD: shapes[EMBEDDING]}))
     elif on_host:
-        yield tied_head(shapes[EMBEDDING], formats, ranks.size)
+        yield tied_head(shapes[EMBEDDING], formats, ranks.divisions)
 
 
 def tied_head(shape: Shape, formats: WeightFormats, ranks: int) -> LoadedProduct:

@@ -35,6 +35,7 @@ from pontil.runtime.wire.rank_messages import (
     RankPlan,
     RankPool,
     RankReady,
+    RankRound,
     RankWelcome,
 )
 from pontil.runtime.wire.registration_messages import (
@@ -105,6 +106,7 @@ __all__ = [
     "RankPlan",
     "RankPool",
     "RankReady",
+    "RankRound",
     "RankWelcome",
     "Refused",
     "Release",
@@ -132,7 +134,7 @@ __all__ = [
 Message = (
     Hello | Welcome | Refused | Heartbeat | StillHere | Goodbye | RoleChange | Submit | Cancel | Tokens | Step
     | Progress | Failed | Greet | Greeting | Begin | ChunkReady | Handoff | Withdrawn | Renew | Fetched | Abandon
-    | Embed | Embedding | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone
+    | Embed | Embedding | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone | RankRound
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Subscribe | Subscribed | StreamItem
     | StreamMark | StreamAck | ProducerDone | Unsubscribe | Unread | PrefixDelta | PrefixRequest | AttemptTimes
 )  # fmt: skip

@@ -2,7 +2,8 @@
 """The messages between the ranks of one worker: rank 0, the driver, and its followers.
 
 The driver sends each follower the same plans, numbered in order, and a follower answers each with its number, so that
-a late answer is never taken for that of a later plan. A follower decides nothing.
+a late answer is never taken for that of a later plan. A follower decides nothing. Data-parallel ranks, which are
+workers themselves, start by the same messages, and call each other to rounds.
 """
 
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ class RankReady:
     rank: int
     pool: dict[str, Any]
     left: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRound:
+    """Between data-parallel ranks, over rank 0: come to the round of this `number`. From rank 0 with number 0: all
+    ranks are about to serve."""
+
+    sender: str
+    receiver: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A follower: a rank that computes and moves its part of what the driver plans, and decides nothing."""
 
-import os
-import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import torch
-
-from pontil.gpu_ops.collectives.communicator import Communicator
-from pontil.gpu_ops.collectives.factory import open_communicator
-from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import FollowerRecords
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
@@ -21,21 +14,17 @@ from pontil.runtime.disaggregation.publisher import publisher_for
 from pontil.runtime.disaggregation.rank_follower import FollowerTransfers
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.engine.tiles.plan_tables import PlanReader
-from pontil.runtime.errors import RankLost, TransferError
-from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.errors import TransferError
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.transfer.connector import SliceConnector
 from pontil.runtime.transfer.security import TransferSecurity
-from pontil.runtime.wire.links.sockets import PeerClient
 from pontil.runtime.wire.messages import (
     Message,
     RankDone,
-    RankHello,
     RankLoaded,
     RankPlan,
     RankPool,
     RankReady,
-    RankWelcome,
 )
 from pontil.runtime.worker.links.connectors import open_connector
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
@@ -44,17 +33,11 @@ from pontil.runtime.worker.links.worker_sockets import LINGER, WorkerSockets
 from pontil.runtime.worker.process.idle_work import IdleWork
 from pontil.runtime.worker.process.loop import CONGESTION_PAUSE, WorkerLoop
 from pontil.runtime.worker.process.workload import Outlook, Workload
+from pontil.runtime.worker.ranks.rank_client import LOOK, RankClient
 from pontil.runtime.worker.start.follower_tiles import open_tiles
 from pontil.runtime.worker.start.loading import ModelPart, load, memory_errors
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 from pontil.runtime.worker.start.prefault import Prefault
-
-# Seconds between two looks at transfers while nothing arrives, and at whether the process is to stop.
-LOOK = 1.0
-# Seconds that the driver may take to answer while the worker starts.
-START_WITHIN = 1800.0
-
-M = TypeVar("M", RankWelcome, RankPool)
 
 
 class FollowedTiles(Protocol):
@@ -67,41 +50,21 @@ class FollowedTiles(Protocol):
         """Compute a tile together with the other ranks."""
 
 
-class DriverLink:
-    """A follower's connection to its driver, which is known by its incarnation once it has answered."""
+class DriverLink(RankClient):
+    """A follower's connection to its driver."""
 
     def __init__(self, sockets: WorkerSockets) -> None:
-        assert sockets.config.rank_endpoint is not None
-        self.sockets, self.rank, self.driver = sockets, sockets.config.rank, ""
-        self.socket = PeerClient(sockets.context, sockets.incarnation, sockets.config.rank_endpoint)
+        config, self.sockets = sockets.config, sockets
+        place = config.rank, config.ranks
+        super().__init__(sockets.context, sockets.poller, sockets.incarnation, config.rank_endpoint, place)
         # Answers that the socket has not taken yet, in their order.
         self.unsent: deque[RankDone] = deque()
         sockets.closing.callback(self.socket.close, LINGER)
-        sockets.poller.register(self.socket)
-
-    def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
-        """Say that this process is here, and open the communicator of all ranks."""
-        self.socket.send(RankHello(self.sockets.incarnation, "", self.rank, self.sockets.config.ranks, os.getpid()))
-        welcome = self.wait_for(RankWelcome)
-        self.driver = welcome.sender
-        made = open_communicator(kernels, device, welcome.communicator, self.rank)
-        self.sockets.closing.callback(made.close)
-        made.meet()
-        return made
-
-    def wait_for(self, kind: type[M]) -> M:
-        """Wait for the driver's next message, which is of this kind."""
-        deadline = time.monotonic() + START_WITHIN
-        while time.monotonic() < deadline:
-            self.sockets.poller.wait(LOOK)
-            for message in self.socket.receive_all():
-                if isinstance(message, kind):
-                    return message
-        raise RankLost("rank 0 of this worker did not start")
+        sockets.closing.callback(self.leave)
 
     def plans(self) -> list[RankPlan]:
         """Return the plans that have arrived."""
-        return [one for one in self.socket.receive_all() if isinstance(one, RankPlan) and one.sender == self.driver]
+        return [one for one in self.receive() if isinstance(one, RankPlan) and one.sender == self.driver]
 
     def answer(self, number: int, news: dict[str, Any]) -> None:
         """Report that this plan and those before it were followed, and what has ended of pulls."""

@@ -237,7 +237,7 @@ def the_service_is_whole_again(run: "SeedRun") -> Iterator[str]:
     for process in run.site.proxies:
         assert process.proxy is not None
         known = sorted(worker.hello.name for worker in process.proxy.registry.workers.values())
-        if known != sorted(run.plan.worker_names):
+        if known != sorted(run.plan.registered_names):
             yield f"{process} knows {known}"
 
 

@@ -89,7 +89,7 @@ def of_launch(change: SeedFault, chance: random.Random, plan: SitePlan) -> SeedF
     if chance.random() >= OF_LAUNCH:
         return change
     kind = chance.choice(list(LAUNCH_CHANGES))
-    if kind == UPGRADE and (plan.hosts > 1 or plan.kv_heads > 1 or plan.stages > 0):
+    if kind == UPGRADE and (plan.hosts > 1 or plan.has_ranks or plan.stages > 0):
         kind = NEW_KEYS if plan.keys > 0 else SCALE
     at = change.at * EARLY if kind == UPGRADE else change.at
     lasts = LAUNCH_CHANGES.get(kind, LAUNCH_CHANGES[UPGRADE])

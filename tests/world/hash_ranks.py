@@ -83,6 +83,32 @@ class DividedRunner(HashRunner):
         return True
 
 
+def exchange_rows(communicator: Communicator) -> None:
+    """Meet as ranks do that send each other rows for experts, before what one of them computes and behind it."""
+    for _ in range(2):
+        communicator.gather_columns(torch.zeros(1, 1))
+
+
+class RoundsRunner(HashRunner):
+    """The runner of a data-parallel rank, which makes each tile's pass together with the others."""
+
+    def __init__(
+        self, storage: KVStorage, vocab: int, cost: Cost, rounds: Followers, communicator: Communicator
+    ) -> None:
+        super().__init__(storage, vocab, cost)
+        self.rounds, self.communicator = rounds, communicator
+
+    def run(self, batch: Batch) -> list[Sampled]:
+        self.storage.copy(list(batch.copies))
+        sampled = list[Sampled]()
+        for tile in batch.mixed_tiles():
+            self.rounds.run(rows_of(tile, self.keeps_states).plan)
+            self.communicator.gather_columns(torch.zeros(1, 1))
+            sampled += self.compute_spans(tile.spans, self.seconds_of(tile.spans))
+            self.communicator.gather_columns(torch.zeros(1, 1))
+        return sampled
+
+
 class HashTiles:
     """The tiles of a follower (FollowedTiles). `begins` is called with each block that is written from its first
     position on."""

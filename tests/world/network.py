@@ -27,6 +27,8 @@ NOTICED_WITHIN = 0.002
 LINK_TIMEOUT = 5.0
 # Fewer messages than this go over a connection of a network that flaps.
 FLAPS_AFTER = 6
+# The end of the addresses at which ranks meet.
+RANKS = "-ranks"
 FIRST_DESCRIPTOR, FIRST_PORT = 1_000_000, 32_768
 # A plain number: operators of zmq's enumerations are slow.
 READABLE = int(zmq.POLLIN)
@@ -67,8 +69,9 @@ class WireLink:
 
     @property
     def can_break(self) -> bool:
-        """Return whether it can break, or be silent, while both ends live."""
-        return self.dealer.process.links_break and self.router.process.links_break
+        """Return whether it can break, or be silent, while both ends live: not between ranks, which meet at a socket
+        file of their host."""
+        return not self.dealer.endpoint.endswith(RANKS)
 
     def greet(self) -> None:
         """Shake hands, once the server's process runs, as far as the keys of both ends allow it."""

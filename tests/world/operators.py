@@ -196,4 +196,4 @@ def who_asked_a_leaving_proxy_has_an_answer(run: "SeedRun") -> Iterator[str]:
 
 
 def planned_roles(plan: SitePlan) -> dict[str, str]:
-    return {name: plan.role_of(name) for name in plan.worker_names}
+    return {name: plan.role_of(name) for name in plan.registered_names}

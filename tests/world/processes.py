@@ -43,9 +43,6 @@ class WorldProcess(ABC):
     """One process. `ahead` is how far its clock has run ahead in the present turn; `ends` the time of its death, with
     the exit `code`."""
 
-    # False where it only speaks over socket files of its host, whose ends are the ends of processes.
-    links_break = True
-
     def __init__(self, world: SeededWorld, name: str) -> None:
         self.world, self.name = world, name
         world.processes.append(self)

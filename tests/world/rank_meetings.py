@@ -12,8 +12,7 @@ from virtual_time import HERE
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError, Communicator, Counts, SingleRank, added
 from pontil.gpu_ops.collectives.shared_memory import DEADLINE
-from pontil.runtime.worker import follower
-from pontil.runtime.worker.ranks import driver
+from pontil.runtime.worker.ranks import driver, rank_client
 
 # Seconds until a rank that waits looks whether the others live, as csrc/rank_group.h does.
 LOOK_AFTER = 0.02
@@ -134,5 +133,5 @@ def meet_in_the_world() -> None:
 
     untyped: Any = driver
     untyped.create_communicator = create
-    untyped = follower
+    untyped = rank_client
     untyped.open_communicator = opened

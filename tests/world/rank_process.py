@@ -16,7 +16,7 @@ from engine_process import EngineProcess, TinyModel
 from fibres import FibreProcess
 from ghost_blocks import FollowerGuards, GhostPool, GhostRecords
 from hash_model import layout_of
-from hash_ranks import DividedRunner, HashTiles
+from hash_ranks import DividedRunner, HashTiles, RoundsRunner, exchange_rows
 from processes import FAILED
 from rank_meetings import MeetingCommunicator
 from virtual_time import SeededWorld
@@ -34,6 +34,7 @@ from pontil.runtime.transfer.security import TransferSecurity
 from pontil.runtime.worker.follower import FollowedTiles, Follower, FollowerStart
 from pontil.runtime.worker.process.loop import WorkerLoop
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.ranks.rounds import open_rounds
 from pontil.runtime.worker.start.assembly import WorkerResources, equip, warm_up
 from pontil.runtime.worker.start.loading import ModelPart
 
@@ -86,10 +87,12 @@ class RankProcess(FibreProcess):
 
 
 class DriverProcess(RankProcess, EngineProcess):
-    """The process of rank 0."""
+    """The process of rank 0, or of any data-parallel one."""
 
     def begin(self, config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter, commands: int) -> None:
         def made() -> WorkerLoop:
+            if config.shares_experts:
+                return self.make(config, shared_resources(config, model, blocks, report), report, commands)
             machine = divided_resources(config, model, blocks, report)
             loop = self.make(config, machine, report, commands)
             self.ghosts.guards[machine.storage.identity.hex()] = guards_of(machine.driver.communicator)
@@ -118,6 +121,25 @@ def divided_resources(config: WorkerConfig, model: TinyModel, blocks: int, repor
     return WorkerResources(
         model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, driver, "float32", "hash"
     )
+
+
+def shared_resources(config: WorkerConfig, model: TinyModel, blocks: int, report: Reporter) -> WorkerResources:
+    """Put the engine of a data-parallel rank together, as `runtime/worker/start/assembly.py` does."""
+    rounds = open_rounds(config, report)
+    assert rounds is not None
+    communicator = rounds.join(model.config, None, CPU)
+    layout = layout_of(config.block_size, model.kv_heads)
+    rounds.agree(("hash", layout.fingerprint(), "hash"), blocks, lambda: exchange_rows(communicator))
+    storage = KVStorage(layout, blocks, CPU)
+    pool = GhostPool(blocks, storage.epochs.numpy())
+    runner = RoundsRunner(storage, model.config.vocab_size, step_seconds, rounds, communicator)
+    engine = equip(config, runner, storage, pool)
+    warm_up(engine)
+    rounds.settle()
+    return WorkerResources(
+        model.config, "hash", model.tokenizer, model.grammars, layout, storage, pool, engine, Driver(config, report),
+        "float32", "hash", rounds=rounds,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +179,6 @@ class HashFollowerStart(FollowerStart):
 
 class FollowerProcess(RankProcess):
     """The process of another rank."""
-
-    links_break = False
 
     def __init__(self, world: SeededWorld, name: str, ghosts: GhostRecords) -> None:
         super().__init__(world, name)

@@ -14,6 +14,7 @@ from supervised_site import HostLaunch, SupervisedSite
 from virtual_time import SeededWorld
 
 from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.options.worker_roles import GENERATING_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.config.proxy_config import ProxyConfig
@@ -35,7 +36,7 @@ def next_name(worker: str) -> str:
 
 
 def is_next(worker: str) -> bool:
-    return int(worker.rpartition(":")[2]) >= FIRST_NUMBER
+    return int(worker.rpartition(":")[2].partition(JOIN)[0]) >= FIRST_NUMBER
 
 
 def next_plans(plan: SitePlan, folder: Path) -> tuple[ChildPlan, ...]:

@@ -21,7 +21,9 @@ MODEST, LIMITED = ("eve", "key-of-eve"), ("dan", "key-of-dan")
 VERSION = "0"
 # Of so many seeds these have workers of several ranks: those of each prefill and each decode worker.
 ROUND = 24
-RANKS = {5: (1, 2), 13: (2, 1), 21: (2, 2)}
+RANKS = {5: (1, 2), 13: (2, 1), 14: (1, 2), 21: (2, 2)}
+# Those in which ranks that decode are workers of their own.
+DATA_PARALLEL = {14}
 # The prefill, decode and mixed workers and proxies of a seed, and those of other seeds of a round: workers that decode
 # what they computed, and a proxy whose clients have no other one.
 USUAL = (2, 2, 0, 2)
@@ -81,6 +83,8 @@ class SitePlan:
     # Processes of each worker; None: most seeds have one, some have several, and then one host and no tiers.
     prefill_ranks: int | None = None
     decode_ranks: int | None = None
+    # 1 if the ranks that decode are workers of their own, 0 if not. Less: in some seeds they are.
+    data_parallel: int = -1
     # Seconds in which a stream can be continued, and those of a worker's start, at least and at most.
     resume_window: float = 60.0
     worker_start: tuple[float, float] = (1.0, 3.0)
@@ -99,7 +103,7 @@ class SitePlan:
         # Drawn behind all of the others, which stay as they are.
         kept = int(chance.random() < KEPT_KV)
         keyed = int(chance.random() < KEYED)
-        if self.kv_heads > 1:
+        if self.has_ranks:
             return replace(self, hosts=1, tiers=0, kept_kv=0, keys=0)
         split = self.prefill > 0 and self.decode > 0
         made = replace(self, hosts=(self.hosts or hosts) if split else 1, far=far)
@@ -128,9 +132,10 @@ class SitePlan:
         if stages:
             # Such a model has one proxy, no ranks, and no model for texts beside it here.
             ranks, proxies, embed = [1, 1], 1, 0
+        data_parallel = int(seed % ROUND in DATA_PARALLEL) if self.data_parallel < 0 else self.data_parallel
         return replace(
             made, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, stages=stages,
-            prefill_ranks=ranks[0], decode_ranks=ranks[1],
+            prefill_ranks=ranks[0], decode_ranks=ranks[1], data_parallel=data_parallel,
         )  # fmt: skip
 
     @property
@@ -158,9 +163,28 @@ class SitePlan:
     def model_of(self, worker: str) -> str:
         return EMBEDDER if worker.startswith(EMBED) else "tiny"
 
+    def is_data_parallel(self, worker: str) -> bool:
+        """Return whether the ranks of a worker have sequences of their own."""
+        return self.data_parallel > 0 and worker.startswith(("decode:", "mixed:")) and self.ranks_of(worker) > 1
+
+    @property
+    def has_ranks(self) -> bool:
+        return max(map(self.ranks_of, self.worker_names)) > 1
+
     @property
     def kv_heads(self) -> int:
-        return max(map(self.ranks_of, self.worker_names))
+        return max(1 if self.is_data_parallel(name) else self.ranks_of(name) for name in self.worker_names)
+
+    @property
+    def registered_names(self) -> list[str]:
+        """The names that proxies know."""
+        ranks = [
+            rank_name(name, rank)
+            for name in self.worker_names
+            for rank in range(1, self.ranks_of(name))
+            if self.is_data_parallel(name)
+        ]
+        return self.worker_names + ranks
 
     @property
     def follower_names(self) -> list[str]:
@@ -228,6 +252,7 @@ class SitePlan:
                 "stream_memory": STREAM_MEMORY,
             }  # fmt: skip
         places = [Placement("cpu", (0,))] * self.ranks_of(name)
+        config |= {"data_parallel_size": len(places)} if self.is_data_parallel(name) else {}
         return plan_ranks(name, role, places, config, rank_endpoint("/world", name))
 
     def tier_fields(self, folder: Path) -> dict[str, Any]:

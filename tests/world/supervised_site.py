@@ -202,14 +202,15 @@ class HostLaunch:
             made = proxy = ProxyProcess(self.world, name)
             self.pipes[proxy] = LinePipe(self.kept(made, given["--commands-fd"]))
             begin = self.begin_proxy(proxy, told["config"])
-        elif told["config"]["rank"]:
+        elif told["config"].get("rank"):
             made = follower = FollowerProcess(self.world, name, self.site.ghosts)
             begin = self.begin_follower(follower, told["config"])
         elif told["role"] in PLAIN_ROLES:
             made = plain = PlainProcess(self.world, name, self.site.ghosts)
             begin = self.begin_plain(plain, told["config"], self.kept(made, given["--commands-fd"]))
         else:
-            kind = DriverProcess if told["config"]["ranks"] > 1 else EngineProcess
+            meets = told["config"].get("rank_endpoint") is not None
+            kind = DriverProcess if meets else EngineProcess
             made = worker = kind(self.world, name, self.site.ghosts)
             if files := told["config"].get("kept_memory"):
                 told["config"]["kept_memory"] = [self.kept(made, file) for file in files]
@@ -390,7 +391,7 @@ class SupervisedSite:
     @property
     def is_whole(self) -> bool:
         """True if every process serves, and every proxy knows every worker."""
-        count = sum(not child.plan.is_proxy for child in self.children)
+        count = sum(len(child.plan.workers) for child in self.children if not child.plan.is_proxy)
         if any(launch.is_over for launch in self.launches):
             return False
         return all(child.state is ChildState.READY for child in self.children) and all(

@@ -12,6 +12,8 @@ CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Cells of a KV pool that are not of the weights' type."""
 SILU, GELU_TANH, CLAMPED = range(3)
 SOFTMAX, SIGMOID = range(2)
+NOT_DISPATCHED, SHARES, OWN_TILES = range(3)
+"""The rows that a rank sends to their experts."""
 
 DONE, FAULTY, TOO_LARGE, NOT_JOINED = range(4)
 ENDED, LATE, ELSEWHERE = 1, 2, 3

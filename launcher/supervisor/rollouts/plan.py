@@ -35,6 +35,11 @@ class LaunchSnapshot:
         return {place.name: place for _, place in self.workers}
 
     @property
+    def children(self) -> dict[str, str]:
+        """The child that each worker is, or is a rank of, by its name."""
+        return {worker.name: plan.name for plan, _ in self.workers for worker in plan.workers}
+
+    @property
     def names(self) -> str:
         return ", ".join(self.places) or "none"
 
@@ -68,14 +73,14 @@ def seconds(value: Any) -> float:
 
 
 def chosen(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[str]:
-    """Return the named workers, each once, in the order named."""
-    names = request.get("names")
+    """Return the named workers, each once, in the order named. Data-parallel ranks change together."""
+    names, children = request.get("names"), snapshot.children
     if not isinstance(names, list) or not names:
         raise OptionError(f"Name a worker: this launch has {snapshot.names}.")
     for name in names:
-        if not isinstance(name, str) or name not in snapshot.places:
+        if not isinstance(name, str) or name not in children:
             raise OptionError(f"There is no worker {name!r}: this launch has {snapshot.names}.")
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(children[name] for name in names))
 
 
 def restarts(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[RolloutStep]:

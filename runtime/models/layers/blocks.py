@@ -30,7 +30,11 @@ class SelfAttention(Protocol):
 
 
 class FeedForward(Protocol):
-    """An MLP or its replacement. x [rows, hidden_size] in the weights' dtype."""
+    """An MLP or its replacement. x [rows, hidden_size] in the weights' dtype. One that `takes_rows` of other ranks is
+    called in every pass that they make, with no rows if there are none here."""
+
+    @property
+    def takes_rows(self) -> bool: ...
 
     @property
     def linears(self) -> Sequence[Product]: ...

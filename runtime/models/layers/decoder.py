@@ -192,6 +192,17 @@ class Decoder(ABC):
                 states.record(layers, hidden)
         return self.fused[-1].only(rest(hidden, tile), tile, rows)
 
+    @torch.inference_mode()
+    def serve_experts(self) -> None:
+        none = torch.zeros(0, self.config.hidden_size, device=self.device)
+        for index, block in enumerate(self.blocks):
+            if not block.feed_forward.takes_rows:
+                continue
+            if self.fused:
+                self.fused[index].feed_forward(none, none)
+            else:
+                block.feed_forward(none.to(self.dtype))
+
     def normed(self, hidden: Tensor) -> Tensor:
         return self.norm(hidden) if self.fused else hidden
 

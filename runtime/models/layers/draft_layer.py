@@ -76,6 +76,9 @@ class DraftLayer:
         assert inputs.is_floating_point() and states is None
         return self.layer.forward_fused(inputs, tile, rows)
 
+    def serve_experts(self) -> None:
+        self.layer.serve_experts()
+
     def normed(self, hidden: Tensor) -> Tensor:
         return self.layer.norm(hidden)
 

@@ -9,6 +9,7 @@ from pontil.gpu_ops.elementwise import apply
 from pontil.gpu_ops.kernels.experts import ExpertHalf, OwnExperts, SharedHalf
 from pontil.gpu_ops.kernels.layer import GatedKind, Norms
 from pontil.gpu_ops.kernels.linear import Product, matrix_of
+from pontil.gpu_ops.kernels.weights.structures import NOT_DISPATCHED, OWN_TILES, SHARES
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.gpu_ops.products.experts import GroupedExperts, add_by_ratings
@@ -59,7 +60,7 @@ class Experts:
 
     A rank has some of the experts, whole, and the router. `own` are their numbers. The ranks exchange the results of
     the experts that were chosen, or, row-parallel, each adds up those of its own and they add these sums, or,
-    expert-parallel, rows travel. A shared expert is divided like any MLP.
+    expert-parallel or data-parallel, rows travel. A shared expert is divided like any MLP.
     """
 
     def __init__(self, config: ExpertConfig, hidden: int, prefix: str, weights: Weights) -> None:
@@ -75,9 +76,12 @@ class Experts:
         if config.routing.bias:
             scored = weights.take(prefix + "gate.e_score_correction_bias", config.count, dtype=torch.float32)
         self.choice = choice_of(config, scored)
-        self.partition, self.communicator = weights.partition, weights.communicator
+        self.partition, self.communicator = weights.experts_partition, weights.experts_communicator
         self.own, self.deterministic = self.partition.experts(config.count), weights.deterministic
-        self.dispatch = ExpertDispatch(self.communicator, len(self.own)) if self.partition.expert_parallel else None
+        self.takes_rows = self.partition.data_parallel
+        self.dispatch: ExpertDispatch | None = None
+        if self.partition.expert_parallel or self.takes_rows:
+            self.dispatch = ExpertDispatch(self.communicator, len(self.own), own_tiles=self.takes_rows)
         self.experts: list[GatedMlp] = []
         for number in range(config.count):
             name, inner = f"{prefix}experts.{number}.", config.intermediate_size
@@ -113,7 +117,7 @@ class Experts:
         need no tiles of a fixed size."""
         assert self.kernels is not None
         halves = [expert.half(Norms(0.0)) for expert in self.experts]
-        dispatched = self.dispatch is not None
+        dispatched = NOT_DISPATCHED if self.dispatch is None else OWN_TILES if self.takes_rows else SHARES
         own = OwnExperts(halves, self.own.start, self.partition.row_parallel and not dispatched, dispatched)
         shared = None if self.shared is None else self.shared.half(norms)
         return ExpertHalf(self.kernels, self.choice, matrix_of(self.router), own, norms, shared)

@@ -47,7 +47,7 @@ class FusedBlock:
         after = (None, None) if block.after is None else block.after
         norms = [half_norms(one, other) for one, other in zip(block.before, after, strict=True)]
         self.attention = block.attention.half(norms[0], rotation)
-        self.feed_forward = block.feed_forward.half(norms[1])
+        self.feed_forward, self.takes_rows = block.feed_forward.half(norms[1]), block.feed_forward.takes_rows
 
     def __call__(self, hidden: Tensor, tile: KernelTile) -> Tensor:
         """Run the layer on hidden float32 [rows, hidden_size]."""
@@ -62,7 +62,11 @@ class FusedBlock:
         if not self.attention.store(hidden, tile):
             return self(hidden, tile)[rows]
         some = hidden[rows]
-        return self(some, tile.only(rows)) if rows else some
+        if rows:
+            return self(some, tile.only(rows))
+        if self.takes_rows:
+            self.feed_forward(some, some)
+        return some
 
 
 def half_norms(before: Norm, after: Norm | None) -> Norms:

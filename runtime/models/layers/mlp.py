@@ -27,6 +27,8 @@ class GatedMlp:
     """`down(activation(gate(x)) * up(x))`; gate and up are one product. Names under `prefix` are Hugging Face's. The
     MLP is divided over the ranks by columns, or each rank has a `whole` one."""
 
+    takes_rows = False
+
     def __init__(
         self,
         weights: Weights,

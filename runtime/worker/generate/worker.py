@@ -97,6 +97,9 @@ class Worker(Workload):
         self.peers_in = sockets.serve_peers()
         link = sockets.connect_proxies(introduction(sockets, machine, self.peers_in.endpoint))
         machine.driver.watch(sockets.poller)
+        self.rounds = machine.rounds
+        sockets.closing.callback(self.rounds.close)
+        sockets.leaving.callback(self.rounds.leave)
         if tiers := open_tiers(config, machine, sockets.poller.wake, sockets.failures):
             sockets.closing.callback(tiers.close)
         self.transfers = BlockTransfers(sockets, machine, connect)
@@ -171,6 +174,7 @@ class Worker(Workload):
                 self.decode.take(message, now)
         for done in self.machine.driver.take():
             self.transfers.answered(done)
+        self.rounds.hear()
 
     def tick(self, now: float) -> None:
         """Check all deadlines."""
@@ -198,7 +202,7 @@ class Worker(Workload):
         if has_work:
             patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         else:
-            patience = CONGESTION_PAUSE if owed else BEAT
+            patience = 0.0 if self.rounds.are_due else CONGESTION_PAUSE if owed else BEAT
         return Outlook(has_work, is_idle, patience)
 
     def step(self, now: float) -> None:
@@ -213,6 +217,9 @@ class Worker(Workload):
         self.requests.tell_progress(self.prompts.begun(begun))
         self.idle_work.after_step(now, ended)
         self.settle(ended)
+
+    def keep_up(self) -> None:
+        self.rounds.keep_up()
 
     def settle(self, now: float) -> None:
         """Remove the requests that the two sides have finished, and report those that failed there to the proxy. Send
@@ -313,4 +320,6 @@ def make_worker(
     """Open the sockets of a worker that generates, and all that it needs beside the engine."""
     sockets = WorkerSockets(config)
     with sockets.opening():
-        return WorkerLoop(Worker(sockets, machine, connect or open_transport), report, pipe)
+        made = WorkerLoop(Worker(sockets, machine, connect or open_transport), report, pipe)
+        machine.rounds.meet(sockets.poller)
+        return made

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import FrameType
 
 from pontil.runtime.command_pipe import CommandPipe
+from pontil.runtime.errors import GroupLeaves
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.wire.messages import Message
@@ -184,17 +185,26 @@ class WorkerLoop:
         for link, message in self.link.receive_all():
             self.hear(message, now, link)
         self.tick(now)
-        if self.workload.outlook().has_work and not self.link.congested:
-            self.outlook = self.step()
-        else:
-            self.idle_work.spend(now)
-            self.outlook = self.workload.outlook()
+        self.compute(now)
         if self.assigned_role.is_overdue(self.now):
             self.workload.drop(Failure("the worker drains", 503, moved=True), None, self.now)
             self.outlook = self.workload.outlook()
         self.assigned_role.tell(idle=self.outlook.is_idle)
         self.steps.rest(self.outlook.has_work and not self.link.congested)
         self.stopping = self.stopping or self.outlook.is_over
+
+    def compute(self, now: float) -> None:
+        """Make one step, or use the time without work, and keep up with other workers. If these leave, stop."""
+        try:
+            if self.workload.outlook().has_work and not self.link.congested:
+                self.step()
+            else:
+                self.idle_work.spend(now)
+            self.workload.keep_up()
+        except GroupLeaves as error:
+            logger.info("stopping: %s", error)
+            self.stopping = True
+        self.outlook = self.workload.outlook()
 
     @property
     def patience(self) -> float:

@@ -56,6 +56,11 @@ class Workload(ABC):
     def step(self, now: float) -> None:
         """Compute one step, and send its results."""
 
+    def keep_up(self) -> None:
+        """Take part in what other workers compute together with this one, once a turn, if any do. Raises
+        GroupLeaves."""
+        return
+
     @abstractmethod
     def drop(self, failure: Failure | None, proxy: str | None, now: float) -> int:
         """End all requests, or those of this proxy; return their number. With a failure their proxies are told, and

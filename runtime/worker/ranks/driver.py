@@ -52,17 +52,19 @@ class Driver:
     descriptors of the followers' pools, in the order of ranks.
     """
 
-    def __init__(self, config: WorkerConfig, report: Reporter) -> None:
+    def __init__(self, config: WorkerConfig, report: Reporter, ranks: int | None = None) -> None:
+        """Serve the worker's own ranks, or so many that are workers themselves."""
         self.config, self.report = config, report
         self.incarnation = secrets.token_hex(8)
-        self.orders, self.plans = RankOrders(config.ranks), PlanWriter()
+        self.ranks = ranks or config.ranks
+        self.orders, self.plans = RankOrders(self.ranks), PlanWriter()
         self.followers: dict[int, str] = {}
         self.pools: list[dict[str, Any]] = []
         self.communicator: Communicator | None = None
         self.socket: PeerServer | None = None
         self.context = open_context()
         self.poller = Poller()
-        if config.ranks > 1:
+        if self.ranks > 1:
             assert config.rank_endpoint is not None
             self.socket = PeerServer(self.context, config.rank_endpoint)
             self.poller.register(self.socket)
@@ -77,14 +79,14 @@ class Driver:
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         """Wait for the followers' processes, and make the communicator of all ranks."""
         store = f"file://{str(self.config.rank_endpoint).removeprefix('ipc://')}.store"
-        size = shared_bytes(model, self.config.ranks if self.config.row_parallel else 1)
-        made = create_communicator(kernels, device, self.config.ranks, size, store)
+        size = shared_bytes(model, self.ranks if self.config.row_parallel else 1)
+        made = create_communicator(kernels, device, self.ranks, size, store)
         self.communicator = made
         if self.socket is not None:
             self.report.progress("waiting for its ranks")
         for rank, hello in self.collect(RankHello).items():
-            if hello.ranks != self.config.ranks:
-                raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.config.ranks}")
+            if hello.ranks != self.ranks:
+                raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.ranks}")
             self.followers[rank] = hello.sender
         self.send_all(lambda receiver: RankWelcome(self.incarnation, receiver, made.descriptor))
         made.meet()
@@ -114,13 +116,13 @@ class Driver:
         """Wait for one message of this kind from each follower."""
         found: dict[int, M] = {}
         deadline = time.monotonic() + LOAD_WITHIN
-        while len(found) < self.config.ranks - 1:
+        while len(found) < self.ranks - 1:
             for message in self.receive():
                 if not isinstance(message, kind):
                     self.early.append(message)
                 elif message.rank in self.orders.followers:
                     found[message.rank] = message
-            if len(found) < self.config.ranks - 1:
+            if len(found) < self.ranks - 1:
                 if time.monotonic() > deadline:
                     late = [rank for rank in self.orders.followers if rank not in found]
                     raise ModelError(f"rank {late[0]} of this worker did not start within {LOAD_WITHIN:g} s")
@@ -164,11 +166,11 @@ class Driver:
             if not self.socket.send_frame(receiver, frame):
                 raise RankLost(f"rank {rank} of this worker takes no plans")
 
-    def send_all(self, message: Callable[[str], Message]) -> None:
-        """Send a message of its own to every follower."""
+    def send_all(self, message: Callable[[str], Message], but: str = "") -> None:
+        """Send a message of its own to every follower, but for the one of this incarnation."""
         for rank, receiver in self.followers.items():
             assert self.socket is not None
-            if not self.socket.send(message(receiver)):
+            if receiver != but and not self.socket.send(message(receiver)):
                 raise RankLost(f"rank {rank} of this worker takes no messages")
 
     def take(self) -> list[RankDone]:

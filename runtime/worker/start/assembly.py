@@ -27,6 +27,7 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pontil.runtime.worker.ranks.driver import Driver
+from pontil.runtime.worker.ranks.rounds import ExpertRounds, Rounds, open_rounds
 from pontil.runtime.worker.start.draft_loading import load_draft, make_drafter
 from pontil.runtime.worker.start.loading import PartWeights, fit, load, memory_errors
 from pontil.runtime.worker.start.packed_guard import PackedGuard
@@ -43,7 +44,8 @@ class WorkerResources:
     is the model's, which the layout's may differ from. `kernels` names the kernels in use, since others may round
     differently. `driver` drives the other ranks. `lent_cores` is the table of cores that idle workers lend. `stage` has
     the parts beside the decoder in a model of several stages. `recorder` records the blocks of a pool that outlives
-    this process, if it does. `guard` is for the files that have the weights."""
+    this process, if it does. `guard` is for the files that have the weights. `rounds` are made with workers that share
+    the model's experts."""
 
     config: ModelConfig
     fingerprint: str
@@ -60,6 +62,7 @@ class WorkerResources:
     stage: StageModel | None = None
     recorder: BlockRecorder | None = None
     guard: PackedGuard = field(default_factory=PackedGuard)
+    rounds: Rounds = field(default_factory=Rounds)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -73,16 +76,21 @@ class WorkerResources:
 
 def assemble(config: WorkerConfig, report: Reporter) -> WorkerResources:
     """Load the model onto the worker's devices and run it once. Raises ModelError."""
-    driver = Driver(config, report)
+    driver, shared = Driver(config, report), open_rounds(config, report)
     with ExitStack() as undo, memory_errors(config.device):
         undo.callback(driver.close)
-        made = put_together(config, report, driver)
+        if shared is not None:
+            undo.callback(shared.close)
+        made = put_together(config, report, driver, shared)
         undo.pop_all()
         return made
 
 
-def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> WorkerResources:
-    loaded = load(config, report, driver.join)
+def put_together(
+    config: WorkerConfig, report: Reporter, driver: Driver, shared: ExpertRounds | None
+) -> WorkerResources:
+    rounds = shared or Rounds()
+    loaded = load(config, report, driver.join if shared is None else shared.join)
     layout = loaded.layout
     draft = load_draft(config, loaded, report)
     model = loaded.model
@@ -95,12 +103,13 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     first_epoch = first_epoch_of(config)
     num_blocks = driver.agree(loaded.fingerprint, layout.fingerprint(), loaded.kernels, room, first_epoch)
     block_bytes = layout.block_bytes + (0 if draft is None else draft.layout.block_bytes)
+    rounds.agree((loaded.fingerprint, layout.fingerprint(), loaded.kernels), num_blocks, model.serve_experts)
     model_config = fit(loaded.config, config, layout, num_blocks, block_bytes)
     storage = loaded.open_storage(num_blocks, first_epoch)
     pool = BlockPool(num_blocks)
     report.progress("warming up")
     maker = None if stage is None else stage.maker
-    runner = make_runner(config, loaded.model, storage, model_config.max_model_len, driver, maker)
+    runner = make_runner(config, loaded.model, storage, model_config.max_model_len, shared or driver, maker)
     # The followers do so at this point, too, before they say that they are ready.
     record_steps(runner)
     driver.wait_for_pools()
@@ -109,6 +118,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
         logger.info("%d blocks of KV are left from the process before", recorder.restored)
     engine = equip(config, runner, storage, pool)
     warm_up(engine)
+    rounds.settle()
     if draft is not None:
         # The steps above were slower than any later one, and no measure of the model.
         engine.scheduler.drafts.drafter = make_drafter(config, draft, loaded, num_blocks)
@@ -118,7 +128,7 @@ def put_together(config: WorkerConfig, report: Reporter, driver: Driver) -> Work
     return WorkerResources(
         model_config, loaded.fingerprint, tokenizer, grammars, layout, storage, pool, engine, driver, loaded.dtype,
         loaded.kernels, loaded.lent_cores, stage, recorder,
-        PackedGuard(loaded.mapped, None if draft is None else draft.mapped, *parts.mapped),
+        PackedGuard(loaded.mapped, None if draft is None else draft.mapped, *parts.mapped), rounds,
     )  # fmt: skip
 
 

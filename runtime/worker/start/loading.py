@@ -34,7 +34,7 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.fused_block import kernels_fit
 from pontil.runtime.models.model import Model
-from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division
+from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_division, check_shares
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
@@ -90,6 +90,8 @@ def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     check_division(model_config, config.ranks)
     if config.expert_parallel and config.ranks > 1:
         check_dispatch(model_config)
+    if config.shares_experts:
+        check_shares(model_config, config.data_parallel_size)
     dtype = choose_dtype(config.dtype, checkpoint)
     cells = choose_kv_dtype(config.kv_cache_dtype, dtype)
     fits = kernels_fit(model_config, TORCH_DTYPES[dtype], config.ranks)
@@ -186,7 +188,8 @@ def read_weights(
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
     block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
-    arithmetic = Arithmetic(config.deterministic, config.row_parallel, config.expert_parallel)
+    ways = (config.row_parallel, config.expert_parallel, config.shares_experts)
+    arithmetic = Arithmetic(config.deterministic, *ways)
     return Weights(telling, device, torch_dtype, packing, communicator, block, arithmetic)
 
 
@@ -220,6 +223,8 @@ def open_packing(
     """Find what other processes of this host have packed of the same weights for the same kernels."""
     rank = (config.rank, config.ranks, config.row_parallel)
     facts = (checkpoint.fingerprint, checkpoint.files, kernels.name, dtype, config.quantization)
+    if config.shares_experts:
+        part = f"{part} experts {config.data_parallel_rank} of {config.data_parallel_size}".strip()
     model = PackedModel(*facts, *rank, part)
     shelf = shelf_for(config.cache_path, model, report.progress, next(iter(config.weights_memory), None))
     stored = None

@@ -2,14 +2,14 @@
 """Rows that travel to the ranks that hold their experts: the bits of one process (H4), for each family with experts."""
 
 from pathlib import Path
-from typing import Any
 
 import kernels
 import pytest
 import rank_calls
 import rank_models
 import torch
-from architectures import SIZES, VOCAB, hugging_model
+from architectures import VOCAB, hugging_model
+from mixtures import EVEN, MIXTURES
 from rank_models import PromptRun
 from rank_processes import RankProcesses
 from tiny_omni import write_tiny_omni
@@ -21,19 +21,6 @@ from pontil.runtime.models.partition import check_division
 PROMPT = torch.randint(0, VOCAB, (45,), generator=torch.Generator().manual_seed(3)).tolist()
 # A tile of fewer rows than ranks, and shares that differ.
 CUTS = [31, 1, 3, 10]
-EVEN = SIZES | {
-    "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 8, "num_key_value_heads": 4,
-    "moe_intermediate_size": 64, "num_experts": 8, "num_hidden_layers": 2,
-}  # fmt: skip
-LATENT = {"n_routed_experts": 8, "q_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 16}
-MIXTURES: dict[str, dict[str, Any]] = {
-    "mixtral": EVEN,
-    "qwen3_moe": EVEN,
-    "gpt_oss": EVEN,
-    "glm4_moe": EVEN,
-    "deepseek_v2": EVEN | LATENT,
-    "deepseek_v3": EVEN | LATENT,
-}
 
 
 @pytest.fixture(scope="module", params=MIXTURES)

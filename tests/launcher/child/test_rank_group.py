@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from pontil.launcher.child import rank_group
 from pontil.launcher.child.child import Child
-from pontil.launcher.child.child_state import ChildState
+from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.child.exit_cause import EXIT_RANK_LOST, ExitCause
 from pontil.launcher.child.health import HealthLimits, HealthSigns
 from pontil.launcher.child.rank_group import MOMENT, GroupStep, next_step
-from pontil.launcher.child.reports import ReadyReport
+from pontil.launcher.child.reports import OrderReport, ReadyReport
 from pontil.launcher.child.starter import ExecStarter
 from pontil.launcher.host.devices import Placement
 from pontil.launcher.host.oom import OomWatch
@@ -45,12 +45,15 @@ class FakeProcess:
         self.killed = self.stalled = False
         self.code: int | None = None
         self.terms = 0
+        self.told: list[dict[str, Any]] = []
 
     def hear(self, lines: Sequence[bytes], now: float) -> list[Any]:
-        return []
+        """Report what each line says to be settled, whether it is drained."""
+        return [OrderReport(self.told[-1]["order"], line == b"drained") for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
         assert self.ended is None
+        self.told.append(message)
 
     def observe(self, now: float) -> None:
         """Stalled ones do not compute either."""
@@ -60,8 +63,8 @@ class FakeProcess:
 
     def signal(self, number: signal.Signals) -> None:
         if number == signal.SIGTERM:
-            driver = self.world.driver_of(self)
-            assert self is driver or driver.code is not None, "a follower is not asked to end before its driver has"
+            driver, is_worker = self.world.driver_of(self), self.plan.is_data_parallel
+            assert self is driver or driver.code is not None or is_worker, "a follower ends after its driver"
             self.terms += 1
         if number == signal.SIGKILL or not (self.world.deaf or self.stalled):
             self.exit(-signal.SIGKILL if number == signal.SIGKILL else 0)
@@ -84,8 +87,9 @@ class FakeProcess:
 class World:
     """A child, its processes of all incarnations, and the part of the supervisor's loop that is about it."""
 
-    def __init__(self, ranks: int, deaf: bool = False) -> None:
-        plan = plan_ranks("decode:0", "decode", [Placement("cpu", (0,))] * ranks, {}, "ipc:///nowhere/ranks")
+    def __init__(self, ranks: int, deaf: bool = False, data_parallel: bool = False) -> None:
+        config = {"data_parallel_size": ranks} if data_parallel else {}
+        plan = plan_ranks("decode:0", "decode", [Placement("cpu", (0,))] * ranks, config, "ipc:///nowhere/ranks")
         self.child = Child(plan, ExecStarter((), lambda threads: {}))
         self.deaf, self.now = deaf, 0.0
         self.processes: list[FakeProcess] = []
@@ -178,11 +182,11 @@ EVENTS = st.one_of(
 )  # fmt: skip
 
 
-@given(st.integers(1, 3), st.integers(0, 3), st.booleans(), st.lists(EVENTS, max_size=30))
+@given(st.integers(1, 3), st.integers(0, 3), st.booleans(), st.booleans(), st.lists(EVENTS, max_size=30))
 def test_every_order_of_events_leaves_no_process_and_one_restart(
-    ranks: int, ready: int, deaf: bool, events: list[Event]
+    ranks: int, ready: int, deaf: bool, data_parallel: bool, events: list[Event]
 ) -> None:
-    world = World(ranks, deaf)
+    world = World(ranks, deaf, data_parallel)
     for event in [*(("ready", rank) for rank in range(ready)), *events]:
         world.happen(event)
         if event == ("look",):
@@ -261,6 +265,27 @@ def test_followers_are_asked_to_end_and_then_killed_once_their_driver_has_ended(
     assert [one.terms for one in followers] == [1, 1] and not any(one.killed for one in followers)
     world.wait(MOMENT + 0.5)
     assert all(one.killed for one in followers) and world.child.exits[-1].follower is None
+
+
+def test_data_parallel_ranks_are_workers_that_get_all_orders() -> None:
+    world = World(2, data_parallel=True)
+    for rank in range(2):
+        world.happen(("ready", rank))
+    child, (first, second) = world.child, world.current
+    child.assign("decode", 5.0)
+    assert (
+        first.told == second.told == [{"kind": "role", "order": 1, "role": "decode", "drain": 5.0, "for_good": False}]
+    )
+    child.hear(first, [b"drained"], world.now)
+    assert (child.obeys, child.drain_state) == (False, DrainState.DRAINING)
+    child.hear(second, [b"working"], world.now)
+    assert (child.obeys, child.drain_state) == (True, DrainState.DRAINING)
+    child.hear(second, [b"drained"], world.now)
+    assert child.drain_state is DrainState.DRAINED
+    child.stop()
+    assert (first.terms, second.terms) == (1, 1)
+    world.look()
+    assert list(child.ended_pids) == [first.pid, second.pid] and child.exits[-1].code == 0
 
 
 def test_a_stalled_rank_is_the_cause_and_all_are_killed() -> None:

@@ -8,12 +8,13 @@ import gguf
 import pytest
 from safetensors.torch import load_file
 from tiny_gguf import write_tiny_gguf
+from tiny_latent import write_tiny_deepseek
 from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.probe import footprint as module
-from pontil.runtime.probe.footprint import MemoryDemand, check_memory, draft_footprint, footprint
+from pontil.runtime.probe.footprint import MemoryDemand, RankLayout, check_memory, draft_footprint, footprint
 from pontil.runtime.probe.host_memory import FreeMemory
 
 DEMAND = MemoryDemand("auto", "auto", "none", None, None, 16, [["cpu"]], {})
@@ -66,7 +67,7 @@ def test_a_gguf_files_products_are_packed_and_its_embedding_stays_as_it_is(tiny:
     # Blocks of 32 numbers have 34 bytes in the file.
     others = 2 * (sum(one.numel() for one in tensors.values()) - products - embedding) + embedding * 34 // 32
     assert footprint(path, config, demand).weights == others + products * 9 // 8
-    assert footprint(path, config, demand, 2).weights == others + products * 9 // 16
+    assert footprint(path, config, demand, RankLayout(2)).weights == others + products * 9 // 16
 
 
 def test_a_gguf_file_is_counted_with_its_own_types_where_it_is_served_so(tiny: Path, tmp_path: Path) -> None:
@@ -114,16 +115,16 @@ def test_a_tier_takes_memory_of_the_host(tiny: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_rank_holds_its_part_and_what_every_rank_holds(tiny: Path) -> None:
     config = read_config(tiny)
-    one, half = (footprint(tiny, config, DEMAND, ranks) for ranks in (1, 2))
+    one, half = (footprint(tiny, config, DEMAND, RankLayout(ranks)) for ranks in (1, 2))
     whole = 4 * config.hidden_size * (config.vocab_size + 2 * config.num_layers + 1)
     assert half.weights - whole == (one.weights - whole) / 2 and half.kv == one.kv / 2
     # Of its two KV heads four ranks hold one each.
-    quarter = footprint(tiny, config, DEMAND, 4)
+    quarter = footprint(tiny, config, DEMAND, RankLayout(4))
     assert quarter.kv == half.kv and (one.weights - whole) / 4 < quarter.weights - whole < half.weights - whole
 
 
 def test_the_ranks_of_a_worker_fit_where_it_would_not(tiny: Path) -> None:
-    one, half = (footprint(tiny, read_config(tiny), DEMAND, ranks, on_host=False).total for ranks in (1, 2))
+    one, half = (footprint(tiny, read_config(tiny), DEMAND, RankLayout(ranks), on_host=False).total for ranks in (1, 2))
     two_gpus = replace(DEMAND, gpu_memory={"cuda:0": half, "cuda:1": half})
     assert half < one
     with pytest.raises(ModelError, match="a worker with .* divide it over more GPUs"):
@@ -171,3 +172,17 @@ def test_a_draft_model_is_part_of_what_must_fit(tiny: Path, monkeypatch: pytest.
         draft_footprint(tiny, tiny, replace(DEMAND, quantization="gguf")).weights
         == footprint(tiny, config, DEMAND).weights
     )
+
+
+def test_data_parallel_ranks_hold_a_share_of_the_experts_and_all_else(tmp_path: Path) -> None:
+    write_tiny_deepseek(tmp_path)
+    config, tensors = read_config(tmp_path), load_file(tmp_path / "model.safetensors")
+    experts = sum(one.numel() for name, one in tensors.items() if ".experts." in name)
+    others = sum(one.numel() for one in tensors.values()) - experts
+    whole = footprint(tmp_path, config, DEMAND)
+    shared = footprint(tmp_path, config, DEMAND, RankLayout(4, data_parallel=True))
+    assert whole.weights == 4 * (others + experts) and shared.weights == 4 * (others + experts // 4)
+    assert shared.kv == whole.kv
+    demand = replace(DEMAND, workers=[["cpu"], ["cpu"] * 3], data_parallel=[False, True])
+    with pytest.raises(ModelError, match="3 devices cannot have equal shares of the model's"):
+        check_memory(tmp_path, demand)

@@ -189,7 +189,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/worker": {
         "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation", "runtime/engine/tiles",
         "runtime/models", "runtime/transfer", "runtime/wire", "runtime/wire/links", "runtime/worker/embed",
-        "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process", "runtime/worker/ranks",
+        "runtime/worker/start",
     },
     "runtime/stages/worker": {
         "gpu_ops/kernels",

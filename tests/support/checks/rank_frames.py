@@ -9,6 +9,7 @@ from pontil.runtime.wire.messages import (
     RankPlan,
     RankPool,
     RankReady,
+    RankRound,
     RankWelcome,
 )
 
@@ -49,6 +50,7 @@ RANK_MESSAGES: dict[str, Message] = {
         unstaged=[4],
         erased=[[2, 8]],
     ),
+    "rank_round": RankRound(sender="f1", receiver="d4", number=9223372036854775807),
     "rank_done": RankDone(
         sender="f1",
         receiver="d4",

@@ -40,6 +40,8 @@ class PromptRun:
     row_parallel: bool = False
     quantization: str = "none"
     expert_parallel: bool = False
+    data_parallel: bool = False
+    all_rows: bool = True
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -53,7 +55,13 @@ def computed(
 ) -> tuple[Tensor, list[int]]:
     """Return the logits of all positions with the hidden states behind them, and the ids of the highest logits of the
     last tile. Logits are gathered from all ranks, hidden states are this one's."""
-    communicator, checkpoint, dtype, ids = communicator or SingleRank(), run.checkpoint, run.dtype, run.ids
+    runner = tile_runner(run, library, communicator)
+    tiles = [tile_logits(runner, tile) for tile in tiles_of(run)]
+    return torch.cat([rows for rows, _ in tiles]), tiles[-1][1]
+
+
+def tile_runner(run: PromptRun, library: KernelLibrary | None, communicator: Communicator | None) -> TileRunner:
+    communicator, checkpoint, dtype = communicator or SingleRank(), run.checkpoint, run.dtype
     config, levels = checkpoint.config, run.quantization == "gguf"
     weights = Weights(
         checkpoint.levels(dtype) if levels else checkpoint.tensors(dtype),
@@ -62,28 +70,47 @@ def computed(
         Packing.of(library, run.quantization == "int8"),
         communicator,
         config.weight_block,
-        Arithmetic(row_parallel=run.row_parallel, expert_parallel=run.expert_parallel),
+        Arithmetic(False, run.row_parallel, run.expert_parallel, run.data_parallel),
     )
     model = build_model(config, weights)
+    communicator = weights.communicator
     layout = KVLayout(
         BLOCK, config.num_layers, config.num_kv_heads, config.head_dim, str(dtype).removeprefix("torch."),
         library is not None, communicator.rank, communicator.size, config.kv_planes,
     )  # fmt: skip
-    blocks = list(range(1, len(ids) // BLOCK + 2))
-    runner = TileRunner(model, KVStorage(layout, len(blocks) + 1, torch.device("cpu")))
-    rows: list[Tensor] = []
-    highest: list[int] = []
+    return TileRunner(model, KVStorage(layout, len(run.ids) // BLOCK + 2, torch.device("cpu")))
+
+
+def tiles_of(run: PromptRun) -> list[TilePlan]:
+    blocks, tiles = list(range(1, len(run.ids) // BLOCK + 2)), list[TilePlan]()
     for end, count in zip(accumulate(run.cuts), run.cuts, strict=True):
-        places = list(range(count))
-        tile = TilePlan(False, ids[end - count : end], [TileSpan(end - count, count, blocks)], places, [], places)
-        with torch.inference_mode():
-            # As a follower gets it.
-            tile = PlanReader().read(PlanWriter().write(tile))
-            hidden = runner.forward(tile)
-            logits, best = runner.drawn_logits(tile, hidden)
-        rows.append(torch.cat((logits, hidden), dim=1))
-        highest = (logits.argmax(-1) if best is None else best).tolist()
-    return torch.cat(rows), highest
+        # A prompt's first tiles draw nothing, and need no row of the last layer.
+        wanted = list(range(count if run.all_rows or end == len(run.ids) else 0))
+        span = TileSpan(end - count, count, blocks)
+        tiles.append(TilePlan(False, run.ids[end - count : end], [span], wanted, [], wanted))
+    return tiles
+
+
+def tile_logits(runner: TileRunner, tile: TilePlan) -> tuple[Tensor, list[int]]:
+    with torch.inference_mode():
+        # As a follower gets it.
+        tile = PlanReader().read(PlanWriter().write(tile))
+        hidden = runner.forward(tile)
+        if not tile.drawn:
+            return torch.zeros(0), []
+        logits, best = runner.drawn_logits(tile, hidden)
+    return torch.cat((logits, hidden), dim=1), (logits.argmax(-1) if best is None else best).tolist()
+
+
+def compute_apart(state: dict[str, Any], runs: list[PromptRun], by_kernels: bool) -> tuple[Tensor, list[int]]:
+    """Compute the own prompt of this rank, whose experts are divided, in passes that all ranks make: as many as the
+    longest of them has tiles, of which this one has the last ones."""
+    run = runs[state["communicator"].rank]
+    runner = tile_runner(run, state["library"] if by_kernels else None, state["communicator"])
+    for _ in range(max(len(one.cuts) for one in runs) - len(run.cuts)):
+        runner.model.serve_experts()
+    tiles = [tile_logits(runner, tile) for tile in tiles_of(run)]
+    return torch.cat([rows for rows, _ in tiles]), tiles[-1][1]
 
 
 def compute_model(state: dict[str, Any], run: PromptRun, by_kernels: bool) -> tuple[Tensor, list[int]]:

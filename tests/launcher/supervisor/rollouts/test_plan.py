@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests become the steps of a change, or a sentence: never a traceback, whatever the request contains."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from pontil.launcher.child.child_state import ChildState, DrainState
 from pontil.launcher.foundation.errors import LaunchError, OptionError
-from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.plan.child_plan import ChildPlan
+from pontil.launcher.host.devices import HostDevices, Placement
+from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks
 from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned
 from pontil.launcher.supervisor.rollouts.rollout import RolloutGoal, RolloutLimits, WorkerSnapshot
 
@@ -193,3 +194,12 @@ def test_whatever_is_sent_is_a_change_or_a_sentence(command: Any, request: dict[
         assert {step.name for step in change.steps} <= {"prefill:0", "decode:0"} | {
             step.name for step in change.steps if step.aim is RolloutGoal.THERE
         }
+
+
+def test_data_parallel_ranks_change_together() -> None:
+    places = [Placement("cpu", (0,)), Placement("cpu", (1,))]
+    config = {"peer_endpoint": "ipc:///run/x", "data_parallel_size": 2}
+    group = plan_ranks("decode:1", "decode", places, config, "ipc:///run/x-ranks")
+    workers = [*PAIR.workers, (group, WorkerSnapshot("decode:1", READY, DrainState.WORKING))]
+    request = {"command": "drain", "names": ["decode:1+1", "decode:1"]}
+    assert steps(request, replace(PAIR, workers=workers)) == [(RolloutGoal.DRAINED, "decode:1")]

@@ -24,11 +24,11 @@ def own_results(rank: int, x: Tensor, chosen: Tensor) -> Tensor:
     return results(x, chosen).masked_fill((chosen.view(-1, 1) // HELD) != rank, torch.nan)
 
 
-@pytest.mark.parametrize("way", ["by_choices", "by_rows"])
+@pytest.mark.parametrize("by_choices", [True, False])
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 32])
-def test_sums_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch, rows: int, way: str) -> None:
+def test_sums_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch, rows: int, by_choices: bool) -> None:
     """Fewer rows than ranks, equal shares, and shares that differ; on a CPU, and as on a device."""
-    monkeypatch.setattr(ExpertDispatch, "by_choices", getattr(ExpertDispatch, way))
+    monkeypatch.setattr(ExpertDispatch, "may_depend_on_choices", lambda *_: by_choices)
     random = torch.Generator().manual_seed(rows)
     x, scores = (torch.randn(rows, size, generator=random) for size in (HIDDEN, RANKS * HELD))
     ratings, chosen = scores.topk(PER_TOKEN)
@@ -41,4 +41,24 @@ def test_sums_are_those_of_one_process(monkeypatch: pytest.MonkeyPatch, rows: in
 
     alone = add_by_ratings(results(x, chosen).view(rows, PER_TOKEN, HIDDEN), ratings)
     for found in turns.run([partial(live, rank) for rank in range(RANKS)]):
+        assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 5), (0, 0, 1), (4, 4, 4), (0, 0, 0)])
+def test_each_rank_gets_the_sums_of_its_own_rows(counts: tuple[int, ...]) -> None:
+    """Ranks with different rows, or none, learn each other's choices and compute for each other."""
+    random = torch.Generator().manual_seed(sum(counts))
+    rows = [torch.randn(count, HIDDEN, generator=random) for count in counts]
+    tops = [torch.randn(count, RANKS * HELD, generator=random).topk(PER_TOKEN) for count in counts]
+    turns = RankTurns()
+    meetings = TurnMeetings(turns, RANKS)
+
+    def live(rank: int) -> Tensor:
+        dispatch = ExpertDispatch(TurnCommunicator(meetings, rank), HELD, own_tiles=True)
+        return dispatch(rows[rank], *tops[rank], partial(own_results, rank))
+
+    for x, (ratings, chosen), found in zip(
+        rows, tops, turns.run([partial(live, rank) for rank in range(3)]), strict=True
+    ):
+        alone = add_by_ratings(results(x, chosen).view(len(x), PER_TOKEN, HIDDEN), ratings)
         assert torch.equal(found, alone)
