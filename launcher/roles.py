@@ -310,6 +310,14 @@ def remove_weights(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, lis
         yield file.title, users, remove(file)
 
 
+def prune_weights(cache: Path) -> Iterator[str]:
+    """Remove the files that this version would never read and that nobody maps: yield each one's title and state."""
+    from pontil.runtime.worker.start.packed_files import prune
+
+    for file in prune(cache):
+        yield f"{file.title}, {file.state}"
+
+
 @contextmanager
 def usage_log(path: Path) -> "Iterator[sqlite3.Connection]":
     """Open a usage log to be read. Raises LaunchError for what is wrong with it, then or later."""
