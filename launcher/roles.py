@@ -164,16 +164,20 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
     from pontil.runtime.probe.footprint import MemoryDemand, check_memory
+    from pontil.runtime.probe.other_workers import OtherWorker, check_others, other_footprints
 
     cache = Path(config["cache_dir"])
     demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
+    others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
     for name, demand in demands.items():
         draft = demand.speculative_model
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
-        check_memory(paths[name], demand, None if draft is None else paths[draft])
+        check_memory(paths[name], demand, None if draft is None else paths[draft], others)
+    if not demands and others:
+        check_others(others, next(iter(paths.values())))
     paths.pop(MTP, None)
     reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()})
 
@@ -230,12 +234,17 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
     refused."""
     from pontil.runtime.loaders.builtin import local_model
     from pontil.runtime.probe.footprint import MemoryDemand, memory_lines
+    from pontil.runtime.probe.other_workers import OtherWorker, other_footprints, other_lines
 
-    paths = {name: local_model(name, Path(config["cache_dir"])) for name in config["demands"]}
+    cache, beside = Path(config["cache_dir"]), [OtherWorker(**other) for other in config["others"]]
+    found = {name: local_model(name, cache) for name in (*config["demands"], *(other.model for other in beside))}
+    here = {name: path for name, path in found.items() if path is not None}
     try:
+        others = other_footprints(beside, here)
         demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
-        lines = [memory_lines(path, demands[name]) for name, path in paths.items() if path]
-        return [line for some in lines for line in some] if lines else None
+        lines = [memory_lines(here[name], demand, others) for name, demand in demands.items() if name in here]
+        lines.append(other_lines(beside, here))
+        return [line for some in lines for line in some] or None
     except PontilError as error:
         raise LaunchError(f"{error}.") from None
 
@@ -308,6 +317,14 @@ def remove_weights(cache: Path, names: Sequence[str]) -> Iterator[tuple[str, lis
     for file in named_weights(cache, names):
         users = mappers(file.path)
         yield file.title, users, remove(file)
+
+
+def prune_weights(cache: Path) -> Iterator[str]:
+    """Remove the files that this version would never read and that nobody maps: yield each one's title and state."""
+    from pontil.runtime.worker.start.packed_files import prune
+
+    for file in prune(cache):
+        yield f"{file.title}, {file.state}"
 
 
 @contextmanager

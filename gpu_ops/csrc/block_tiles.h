@@ -129,8 +129,10 @@ static float* tile_block_sums(const Matrix& matrix, int group, const IntegerRows
     for (int start = 0; start < matrix.words; start += BLOCK_WORDS, data += block_size) {
         block.unpack(data);
         prefetch_words<2>(data + block_size, F::WORDS);
-        for (int row = 0; row < count; row += TILE)
+        for (int row = 0; row < count; row += TILE) {
+            prefetch_rows<TILE>(rows.digits + start, rows.words, row + TILE, count);
             tile_block_product<F>(block, start, rows.from(row), std::min(count - row, int(TILE)), sums + row * GROUP);
+        }
     }
     return sums;
 }

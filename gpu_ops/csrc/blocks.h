@@ -302,6 +302,21 @@ static PlainProduct<F> plain_product_of(int rows) {
         return rows == R ? plain_product<F, R> : plain_product_of<F, R - 1>(rows);
 }
 
+// So many rows share what is unpacked of a block. Together they may be larger than a core's caches, so that what a block
+// takes of the next rows is prefetched while those before are multiplied.
+enum { ROWS_TOGETHER = 256 };
+
+// Prefetches up to AT_ONCE rows behind the `done` ones of `count`, or the first ones with the next block when all are
+// done. `x` has the first row's words for this block.
+template <int AT_ONCE>
+INLINE void prefetch_rows(const uint32_t* x, size_t words, int done, int count) {
+    const int first = done < count ? done : 0, end = std::min(first + AT_ONCE, count);
+    const uint32_t* from = x + (done < count ? 0 : BLOCK_WORDS);
+    for (int row = first; row < end; row++)
+#pragma GCC unroll 8
+        for (int line = 0; line < BLOCK_WORDS; line += LANES) __builtin_prefetch(from + row * words + line, 0, 3);
+}
+
 // Computes the sums [rows][GROUP] of rows with a group of weights. Few rows take levels as they are; for many, each
 // block is unpacked before.
 template <class F>
@@ -319,6 +334,7 @@ static float* block_sums(const Matrix& matrix, int group, const IntegerRows& row
         // The first rows prefetch the same block of the next group; for the others it is what they load anyway.
         for (int row = 0; row < count;) {
             const int some = next_rows(count - row, PLAIN_ROWS);
+            prefetch_rows<PLAIN_ROWS>(rows.x + start, rows.words, row + some, count);
             plain_product_of<F>(some)(plain, row ? plain.words[0] : data + size, start, rows.from(row),
                                       sums + row * GROUP);
             row += some;

@@ -10,16 +10,15 @@
 
 // Multiplies a part's rows with the groups [first, end) of outputs of its matrix, which is in blocks.
 template <class F>
-static void multiply_block_part(Context& context, const Part& part, int first, int end, const IntegerRows& all,
+static void multiply_block_part(const Part& part, int first, int end, const IntegerRows& all,
                                 Scratch& scratch, Finish finish) {
 #if defined(PONTIL_TILES)
     TileScope scope;
     (void)scope;
 #endif
     const Matrix& matrix = *part.matrix;
-    const int most = context.rows_in_cache(matrix.words * sizeof *all.x);
-    for (int start = part.row, last = part.row + part.rows; start < last; start += most) {
-        const int count = std::min(most, last - start);
+    for (int start = part.row, last = part.row + part.rows; start < last; start += ROWS_TOGETHER) {
+        const int count = std::min(int(ROWS_TOGETHER), last - start);
         finish.first = start;
         for (int group = first; group < end; group++) {
 #if defined(PONTIL_TILES)
@@ -93,9 +92,9 @@ static void multiply_parts(Context& context, const Part* parts, int count, const
                 else if (matrix.kind == BYTES)
                     multiply_level_part<Bytes>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == FOURS)
-                    multiply_block_part<Fours>(context, parts[i], from, to, integers, scratch, here);
+                    multiply_block_part<Fours>(parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == SIXES)
-                    multiply_block_part<Sixes>(context, parts[i], from, to, integers, scratch, here);
+                    multiply_block_part<Sixes>(parts[i], from, to, integers, scratch, here);
                 if (matrix.kind >= NIBBLES) continue;
             }
             multiply_part<T>(context, parts[i], from, to, x, here);

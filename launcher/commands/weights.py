@@ -14,13 +14,14 @@ from pontil.launcher.options.options import read_environment
 NONE = "no packed weights"
 
 
-@click.group(invoke_without_command=True, short_help="List, verify or remove the packed weights of this host.")
+@click.group(invoke_without_command=True, short_help="List, verify, prune or remove the packed weights of this host.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.pass_context
 def weights(context: click.Context, as_json: bool) -> None:
     """List the files of packed weights that workers of this host share, with the processes that map them.
 
-    They are in the folder `weights` of the cache directory, $PONTIL_CACHE or ~/.cache/pontil.
+    They are in the folder `weights` of the cache directory, $PONTIL_CACHE or ~/.cache/pontil. Those of the state "of
+    other code" were packed by another version, and this one never reads them.
     """
     if context.invoked_subcommand is not None:
         return
@@ -62,6 +63,16 @@ def verify(names: tuple[str, ...]) -> int:
         click.echo(f"{title}: {'complete' if damage is None else damage}")
         damages += damage is not None
     return 1 if damages else 0
+
+
+@weights.command(short_help="Remove packed weights that this version would never read.")
+def prune() -> None:
+    """Remove files that code of another version packed, and those that are damaged or unfinished, unless a process maps
+    them or packs these weights. Another version that is still used packs its weights anew."""
+    from pontil.launcher.roles import prune_weights
+
+    for line in prune_weights(read_environment().cache_directory):
+        click.echo(f"{line}: removed")
 
 
 @weights.command(short_help="Remove packed weights.")

@@ -29,7 +29,14 @@ from pontil.launcher.plan.checks import (
 )
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
-from pontil.launcher.plan.workers import embedding_model, plan_demands, plan_workers, served_embedding_name, served_name
+from pontil.launcher.plan.workers import (
+    embedding_model,
+    plan_demands,
+    plan_others,
+    plan_workers,
+    served_embedding_name,
+    served_name,
+)
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.proxy_config import ProxyOptions
 from pontil.runtime.foundation.staged_model import StagedModel
@@ -109,6 +116,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "cache_dir": str(cache),
         "log_level": options.log_level,
         "demands": plan_demands(options, workers, machine, graph),
+        "others": plan_others(options, workers, graph),
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"

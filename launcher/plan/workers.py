@@ -25,7 +25,7 @@ from pontil.launcher.plan.stages import stage_lists
 from pontil.launcher.plan.worker_lists import WorkerList, awaited_phase, role_lists, roles_of
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS, FAST, Deadlines, WorkerOptions
-from pontil.runtime.foundation.staged_model import StagedModel
+from pontil.runtime.foundation.staged_model import ModelStage, StagedModel
 
 EMBEDDING_MODEL = "all-minilm-l6-v2"
 
@@ -183,11 +183,33 @@ def plan_demands(
     options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices, graph: StagedModel | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the memory demand of the model that answers, which the child that finds the models compares with the
-    available memory. Embedding models and the other stages of a model of several are smaller, and not counted."""
+    available memory."""
     first = first_stage(graph)
-    answering = [worker for worker in workers if worker.role in GENERATING_ROLES]
-    answering = [worker for worker in answering if first is None or worker.config["node"] == first.name]
+    answering = [worker for worker in workers if answers(worker, first)]
     return {stage_model(options, first): plan_demand(options, answering, machine)} if answering else {}
+
+
+def answers(worker: ChildPlan, first: ModelStage | None) -> bool:
+    return worker.role in GENERATING_ROLES and (first is None or worker.config["node"] == first.name)
+
+
+def plan_others(
+    options: LaunchOptions, workers: Sequence[ChildPlan], graph: StagedModel | None = None
+) -> list[dict[str, Any]]:
+    """Return what is beside the model that answers in that memory: embedding models, and the other stages of a model of
+    several."""
+    first = first_stage(graph)
+    return [
+        {
+            "model": worker.config["model"],
+            "stage": worker.config["node"],
+            "own": worker.config["model"] != stage_model(options, first),
+            "devices": [rank.device for rank in worker.members],
+            "has_kernels": options.kernels != "torch",
+        }
+        for worker in workers
+        if not answers(worker, first)
+    ]
 
 
 def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: HostDevices) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
@@ -83,7 +84,7 @@ class Footprint:
     a `process` needs more than weights and KV once it serves, and `loading` more than the weights at the worst moment
     before; then it has no KV yet. It maps `ahead` bytes of KV while there is plenty of memory, and does without. Of the
     weights it shares `shared` bytes with the other processes of the host that have the same `part`: the layout of the
-    ranks, and which of them."""
+    ranks, and which of them, or what else."""
 
     weights: int
     kv: int
@@ -92,7 +93,7 @@ class Footprint:
     loading: int = 0
     ahead: int = 0
     shared: int = 0
-    part: tuple[RankLayout, int] = (ONE_RANK, 0)
+    part: tuple[RankLayout, int] | str = (ONE_RANK, 0)
 
     @property
     def mapping(self) -> Footprint:
@@ -138,20 +139,27 @@ class Footprint:
         if not self.weights:
             return tier
         once = " that all of the host share" if self.shared else ""
-        parts = [f"{gibibytes(self.weights)} of weights{once}", f"{gibibytes(self.kv)} of KV cache"]
+        parts = [f"{gibibytes(self.weights)} of weights{once}"]
+        parts += [f"{gibibytes(self.kv)} of KV cache"] if self.kv else []
         parts += [f"{gibibytes(self.process)} of the process"] if self.process else []
         parts += [tier] if self.tier else []
-        words = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        words = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
         return words if self.total == self.serving else f"{words} ({gibibytes(self.total)} while it loads)"
 
 
-def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None) -> None:
+Others = Mapping[str, Sequence[Footprint]]
+NO_OTHERS: Others = MappingProxyType({})
+"""The footprints of other workers of a launch on each device."""
+
+
+def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None, others: Others = NO_OTHERS) -> None:
     """Raise ModelError when the model cannot be divided as it is planned, or when what all ranks on a device need at
-    once, as they start together, does not fit its free memory; with the draft model where there is one."""
-    for device, device_footprints in footprints(path, demand, draft).items():
-        room = device_room(device, demand)
+    once, as they start together with others, does not fit its free memory; with the draft model where there is one."""
+    own = footprints(path, demand, draft)
+    for device in dict.fromkeys([*own, *others]):
+        device_footprints, room = [*own.get(device, ()), *others.get(device, ())], device_room(device, demand)
         if together(device_footprints) > room.bytes:
-            raise ModelError(refusal(path, device, device_footprints, max(map(len, demand.workers)), room))
+            raise ModelError(refusal(path, device, device_footprints, max(map(len, demand.workers), default=1), room))
 
 
 def together(held: Sequence[Footprint]) -> int:
@@ -204,10 +212,10 @@ def drafting(path: Path, demand: MemoryDemand, draft: Path | None) -> list[bool]
     return list(demand.drafting) or [False] * len(demand.workers)
 
 
-def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
+def memory_lines(path: Path, demand: MemoryDemand, others: Others = NO_OTHERS) -> list[str]:
     """Return in words the memory of one rank of each size of a worker, and of all that start at once on the host.
     Raises ModelError as `check_memory` does."""
-    check_memory(path, demand)
+    check_memory(path, demand, None, others)
     config = read_config(path)
     kinds = sorted(zip(demand.layouts, demand.workers, strict=True), key=lambda kind: kind[0].size)
     layouts, lines = dict(kinds), list[str]()
@@ -215,7 +223,7 @@ def memory_lines(path: Path, demand: MemoryDemand) -> list[str]:
         rank = footprint(path, config, demand, layout, CPU in devices)
         ahead = f"; up to {gibibytes(rank.ahead)} of KV cache while there is plenty" if rank.ahead > rank.kv else ""
         lines.append(f"{one_of(layout, len(layouts))}: {rank.words}, or more{ahead}")
-    host_ranks = footprints(path, demand).get(CPU, [])
+    host_ranks = [*footprints(path, demand).get(CPU, []), *others.get(CPU, ())]
     if len(host_ranks) > 1:
         room = host_room()
         lines.append(
@@ -262,7 +270,7 @@ def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room
     left_phrase = f"{room.where if device == CPU else device} has {gibibytes(room.bytes)} left"
     fewer = "start fewer workers (--role mixed is one that does both), " if most.total <= room.bytes else ""
     split_advice = "" if device == CPU else "divide it over more GPUs with +, "
-    lower = f", or lower {'--kv-tier, ' if most.tier else ''}--kv-cache-memory or --max-model-len"
+    lower = f", or lower {'--kv-tier, ' if most.tier else ''}--kv-cache-memory or --max-model-len" if most.kv else ""
     return (
         f"the model {path.name} is too large: {need_phrase} {gibibytes(together(held))}, and {left_phrase}: {fewer}"
         f"{split_advice}choose a smaller model or --quantization{lower if most.total == most.serving else ''}"

@@ -34,12 +34,13 @@ def bytes_of(path: Path) -> int:
     return sum(file.stat().st_size for file in (shards(path) if path.is_dir() else [path]))
 
 
-def lack_of_room(folder: Path, size: int) -> str | None:
-    """Return in words why weights of a model of so many bytes cannot be a new file of a folder, if so."""
+def lack_of_room(folder: Path, size: int, spare: int = 0) -> str | None:
+    """Return in words why weights of a model of so many bytes cannot be a new file of a folder, if so, once `spare`
+    bytes of others are removed."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return f"{place} cannot be written"
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(place).free + spare
     if free < PACKED_SHARE * size + SPARED_BYTES:
         return f"{place} has {free >> 20} MiB left, which is too little"
     return None

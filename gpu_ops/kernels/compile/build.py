@@ -26,8 +26,8 @@ FLAGS = (
     "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-schedule-insns", "-fPIC", "-shared", "-pthread",
     "-Wno-psabi",
 )  # fmt: skip
-COMPILE_TIMEOUT = 180.0
-LOCK_TIMEOUT = 300.0
+COMPILE_TIMEOUT = 600.0
+LOCK_TIMEOUT = 1200.0
 LOCK_POLL = 0.05
 
 # Runs a command in a process group of its own, which ends with the process that started it: a compiler starts others.

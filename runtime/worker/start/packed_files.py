@@ -6,10 +6,11 @@ torch is not imported: this is also read where no model is loaded.
 
 import contextlib
 import fcntl
+import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,7 +19,7 @@ from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_ind
 from pontil.gpu_ops.kernels.weights.places import PARTIAL
 from pontil.runtime.foundation.file_lock import lock_within
 from pontil.runtime.probe.host_memory import gibibytes
-from pontil.runtime.probe.packed_share import FOLDER
+from pontil.runtime.probe.packed_share import FOLDER, lack_of_room
 
 logger = logging.getLogger("pontil.worker")
 
@@ -30,8 +31,13 @@ LOCK_TIMEOUT = 300.0
 LEAST_NAME = 6
 SHOWN_NAME = 12
 PROCESSES = Path("/proc")
-# The state of a file, as far as it is seen without reading it whole.
-COMPLETE, DAMAGED, WRITING, UNFINISHED = "complete", "damaged", "being written", "unfinished"
+# Code that decides what a file holds, and in which order.
+SOURCES = ("gpu_ops/kernels/weights", "runtime/models", "runtime/loaders")
+PRODUCT = Path(__file__).resolve().parents[3]
+# The state of a file, as far as it is seen without reading it whole. Code of another version than this one wrote those
+# of OTHER_CODE, which this one never reads.
+COMPLETE, OTHER_CODE, DAMAGED = "complete", "of other code", "damaged"
+WRITING, UNFINISHED = "being written", "unfinished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +77,30 @@ class PackedFile:
 def files_of(cache: Path) -> list[PackedFile]:
     """Return what a cache directory has, in order of use; nothing where there is none."""
     folder = (cache.expanduser() / FOLDER).resolve()
+    sources = source_digest()
     paths = [path for path in folder.glob("*") if path.suffix in (SUFFIX, PARTIAL)]
-    return sorted((file for path in paths if (file := file_at(path)) is not None), key=lambda file: file.used)
+    return sorted((file for path in paths if (file := file_at(path, sources)) is not None), key=lambda file: file.used)
 
 
-def file_at(path: Path) -> PackedFile | None:
-    """Return a file without reading it whole, or None if it is gone by now."""
+def source_digest() -> str:
+    """Hash the code that decides what a file holds, and in which order."""
+    digest = hashlib.sha256()
+    for place in SOURCES:
+        for path in sorted((PRODUCT / place).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def file_at(path: Path, sources: str) -> PackedFile | None:
+    """Return a file without reading it whole, or None if it is gone by now. Code with this digest would read it."""
     about: dict[str, object] = {}
     try:
         found = path.stat()
         if path.suffix == PARTIAL:
             state = WRITING if is_locked(path) else UNFINISHED
         else:
-            about, state = read_index(path).about, COMPLETE
+            about = read_index(path).about
+            state = COMPLETE if about.get("sources") == sources else OTHER_CODE
     except PackedFileError:
         state = DAMAGED
     except FileNotFoundError:
@@ -145,15 +162,42 @@ def locked(path: Path, report: Callable[[str], None]) -> IO[bytes]:
     raise TimeoutError(f"another process has held {path} for {LOCK_TIMEOUT:.0f} s")
 
 
-def remove_unused(folder: Path, about: dict[str, object]) -> None:
-    """Remove what nobody has used for long, and sooner what was packed of the same weights by other code. Processes
-    that map it keep it."""
+def prune(cache: Path) -> Iterator[PackedFile]:
+    """Remove the files that this code would never read and that nobody maps, and yield them."""
+    for file in files_of(cache):
+        if file.state not in (COMPLETE, WRITING) and not mappers(file.path) and remove(file):
+            yield file
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove what nobody maps and nobody has used for long, and sooner what this code would never read: another version
+    that packs it anew in a day loses time only."""
     now = time.time()
+    for file in files_of(folder.parent):
+        idle = now - file.used
+        due = idle > KEPT_SECONDS or (idle > REPLACED_SECONDS and file.state not in (COMPLETE, WRITING))
+        if due and not mappers(file.path) and remove(file):
+            logger.info("removed packed weights %s, %s, used last %.0f days ago", file.title, file.state, idle / DAY)
     for path in sorted(folder.iterdir()):
-        with contextlib.suppress(OSError, PackedFileError):
-            idle = now - path.stat().st_mtime
-            if idle > KEPT_SECONDS or (
-                idle > REPLACED_SECONDS and path.suffix == SUFFIX and read_index(path).about == about
-            ):
+        with contextlib.suppress(OSError):
+            is_old = path.suffix not in (SUFFIX, PARTIAL) and now - path.stat().st_mtime > KEPT_SECONDS
+            if is_old and not is_locked(path):
                 path.unlink()
-                logger.info("removed %s, which nobody has used for %.0f days", path, idle / DAY)
+
+
+def make_room(folder: Path, size: int) -> str | None:
+    """Remove what nobody maps, what this code would never read first and then what was used longest ago, until a model
+    of so many bytes has room. Return in words what is missing, if that is not enough; then nothing is removed."""
+    lack = lack_of_room(folder, size)
+    if lack is None:
+        return None
+    files = [file for file in files_of(folder.parent) if file.state != WRITING and not mappers(file.path)]
+    files.sort(key=lambda file: file.state == COMPLETE)
+    if lack_of_room(folder, size, sum(file.size for file in files)) is not None:
+        return lack
+    for file in files:
+        if remove(file):
+            logger.info("removed packed weights %s, %s, as the disk has no room for others", file.title, file.state)
+        if (lack := lack_of_room(folder, size)) is None:
+            break
+    return lack

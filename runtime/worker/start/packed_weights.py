@@ -15,15 +15,20 @@ from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.gpu_ops.kernels.weights.places import NamedFile, SealedMemory
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
 from pontil.runtime.foundation.file_lock import wait_within
-from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES, lack_of_room
+from pontil.runtime.probe.packed_share import FOLDER, LEAST_BYTES
 from pontil.runtime.worker.start.packed_copy import break_time
-from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, PackedFile, alone, remove_unused
+from pontil.runtime.worker.start.packed_files import (
+    LOCK,
+    SUFFIX,
+    PackedFile,
+    alone,
+    make_room,
+    remove_unused,
+    source_digest,
+)
 
 logger = logging.getLogger("pontil.worker")
 
-# Code that decides what the file holds, and in which order.
-SOURCES = ("gpu_ops/kernels/weights", "runtime/models", "runtime/loaders")
-PRODUCT = Path(__file__).resolve().parents[3]
 READ_BYTES = 1 << 20
 # All locks and leases of this host's processes (proc_locks(5)), and the words of a lease that somebody waits for.
 LOCKS, BREAKING = Path("/proc/locks"), ["LEASE", "BREAKING"]
@@ -60,12 +65,13 @@ class PackedModel:
             "ranks": self.ranks,
             "row_parallel": self.row_parallel,
             "part": self.part,
+            "sources": source_digest(),
         }
 
     def key(self, folder: Path | None) -> str:
         """The name under which files with equal contents and settings find each other. Raises OSError."""
         digests = [digest_of(path, folder) for path in self.files]
-        settings = {**self.about, "files": digests, "sources": source_digest()}
+        settings = {**self.about, "files": digests}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -184,8 +190,8 @@ def mapped_shelf(path: Path) -> MappedShelf | None:
 
 def writing_shelf(path: Path, model: PackedModel, size: int, lock: IO[bytes]) -> WritingShelf:
     """Begin to write the file, where the disk has room for more than what it replaces. Raises OSError."""
-    remove_unused(path.parent, model.about)
-    if (lack := lack_of_room(path.parent, size)) is not None:
+    remove_unused(path.parent)
+    if (lack := make_room(path.parent, size)) is not None:
         raise OSError(lack)
     return WritingShelf(NamedFile(path), model.about, lock)
 
@@ -214,13 +220,4 @@ def hashed(path: Path) -> str:
         digest = hashlib.sha256()
         while part := file.read(READ_BYTES):
             digest.update(part)
-    return digest.hexdigest()
-
-
-def source_digest() -> str:
-    """Hash the code that decides what a file holds, and in which order."""
-    digest = hashlib.sha256()
-    for place in SOURCES:
-        for path in sorted((PRODUCT / place).rglob("*.py")):
-            digest.update(path.read_bytes())
     return digest.hexdigest()

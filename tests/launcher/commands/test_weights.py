@@ -15,17 +15,19 @@ from forked_program import run_program
 from pontil.gpu_ops.kernels.weights.places import PARTIAL, NamedFile
 from pontil.gpu_ops.kernels.weights.shelf import WritingShelf
 from pontil.runtime.probe.packed_share import FOLDER
-from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, alone, files_of
+from pontil.runtime.worker.start.packed_files import LOCK, SUFFIX, alone, files_of, source_digest
 
 FIRST, SECOND = "a" * 32, "b" * 32
 
 
-def write(folder: Path, name: str, file: str, quantization: str = "gguf", part: str = "") -> Path:
-    """Write packed weights of one tensor, as of a model's file."""
+def write(
+    folder: Path, name: str, file: str, quantization: str = "gguf", part: str = "", sources: str | None = None
+) -> Path:
+    """Write packed weights of one tensor, as of a model's file, by code of this digest or by this version's."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}{SUFFIX}"
     about: dict[str, object] = {"files": [file], "kernels": "avx2", "quantization": quantization, "rank": 0, "ranks": 1}
-    about["part"] = part
+    about |= {"part": part, "sources": sources or source_digest()}
     shelf = WritingShelf(NamedFile(path), about, alone(path.with_suffix(LOCK), print))
     shelf.tensor("numbers", lambda: torch.arange(1000, dtype=torch.int64))
     shelf.finish()
@@ -121,6 +123,25 @@ def test_all_are_removed_only_if_that_is_said(folder: Path) -> None:
     assert len(files_of(folder.parent)) == 2
     assert command(folder, "remove", "--all")[0] == 0
     assert not list(folder.iterdir())
+
+
+def test_what_other_code_packed_is_listed_as_such_and_pruned_unless_a_process_maps_it(folder: Path) -> None:
+    mapped, other = (write(folder, name * 32, "/models/first.gguf", sources="0") for name in "de")
+    rows = {row["name"]: row["state"] for row in json.loads("\n".join(command(folder, "--json")[1]))}
+    assert rows == {FIRST: "complete", SECOND: "complete", "d" * 32: "of other code", "e" * 32: "of other code"}
+    (folder / f"{'f' * 32}{PARTIAL}").write_bytes(bytes(100))
+    writing = folder / f"{'c' * 32}{PARTIAL}"
+    writing.write_bytes(bytes(100))
+    with (
+        alone(writing.with_suffix(LOCK), print),
+        mapped.open("rb") as file,
+        mmap.mmap(file.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ),
+    ):
+        code, lines = command(folder, "prune")
+    assert code == 0 and len(lines) == 2
+    assert any(line.startswith("eeeeee") and line.endswith("of other code: removed") for line in lines)
+    assert mapped.exists() and writing.exists() and not other.exists()
+    assert len([file for file in files_of(folder.parent) if file.state == "complete"]) == 2
 
 
 def test_who_waits_for_a_lock_that_was_removed_takes_the_one_that_is_there(folder: Path) -> None:

@@ -77,6 +77,8 @@ def test_each_stage_loads_its_own_model() -> None:
     made = topology(DEMO, HostDevices(tuple(range(8)), 8, 0), max_model_len=512, speculative_tokens=2)
     assert made.prepare.config["models"] == ["smollm2-135m-instruct", "hibari-heart", "whisper-tiny.en"]
     assert made.prepare.config["demands"]["smollm2-135m-instruct"]["workers"] == [["cpu"], ["cpu"]]
+    others = [(other["model"], other["stage"], other["own"]) for other in made.prepare.config["others"]]
+    assert sorted(others) == [("hibari-heart", "speaker", True), ("whisper-tiny.en", "recognizer", True)]
     paths = {"smollm2-135m-instruct": "/m/llm", "hibari-heart": "/m/voice", "whisper-tiny.en": "/m/ears"}
     proxy, prefill, _, speaker, recognizer = made.with_models(paths).children
     assert (proxy.config["model"], proxy.config["served_model_name"]) == ("/m/llm", "speech-demo")

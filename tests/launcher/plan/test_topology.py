@@ -19,6 +19,7 @@ from pontil.runtime.config.proxy_config import CALL_PARSERS, REASONING_PARSERS, 
 from pontil.runtime.config.worker_config import Deadlines, worker_config
 from pontil.runtime.foundation import connectors
 from pontil.runtime.probe.footprint import MemoryDemand
+from pontil.runtime.probe.other_workers import OtherWorker
 
 TWO_CORES = HostDevices((0, 1), 2, 0)
 JOIN = "ipc:///run/there/control"
@@ -138,6 +139,13 @@ def test_who_finds_the_model_is_told_what_must_fit_where() -> None:
         "bfloat16", "int8", "auto", 7, None, 16, [["cuda:0"], ["cuda:1"], ["cpu"], ["cpu"]], {"cuda:0": 5 << 30}
     )
     assert topology(role="proxy").prepare.config["demands"] == {}
+
+
+def test_what_is_beside_the_answering_model_is_told_too() -> None:
+    machine = HostDevices(tuple(range(4)), 4, 0)
+    assert topology(machine, prefill="cpu", decode="cpu").prepare.config["others"] == []
+    (told,) = topology(machine, prefill="cpu", decode="cpu", embed="cpu", kernels="torch").prepare.config["others"]
+    assert OtherWorker(**told) == OtherWorker("all-minilm-l6-v2", None, True, ["cpu"], has_kernels=False)
 
 
 def test_a_model_in_several_files_has_one_name() -> None:

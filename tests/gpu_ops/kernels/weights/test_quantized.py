@@ -115,6 +115,13 @@ def test_products_with_blocks(library: KernelLibrary, kind: int, outputs: int, b
 
 
 @pytest.mark.parametrize("kind", [12, 14])
+def test_more_rows_than_share_what_is_unpacked_of_a_block(library: KernelLibrary, kind: int) -> None:
+    """Seven are left, which take levels as they are."""
+    x = torch.randn(263, 512, generator=torch.Generator().manual_seed(2))
+    check(library, random_blocks(kind, 40, 2), x)
+
+
+@pytest.mark.parametrize("kind", [12, 14])
 def test_the_largest_sums_of_blocks_fit_their_words(library: KernelLibrary, kind: int) -> None:
     """Every level, scale and activation the largest that there is, with the same sign: no sum wraps around."""
     weight = random_blocks(kind, 33, 2)

@@ -3,13 +3,15 @@
 
 import errno
 import fcntl
+import gc
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import kernels
 import pytest
@@ -25,9 +27,9 @@ from tiny_llama import write_tiny_llama
 from pontil.gpu_ops.kernels.weights import arena
 from pontil.gpu_ops.kernels.weights.packed_file import read_index
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
+from pontil.runtime.probe import packed_share
 from pontil.runtime.probe.packed_share import FOLDER
-from pontil.runtime.worker.start import packed_files
-from pontil.runtime.worker.start.packed_files import SUFFIX
+from pontil.runtime.worker.start import packed_files, packed_weights
 
 SECOND = {"checkpoint_format": "gptq_v2"}
 PROMPT = torch.arange(3, 40)
@@ -213,17 +215,79 @@ def test_the_index_says_what_the_file_is_of(model: Path, cache: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_files_that_nobody_uses_are_removed(model: Path, cache: Path) -> None:
-    """A day after other code packed the same weights, and 30 days after anything was used."""
-    for quantization in ("none", "int8"):
-        Loading(model, cache, quantization).model()
-    folder, now = cache / FOLDER, time.time()
-    replaced, int8 = sorted(packed_files_of(cache), key=lambda path: read_index(path).about["quantization"] == "int8")
-    replaced = replaced.rename(folder / f"older{SUFFIX}")
-    long_unused = folder / "0-0-0-0-0.digest"
+def aged(path: Path, days: float) -> Path:
+    now = time.time()
+    os.utime(path, (now, now - days * packed_files.DAY))
+    return path
+
+
+@pytest.fixture
+def other_code(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path, str], Path]:
+    """Pack a model as another version of this code does, and return the new file."""
+
+    def pack(model: Path, cache: Path, quantization: str) -> Path:
+        before = packed_files_of(cache)
+        with monkeypatch.context() as patch:
+            patch.setattr(packed_weights, "source_digest", lambda: "another")
+            loading = Loading(model, cache, quantization)
+            loading.model()
+        del loading
+        gc.collect()  # which ends this process's mapping
+        return next(path for path in packed_files_of(cache) if path not in before)
+
+    return pack
+
+
+def test_files_that_nobody_uses_are_removed(
+    model: Path, cache: Path, other_code: Callable[[Path, Path, str], Path]
+) -> None:
+    """A day after other code used its own, and 30 days after anything was used."""
+    Loading(model, cache, "int8").model()
+    gc.collect()
+    (int8,) = packed_files_of(cache)
+    older, recent = (other_code(model, cache, quantization) for quantization in ("none", "int8"))
+    long_unused = cache / FOLDER / "0-0-0-0-0.digest"
     long_unused.write_text("0")
-    for path, days in ((replaced, 2), (int8, 2), (long_unused, 31)):
-        os.utime(path, (now, now - days * packed_files.DAY))
+    for path, days in ((older, 2), (recent, 0.5), (int8, 2), (long_unused, 31)):
+        aged(path, days)
     Loading(model, cache).model()
-    assert not replaced.exists() and not long_unused.exists() and int8.exists()
-    assert len(packed_files_of(cache)) == 2
+    assert not older.exists() and not long_unused.exists() and int8.exists() and recent.exists()
+    assert len(packed_files_of(cache)) == 3
+
+
+def test_what_a_process_maps_is_kept_however_long_ago_it_was_used(model: Path, cache: Path) -> None:
+    """A worker of it that ends packs nothing anew."""
+    serving = Loading(model, cache, "int8").model()
+    (mapped,) = packed_files_of(cache)
+    aged(mapped, 40)
+    Loading(model, cache).model()
+    assert mapped.exists()
+    del serving
+    gc.collect()
+    Loading(model, cache, rank=1).model()
+    assert not mapped.exists()
+
+
+def test_a_full_disk_gets_room_from_other_code_first_and_then_from_what_was_used_longest_ago(
+    model: Path, cache: Path, other_code: Callable[[Path, Path, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 1):
+        Loading(model, cache, "int8", rank).model()
+    gc.collect()
+    older, newer = sorted(packed_files_of(cache), key=lambda path: read_index(path).about["rank"])
+    other = other_code(model, cache, "none")
+    aged(older, 2), aged(newer, 1)
+    size, room = older.stat().st_size, packed_share.SPARED_BYTES
+    need = packed_share.PACKED_SHARE * sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    start = sum(path.stat().st_size for path in packed_files_of(cache))
+
+    def free(path: Path) -> SimpleNamespace:
+        left = sum(path.stat().st_size for path in packed_files_of(cache))
+        return SimpleNamespace(free=room + need - lacking[0] + start - left)
+
+    monkeypatch.setattr(packed_share.shutil, "disk_usage", free)
+    lacking = [start + 1]
+    assert isinstance(Loading(model, cache).shelf, PrivateShelf) and len(packed_files_of(cache)) == 3
+    lacking = [other.stat().st_size + size]
+    assert isinstance(Loading(model, cache).shelf, WritingShelf)
+    assert not other.exists() and not older.exists() and newer.exists()

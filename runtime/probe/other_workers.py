@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory of workers beside those that answer: of embedding models, and of the later stages of a model of several.
+
+Their weights are counted as the model's files have them, which is the least that they take. torch is not imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.facts.layout import tensor_shapes
+from pontil.runtime.loaders.facts.safetensors_header import header_tensors
+from pontil.runtime.loaders.facts.shards import INDEX, WHOLE, shards
+from pontil.runtime.probe.footprint import CPU, IMPORTED_BYTES, SERVING_BYTES, Footprint, refusal, together
+from pontil.runtime.probe.host_memory import host_room
+from pontil.runtime.probe.packed_share import LEAST_BYTES
+
+EMBEDDER = "embedder"
+# An embedding model computes in float32, and has no use for a head.
+FLOAT_BYTES, HEAD = 4, "lm_head."
+TYPE_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16}
+OTHER_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWorker:
+    """A worker that embeds texts with a model, or of the `stage` of that name, which has a model of its `own` or a part
+    of the answering one's. Packed weights may be shared where kernels compute them."""
+
+    model: str
+    stage: str | None
+    own: bool
+    devices: Sequence[str]
+    has_kernels: bool = True
+
+    def footprint(self, path: Path, device: str) -> Footprint:
+        """Return what it takes of a device. Raises ModelError."""
+        size = embedder_bytes(path) if self.stage is None else stage_bytes(path, self.stage, self.own)
+        if device != CPU:
+            return Footprint(size, 0)
+        # Other parts than these have their weights as torch and other libraries read them.
+        is_shared = self.has_kernels and (self.stage is None or not self.own) and size >= LEAST_BYTES
+        process, shared = IMPORTED_BYTES + SERVING_BYTES, size if is_shared else 0
+        return Footprint(size, 0, 0, process, IMPORTED_BYTES, 0, shared, f"{self.title} of {path}")
+
+    @property
+    def title(self) -> str:
+        return self.stage or EMBEDDER
+
+
+def other_footprints(others: Sequence[OtherWorker], paths: Mapping[str, Path]) -> dict[str, list[Footprint]]:
+    """Return the footprints on each device, of the models that are here. Raises ModelError."""
+    held: dict[str, list[Footprint]] = {}
+    for other in others:
+        for device in other.devices if other.model in paths else ():
+            held.setdefault(device, []).append(other.footprint(paths[other.model], device))
+    return held
+
+
+def other_lines(others: Sequence[OtherWorker], paths: Mapping[str, Path]) -> list[str]:
+    """Return in words the memory of a worker of each part, of the models that are here. Raises ModelError."""
+    seen = {other.title: other for other in reversed(others) if other.model in paths}
+    return [
+        f"each {title}: {other.footprint(paths[other.model], other.devices[0]).words}, or more"
+        for title, other in reversed(seen.items())
+    ]
+
+
+def check_others(others: Mapping[str, Sequence[Footprint]], path: Path) -> None:
+    """Raise ModelError where they do not fit this host, without a worker that answers; `path` is their model's."""
+    held, room = others.get(CPU, ()), host_room()
+    if together(held) > room.bytes:
+        raise ModelError(refusal(path, CPU, held, 1, room))
+
+
+def embedder_bytes(path: Path) -> int:
+    if path.is_dir():
+        stored = {name: shape for name, (shape, _) in tensors_of(path).items()}
+    else:
+        stored = tensor_shapes(read_config(path))
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in stored.items() if not name.startswith(HEAD))
+
+
+def stage_bytes(path: Path, stage: str, own: bool) -> int:
+    """Return the bytes of a stage's own model; of one directory for all, those of its folder there, or of the tensors
+    that are named by it."""
+    if own or (path / stage).is_dir():
+        place = path if own else path / stage
+        files = place.rglob("*") if place.is_dir() else [place]
+        return sum(file.stat().st_size for file in files if file.is_file())
+    if not has_tensors(path):
+        return 0
+    tensors = ((kind, shape) for name, (shape, kind) in tensors_of(path).items() if name.startswith(f"{stage}."))
+    return sum(TYPE_BITS.get(kind, OTHER_BITS) * math.prod(shape) // 8 for kind, shape in tensors)
+
+
+def has_tensors(path: Path) -> bool:
+    return path.is_dir() and any((path / name).is_file() for name in (WHOLE, INDEX))
+
+
+def tensors_of(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: found for file in shards(path) for name, found in header_tensors(file).items()}
