@@ -6,6 +6,7 @@ import fcntl
 import gc
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -274,7 +275,7 @@ def test_a_full_disk_gets_room_from_other_code_first_and_then_from_what_was_used
     for rank in (0, 1):
         Loading(model, cache, "int8", rank).model()
     gc.collect()
-    older, newer = sorted(packed_files_of(cache), key=lambda path: read_index(path).about["rank"])
+    older, newer = sorted(packed_files_of(cache), key=lambda path: str(read_index(path).about["rank"]))
     other = other_code(model, cache, "none")
     aged(older, 2), aged(newer, 1)
     size, room = older.stat().st_size, packed_share.SPARED_BYTES
@@ -285,7 +286,7 @@ def test_a_full_disk_gets_room_from_other_code_first_and_then_from_what_was_used
         left = sum(path.stat().st_size for path in packed_files_of(cache))
         return SimpleNamespace(free=room + need - lacking[0] + start - left)
 
-    monkeypatch.setattr(packed_share.shutil, "disk_usage", free)
+    monkeypatch.setattr(shutil, "disk_usage", free)
     lacking = [start + 1]
     assert isinstance(Loading(model, cache).shelf, PrivateShelf) and len(packed_files_of(cache)) == 3
     lacking = [other.stat().st_size + size]
