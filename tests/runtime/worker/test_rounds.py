@@ -27,7 +27,7 @@ RANKS = 3
 QUIET = cast(Reporter, SimpleNamespace(progress=lambda text: None))
 
 
-class Group:
+class TurnGroup:
     """Ranks that take turns. `passes` are those in which each computed, its own rows or others'; `calls` are the rounds
     to which one of them had to call."""
 
@@ -78,7 +78,7 @@ class Group:
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=RANKS, max_size=RANKS))
 def test_all_ranks_make_the_same_passes_and_rest_after_them(steps: list[list[int]]) -> None:
-    group = Group()
+    group = TurnGroup()
     group.run(*(lambda rank=rank: group.live(rank, steps[rank]) for rank in range(RANKS)))
     assert group.passes[0] == group.passes[1] == group.passes[2]
     assert len({rounds.number for rounds in group.rounds}) == 1
@@ -90,7 +90,7 @@ def test_all_ranks_make_the_same_passes_and_rest_after_them(steps: list[list[int
 
 
 def test_nobody_is_called_between_the_rounds_of_a_busy_rank() -> None:
-    group = Group()
+    group = TurnGroup()
     group.run(*(lambda rank=rank: group.live(rank, [4] * 5 if rank == 1 else []) for rank in range(RANKS)))
     assert group.calls == {1} and group.passes == [[1, 2, 3, 4, 5]] * RANKS and group.rounds[0].number == 6
 
@@ -98,7 +98,7 @@ def test_nobody_is_called_between_the_rounds_of_a_busy_rank() -> None:
 @pytest.mark.parametrize("steps", [[], [1, 1, 1]])
 def test_a_rank_that_leaves_takes_the_others_with_it(steps: list[int]) -> None:
     """The others may rest or compute."""
-    group, left = Group(), list[int]()
+    group, left = TurnGroup(), list[int]()
 
     def live(rank: int) -> None:
         try:
