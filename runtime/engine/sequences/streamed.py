@@ -39,6 +39,19 @@ class RowInputs(Protocol):
         """Append the frame that the last step made."""
 
 
+class MediaInputs(Protocol):
+    """The rows of a sequence whose prompt has recordings or images: all are known from the beginning."""
+
+    def rows(self, start: int, ids: Sequence[int]) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """Return the rows of positions from `start` on, float32 [rows, hidden_size], the cosines and sines by which
+        they turn, each float32 [rows, rotated / 2], and what is added behind the first layers, float32
+        [layers, rows, hidden_size]. `ids` are the positions' tokens."""
+
+    @property
+    def text(self) -> "MediaInputs":
+        """The same of a sequence of text alone, in company of this one."""
+
+
 class StateOutputs(Protocol):
     """The receiver of what a sequence's positions were computed to. `layers`: hidden states are those after so many
     layers."""
@@ -64,12 +77,13 @@ class Outflow(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageStreams:
-    """A sequence's streams from and to other stages: its rows may be `inputs` instead of ids, and consumers may follow
-    its positions' `states` or its ids (`outflow`)."""
+    """A sequence's streams from and to other stages: its rows may be `inputs` instead of ids, or have `media` in their
+    prompt, and consumers may follow its positions' `states` or its ids (`outflow`)."""
 
     inputs: RowInputs | None = None
     states: StateOutputs | None = None
     outflow: Outflow | None = None
+    media: MediaInputs | None = None
 
     def rest(self, start: int, stop: int) -> bool:
         """Return whether no row from `start` to before `stop` can be computed, or a consumer is behind."""
@@ -80,8 +94,8 @@ class StageStreams:
 
     @property
     def exchange_rows(self) -> bool:
-        """Return whether another stage gives the rows or reads their states, so that they are more than ids."""
-        return self.inputs is not None or self.states is not None
+        """Return whether the rows are more than ids: media, or another stage's, or another stage reads their states."""
+        return self.inputs is not None or self.states is not None or self.media is not None
 
 
 NO_STREAMS = StageStreams()

@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.engine.sequences.batch import Span, Tile
 from pontil.runtime.engine.sequences.draft_state import KEPT_STATES
 from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.engine.sequences.streamed import MediaInputs
 from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.models.media_rows import MediaRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,20 @@ def rows_of(tile: Tile, keeps_states: bool, on_device: bool = False) -> TileRows
 def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) -> TilePlan:
     ids = [token for span in tile.spans for token in span.ids]
     spans = [TileSpan(span.start, span.count, span.sequence.blocks) for span in tile.spans]
-    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings_of(tile))
+    embeddings, media = embeddings_of(tile), None
+    seeing = next((one for span in tile.spans if (one := span.sequence.streams.media) is not None), None)
+    if seeing is not None:
+        embeddings, media = media_of(tile, seeing)
+    return TilePlan(tile.generated, ids, spans, rows, recorded, drawn, embeddings, media=media)
+
+
+def media_of(tile: Tile, seeing: MediaInputs) -> tuple[Tensor, MediaRows]:
+    """The rows of a tile with this sequence, and what they have besides their embeddings."""
+    parts = [(span.sequence.streams.media or seeing.text).rows(span.start, span.ids) for span in tile.spans]
+    layers = max(len(deep) for _, _, deep in parts)
+    deep = torch.cat([pad(one, (0, 0, 0, 0, 0, layers - len(one))) for _, _, one in parts], 1)
+    cosines, sines = (torch.cat([angles[place] for _, angles, _ in parts]) for place in range(2))
+    return torch.cat([rows for rows, _, _ in parts]), MediaRows((cosines, sines), deep)
 
 
 def embeddings_of(tile: Tile) -> Tensor | None:

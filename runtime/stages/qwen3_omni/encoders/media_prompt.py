@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.errors import RequestError
-from pontil.runtime.models.media_rows import MediaRows
+from pontil.runtime.models.layers.rotary import Angles
 from pontil.runtime.stages.qwen3_omni.encoders.positions import (
     AXES,
     ImagePlace,
@@ -49,8 +49,8 @@ class MediaPrompt:
             for place, one in zip(places, media, strict=True)
             if one.deep is not None
         ]
-        self.length, self.rotary = len(prompt), rotary
-        self.embedded = embed(torch.tensor(prompt))
+        self.length, self.embed, self.rotary = len(prompt), embed, rotary
+        self.embedded = embed(torch.tensor(prompt, dtype=torch.int64))
         layers = max((len(one.deep) for one in media if one.deep is not None), default=0)
         self.deep = torch.zeros(layers, *self.embedded.shape)
         for place, one in zip(places, media, strict=True):
@@ -60,13 +60,22 @@ class MediaPrompt:
         self.positions = torch.from_numpy(rotary_positions(len(prompt), images))
         self.shift = answer_shift(images)
 
-    def media_rows(self, start: int, count: int) -> MediaRows:
-        """Return the facts about positions of the prompt, or of the answer behind it."""
-        end, behind = min(start + count, self.length), max(start, self.length)
-        answer = torch.arange(behind, max(behind, start + count)) + self.shift
+    @property
+    def text(self) -> "MediaPrompt":
+        """The rows of a sequence of text alone, in company of this one."""
+        return MediaPrompt((), (), (), self.embed, self.rotary)
+
+    @torch.inference_mode()
+    def rows(self, start: int, ids: Sequence[int]) -> tuple[Tensor, Angles, Tensor]:
+        """Return the rows of positions from `start` on, of the prompt or of the answer behind it, whose tokens are
+        `ids`: MediaInputs in `runtime/engine/sequences/streamed.py`."""
+        end, behind = min(start + len(ids), self.length), max(start, self.length)
+        answer = torch.arange(behind, max(behind, start + len(ids))) + self.shift
         positions = torch.cat((self.positions[:, start:end], answer.expand(AXES, -1)), dim=1)
+        known = max(0, end - start)
+        rows = torch.cat((self.embedded[start:end], self.embed(torch.tensor(ids[known:], dtype=torch.int64))))
         deep = torch.nn.functional.pad(self.deep[:, start:end], (0, 0, 0, len(answer)))
-        return MediaRows(self.rotary(positions), deep)
+        return rows, self.rotary(positions), deep
 
 
 def places_of(prompt: Sequence[int], media: Sequence[EncodedMedium], marks: Sequence[int]) -> list[int]:

@@ -12,14 +12,17 @@ from architectures import read_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omni_stages import BLOCKS, Passes
+from tiny import drain, rig, sequence
 from tiny_omni import OmniPair, omni_tokenizer
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.tile import TileSpan
+from pontil.runtime.engine.sequences.streamed import StageStreams
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.models.layers.decoder import Decoder
+from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.weights import Weights
 from pontil.runtime.stages.qwen3_omni.directory import PartCheckpoint
 from pontil.runtime.stages.qwen3_omni.encoders.config import read_sections
@@ -122,26 +125,26 @@ class MediaPasses(Passes):
         self.prompt = prompt
 
     @torch.inference_mode()
-    def compute(self, rows: Tensor, generated: bool) -> Tensor:
-        """Compute embeddings at the next positions; return the logits of the last one."""
-        count, span = len(rows), TileSpan(self.length, len(rows), range(1, BLOCKS))
-        media = self.prompt.media_rows(self.length, count)
+    def compute(self, ids: list[int], generated: bool) -> Tensor:
+        """Compute token ids at the next positions; return the logits of the last one."""
+        count, span = len(ids), TileSpan(self.length, len(ids), range(1, BLOCKS))
+        rows, angles, deep = self.prompt.rows(self.length, ids)
         self.length += count
-        plan = TilePlan(generated, [0] * count, [span], [count - 1], [], [], rows, media=media)
+        plan = TilePlan(generated, ids, [span], [count - 1], [], [], rows, media=MediaRows(angles, deep))
         return self.logits(self.rig.runner.tiles.forward(plan))
 
 
-def answered(model: Decoder, prompt: MediaPrompt, cut: int) -> tuple[Tensor, list[int]]:
+def answered(model: Decoder, ids: list[int], prompt: MediaPrompt, cut: int) -> tuple[Tensor, list[int]]:
     """Return the logits at the prompt's end and a greedy answer, the prompt in passes of so many rows."""
     passes, tokens = MediaPasses(model, prompt), list[int]()
-    for part in prompt.embedded.split(cut):
-        logits = passes.compute(part, False)
+    for start in range(0, len(ids), cut):
+        logits = passes.compute(ids[start : start + cut], False)
     first = logits
     while True:
         tokens.append(int(logits.argmax()))
         if len(tokens) == COUNT:
             return first, tokens
-        logits = passes.compute(model.embed(torch.tensor(tokens[-1:])), True)
+        logits = passes.compute(tokens[-1:], True)
 
 
 CASES = {
@@ -166,9 +169,33 @@ def test_a_prompt_with_media_is_answered_as_by_transformers(
         )
     prompt = prompt_of(pair, model, asked)
     for cut in (len(asked.prompt), 5):
-        logits, tokens = answered(model, prompt, cut)
+        logits, tokens = answered(model, asked.prompt, prompt, cut)
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
         assert tokens == found[0, len(asked.prompt) :].tolist()
+
+
+def test_an_engine_answers_them_in_company(pair: OmniPair, library: KernelLibrary | None) -> None:
+    """Prompts with media and without, at once, in steps of few rows: each as alone, and as transformers does."""
+    model = read_model(pair.path, kernels=library)
+    assert isinstance(model, Decoder)
+    text = list(range(40, 75))
+    ids = torch.tensor([text])
+    found = pair.hugging.thinker.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=COUNT, do_sample=False, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    expected = {"text": found[0, len(text) :].tolist()}
+    engine = rig(model, budget=16).engine
+    for name, asked in CASES.items():
+        one = sequence(name, asked.prompt, COUNT)
+        one.streams = StageStreams(media=prompt_of(pair, model, asked))
+        engine.add(one)
+        found = pair.hugging.thinker.generate(
+            **asked.for_transformers(), max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        expected[name] = found[0, len(asked.prompt) :].tolist()
+    engine.add(sequence("text", text, COUNT))
+    assert drain(engine) == expected
 
 
 PARTS = st.one_of(st.integers(1, 5), st.tuples(st.sampled_from([2, 4, 6, 10]), st.sampled_from([2, 4, 8])))
