@@ -302,8 +302,8 @@ static PlainProduct<F> plain_product_of(int rows) {
         return rows == R ? plain_product<F, R> : plain_product_of<F, R - 1>(rows);
 }
 
-// So many rows share what is unpacked of a block. Together they may be larger than a core's caches, so that what a block
-// takes of the next rows is prefetched while those before are multiplied.
+// So many rows share what is unpacked of a block. Together they may be larger than a core's caches, so that what a
+// block takes of the next rows is prefetched while those before are multiplied.
 enum { ROWS_TOGETHER = 256 };
 
 // Prefetches up to AT_ONCE rows behind the `done` ones of `count`, or the first ones with the next block when all are

@@ -7,7 +7,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from pontil.runtime.loaders.gguf.names import LAYER_NAMES, TOP_NAMES
 from pontil.runtime.models.config import ModelConfig
@@ -28,7 +28,8 @@ def write_tiny_gguf(path: Path, directory: Path, config: ModelConfig, **changes:
     for key, value in changes.items():
         kinds: dict[type, Callable[[str, Any], None]] = {str: writer.add_string, list: writer.add_array}
         kinds.get(type(value), writer.add_uint32)(key.replace("__", "."), value)
-    for name, weight in load_file(directory / "model.safetensors").items():
+    for name, stored in load_file(directory / "model.safetensors").items():
+        weight = stored.float().numpy()
         if gguf_name(name) != drop:
             add_tensor(writer, gguf_name(name), interleaved(name, weight, config), kind, is_random)
     writer.write_header_to_file()
