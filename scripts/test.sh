@@ -66,7 +66,7 @@ types_process=$!
 trap 'kill "$types_process" 2>/dev/null || true; rm -f "$types"' EXIT
 # Tests that start processes wait as much as they compute, so that twice as many at a time as there are cores keep these
 # busy; a file stays together, and files that share a system, as tests/conftest.py says.
-OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" --jobs "$((2 * $(nproc)))" || status=$?
+OMP_NUM_THREADS=1 "$PYTHON" -m pytest "${marks[@]}" --jobs "$((2 * $(env -u OMP_NUM_THREADS nproc)))" || status=$?
 wait "$types_process" || status=$?
 cat "$types"
 trap 'rm -f "$types"' EXIT
