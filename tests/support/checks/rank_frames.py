@@ -50,7 +50,6 @@ RANK_MESSAGES: dict[str, Message] = {
         unstaged=[4],
         erased=[[2, 8]],
     ),
-    "rank_round": RankRound(sender="f1", receiver="d4", number=9223372036854775807),
     "rank_done": RankDone(
         sender="f1",
         receiver="d4",
@@ -63,6 +62,7 @@ RANK_MESSAGES: dict[str, Message] = {
         lost=["p1"],
         direct=["p3"],
     ),
+    "rank_round": RankRound(sender="f1", receiver="d4", number=9223372036854775807),
 }
 
 RANK_RECORDED = {
@@ -103,6 +103,9 @@ RANK_RECORDED = {
         "a56279746573cd1000a77365636f6e6473cb3fe0000000000000a764696765737473914dac6661696c65645f706565727381"
         "a27032b56974206973206e6f74207468697320686f73742773a8726563656976656481a2703303a46c6f737491a27031a664"
         "697265637491a27033"
+    ),
+    "rank_round": (
+        "84a174aa72616e6b5f726f756e64a673656e646572a26631a87265636569766572a26434a66e756d626572cf7fffffffffffffff"
     ),
 }
 

@@ -12,7 +12,7 @@ from packed_loading import Loading, bits, packed_files_of
 
 from pontil.gpu_ops.kernels.weights import arena, places
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, WritingShelf
-from pontil.runtime.worker.start import packed_weights
+from pontil.runtime.worker.start import packed_files
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_where_no_file_can_be_written_memory_of_the_launch_is_shared(
 def test_a_full_disk_has_the_launch_share_memory(
     model: Path, cache: Path, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_weights, "lack_of_room", lambda folder, size: "full")
+    monkeypatch.setattr(packed_files, "lack_of_room", lambda folder, size, spare=0: "full")
     first = Loading(model, cache, memory=memory)
     first.model()
     assert isinstance(first.shelf, WritingShelf) and not packed_files_of(cache)
