@@ -15,7 +15,8 @@ from pontil.launcher.host.service_port import NOTHING
 from pontil.launcher.plan.child_plan import ChildPlan
 
 # The keys of a configuration that decide what is packed.
-DECIDING = ("quantization", "dtype", "kernels", "node", "rank", "ranks", "tensor_parallel_arithmetic")
+RANKS = ("rank", "ranks", "data_parallel_rank", "data_parallel_size")
+DECIDING = ("quantization", "dtype", "kernels", "node", "tensor_parallel_arithmetic", *RANKS)
 MODELS = ("model", "speculative_model")
 # The most parts that a stage has beside its model.
 PARTS = 2

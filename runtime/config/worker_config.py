@@ -288,8 +288,10 @@ class WorkerConfig(WorkerOptions):
 
     @property
     def drafts(self) -> bool:
-        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes."""
-        return self.speculative_model is not None and self.speculative_tokens > 0 and self.ranks == 1
+        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes, nor in one
+        that shares experts with others."""
+        alone = self.ranks == 1 and not self.shares_experts
+        return self.speculative_model is not None and self.speculative_tokens > 0 and alone
 
     @property
     def draft_model_path(self) -> Path | None:

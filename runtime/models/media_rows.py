@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, device
 from torch.nn.functional import pad
 
 
@@ -15,6 +15,10 @@ class MediaRows:
 
     angles: tuple[Tensor, Tensor]
     deep: Tensor
+
+    def to(self, device: device) -> "MediaRows":
+        cos, sin = (part.to(device) for part in self.angles)
+        return MediaRows((cos, sin), self.deep.to(device))
 
     def padded(self, count: int) -> "MediaRows":
         """Return these and so many rows of zeros."""

@@ -7,6 +7,7 @@ Their weights are counted as the model's files have them, which is the least tha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +92,23 @@ def stage_bytes(path: Path, stage: str, own: bool) -> int:
     that are named by it."""
     if own or (path / stage).is_dir():
         place = path if own else path / stage
-        files = place.rglob("*") if place.is_dir() else [place]
-        return sum(file.stat().st_size for file in files if file.is_file())
+        if has_tensors(place):
+            return sum(file.stat().st_size for file in shards(place))
+        return place.stat().st_size if place.is_file() else largest_format(place)
     if not has_tensors(path):
         return 0
     tensors = ((kind, shape) for name, (shape, kind) in tensors_of(path).items() if name.startswith(f"{stage}."))
     return sum(TYPE_BITS.get(kind, OTHER_BITS) * math.prod(shape) // 8 for kind, shape in tensors)
+
+
+def largest_format(folder: Path) -> int:
+    """Return the bytes of the files of that ending which has the most: a folder may have the same weights in several
+    forms. Hidden folders, which are those of tools, do not count."""
+    held: Counter[str] = Counter()
+    for file in folder.rglob("*"):
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(folder).parts):
+            held[file.suffix] += file.stat().st_size
+    return max(held.values(), default=0)
 
 
 def has_tensors(path: Path) -> bool:

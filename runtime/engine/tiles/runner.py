@@ -89,7 +89,8 @@ class TileRunner:
             whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend, states)
         else:
             seeing = cast(ImageModel, self.model)
-            whole = seeing.forward_media(inputs, plan.media.padded(padding), attend, states)
+            media = plan.media.to(inputs.device).padded(padding)
+            whole = seeing.forward_media(inputs, media, attend, states)
         return whole[list(plan.rows)]
 
     def forward_fused(self, plan: TilePlan, states: HiddenStates | None) -> Tensor:

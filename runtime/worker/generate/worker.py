@@ -202,8 +202,8 @@ class Worker(Workload):
         if has_work:
             patience = STALL_PAUSE if self.machine.scheduler.stalled else 0.0
         else:
-            patience = 0.0 if self.rounds.are_due else CONGESTION_PAUSE if owed else BEAT
-        return Outlook(has_work, is_idle, patience)
+            patience = CONGESTION_PAUSE if owed else BEAT
+        return Outlook(has_work, is_idle, patience, is_awaited=self.rounds.are_due)
 
     def step(self, now: float) -> None:
         outputs = self.machine.engine.step()

@@ -196,9 +196,10 @@ class WorkerLoop:
     def compute(self, now: float) -> None:
         """Make one step, or use the time without work, and keep up with other workers. If these leave, stop."""
         try:
-            if self.workload.outlook().has_work and not self.link.congested:
+            outlook = self.workload.outlook()
+            if outlook.has_work and not self.link.congested:
                 self.step()
-            else:
+            elif not outlook.is_awaited:
                 self.idle_work.spend(now)
             self.workload.keep_up()
         except GroupLeaves as error:
@@ -209,6 +210,8 @@ class WorkerLoop:
     @property
     def patience(self) -> float:
         """The seconds to sleep if nothing arrives."""
+        if self.outlook.is_awaited:
+            return 0.0
         if self.link.congested:
             return CONGESTION_PAUSE
         patience = self.outlook.patience

@@ -17,12 +17,14 @@ NO_TRIALS: Mapping[str, Callable[[float], None]] = MappingProxyType({})
 
 class Outlook(NamedTuple):
     """The state of a workload: whether a step has something to compute, whether nothing of any proxy's is left, the
-    longest time in seconds until it needs a turn though nothing arrives, and whether it is over for good."""
+    longest time in seconds until it needs a turn though nothing arrives, whether it is over for good, and whether other
+    workers wait for this one at the end of its turn."""
 
     has_work: bool
     is_idle: bool
     patience: float
     is_over: bool = False
+    is_awaited: bool = False
 
 
 class Workload(ABC):

@@ -11,6 +11,7 @@ import torch
 
 from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator
+from pontil.gpu_ops.collectives.shared_memory import DEADLINE
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import left_in
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -41,6 +42,9 @@ LOOK = 1.0
 # Seconds that a follower may take to load its part after rank 0 has loaded its own; the supervisor ends a worker whose
 # rank has ended at once.
 LOAD_WITHIN = 1800.0
+# Seconds that ranks which share experts wait in a step for what another one computes of its own rows. One that has ended
+# is noticed at once.
+ROUND_WITHIN = 120.0
 
 M = TypeVar("M", RankHello, RankLoaded, RankReady)
 
@@ -80,7 +84,8 @@ class Driver:
         """Wait for the followers' processes, and make the communicator of all ranks."""
         store = f"file://{str(self.config.rank_endpoint).removeprefix('ipc://')}.store"
         size = shared_bytes(model, self.ranks if self.config.row_parallel else 1)
-        made = create_communicator(kernels, device, self.ranks, size, store)
+        deadline = ROUND_WITHIN if self.config.shares_experts else DEADLINE
+        made = create_communicator(kernels, device, self.ranks, size, store, deadline)
         self.communicator = made
         if self.socket is not None:
             self.report.progress("waiting for its ranks")

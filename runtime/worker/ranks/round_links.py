@@ -68,7 +68,9 @@ class FirstRankLink:
         self.driver.send_all(lambda receiver: RankRound(incarnation, receiver, number), caller)
 
     def called(self) -> list[int]:
-        calls = [message for message in self.driver.receive() if isinstance(message, RankRound)]
+        ranks = set(self.driver.followers.values())
+        rounds = [message for message in self.driver.receive() if isinstance(message, RankRound)]
+        calls = [message for message in rounds if message.sender in ranks]
         for message in calls:
             if message.number > self.last:
                 self.call(message.number, message.sender)

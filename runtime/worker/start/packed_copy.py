@@ -9,14 +9,13 @@ from typing import IO
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile, path_of
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError, read_index
-from pontil.gpu_ops.kernels.weights.places import PARTIAL, NamedFile
+from pontil.gpu_ops.kernels.weights.places import NamedFile
 from pontil.gpu_ops.kernels.weights.shelf import verify
 from pontil.runtime.foundation.file_lock import lock_within
 from pontil.runtime.probe.host_memory import gibibytes, host_room
 from pontil.runtime.probe.packed_share import PACKED_SHARE, lack_of_room
+from pontil.runtime.worker.start.packed_files import COPY
 
-# The end of a copy's name until it is whole: beside it another process may pack the same weights anew.
-COPY = f".copy{PARTIAL}"
 # Bytes that are copied between two looks at the clock.
 COPIED_BYTES = 64 << 20
 # Shares of the time that there is: until then a disk is copied to, and so long the copy of another process waited for.

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from pontil.runtime.probe.packed_share import FOLDER, lack_of_room
 logger = logging.getLogger("pontil.worker")
 
 SUFFIX, LOCK = ".packed", ".lock"
+# The end of a copy's name until it is whole: beside it another process may pack the same weights anew. Who makes it
+# holds a lock of the file that it is of.
+COPY = f".copy{PARTIAL}"
 DAY = 86400.0
 KEPT_SECONDS, REPLACED_SECONDS = 30 * DAY, DAY
 LOCK_TIMEOUT = 300.0
@@ -92,7 +96,8 @@ def source_digest() -> str:
 
 
 def file_at(path: Path, sources: str) -> PackedFile | None:
-    """Return a file without reading it whole, or None if it is gone by now. Code with this digest would read it."""
+    """Return a file without reading it whole, or None if it is gone by now or not ours to read. Code with this digest
+    would read it."""
     about: dict[str, object] = {}
     try:
         found = path.stat()
@@ -103,17 +108,19 @@ def file_at(path: Path, sources: str) -> PackedFile | None:
             state = COMPLETE if about.get("sources") == sources else OTHER_CODE
     except PackedFileError:
         state = DAMAGED
-    except FileNotFoundError:
+    except OSError:
         return None
     return PackedFile(path, about, found.st_size, found.st_mtime, state)
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process packs the weights of this file."""
+    """Return whether a process packs the weights of this file, or copies them to it."""
+    is_copy = path.name.endswith(COPY)
+    held = path.with_name(path.name.removesuffix(COPY) + SUFFIX) if is_copy else path.with_suffix(LOCK)
     try:
-        with path.with_suffix(LOCK).open("rb") as lock:
+        with held.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return False
     except BlockingIOError:
         return True
@@ -121,8 +128,11 @@ def is_locked(path: Path) -> bool:
 
 
 def mappers(path: Path) -> list[int]:
-    """Return the processes that map a file, as far as this user may see them."""
-    inode, found = str(path.stat().st_ino), []
+    """Return the processes that map a file, as far as this user may see them; none of one that is gone."""
+    try:
+        inode, found = str(path.stat().st_ino), list[int]()
+    except FileNotFoundError:
+        return []
     for process in PROCESSES.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             lines = (line.split(maxsplit=5) for line in (process / "maps").read_text().splitlines())
@@ -132,13 +142,17 @@ def mappers(path: Path) -> list[int]:
 
 
 def remove(file: PackedFile) -> bool:
-    """Remove a file, unless a process packs these weights now. Those that map it keep what they have."""
-    path = file.path
-    with contextlib.suppress(BlockingIOError), path.with_suffix(LOCK).open("ab") as lock:
+    """Remove a file, unless a process packs these weights now or it is not ours. Those that map it keep what they
+    have."""
+    path, held = file.path, file.path.with_suffix(LOCK)
+    unable = BlockingIOError, FileNotFoundError, PermissionError
+    with contextlib.suppress(*unable), held.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for suffix in (path.suffix, LOCK):
-            path.with_suffix(suffix).unlink(missing_ok=True)
-        return True
+        # Where another one has removed file and lock meanwhile, who packs them now has a lock of its own.
+        if held.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+            for one in (path, held):
+                one.unlink(missing_ok=True)
+            return True
     return False
 
 
@@ -196,8 +210,10 @@ def make_room(folder: Path, size: int) -> str | None:
     if lack_of_room(folder, size, sum(file.size for file in files)) is not None:
         return lack
     for file in files:
+        before = shutil.disk_usage(folder).free
         if remove(file):
             logger.info("removed packed weights %s, %s, as the disk has no room for others", file.title, file.state)
-        if (lack := lack_of_room(folder, size)) is None:
+        # One that a process out of our sight maps gives no room back: then there is none to be had.
+        if (lack := lack_of_room(folder, size)) is None or shutil.disk_usage(folder).free <= before:
             break
     return lack

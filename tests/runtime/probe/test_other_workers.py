@@ -54,7 +54,7 @@ def test_a_stage_has_the_tensors_or_the_folder_of_its_name_or_a_model_of_its_own
     assert stage_bytes(tmp_path, "talker", own=False) == 60 + 20
     assert stage_bytes(tmp_path, "snac", own=False) == 0
     (tmp_path / "snac" / "more").mkdir(parents=True)
-    for place, size in (("snac/a.bin", 11), ("snac/more/b", 4), ("voice.onnx", 9)):
+    for place, size in (("snac/a.bin", 11), ("snac/more/b.bin", 4), ("snac/a.h5", 14), ("voice.onnx", 9)):
         (tmp_path / place).write_bytes(bytes(size))
     assert stage_bytes(tmp_path, "snac", own=False) == 15
     assert stage_bytes(tmp_path / "voice.onnx", "speaker", own=True) == 9

@@ -23,6 +23,8 @@ from pontil.runtime.stages.qwen3_omni.encoders.vision import Grid
 MOST_RATIO = 200
 # Pixels of the largest image, whatever its directory says: 16,384 rows at the published sizes.
 MOST_PIXELS = 1 << 24
+# Pixels of the largest image before that, and samples of the longest recording, ten minutes: both are read whole.
+MOST_SOURCE_PIXELS, MOST_SAMPLES = 1 << 26, 600 * 16_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ def image_grid(height: int, width: int, config: VisionConfig, form: ImageForm) -
             "the shorter one",
             code="invalid_image",
         )
+    if height * width > MOST_SOURCE_PIXELS:
+        raise RequestError(
+            f"an image of {width} by {height} pixels is too large: at most {MOST_SOURCE_PIXELS} pixels are read",
+            code="invalid_image",
+        )
     square = config.patch * config.merge
     lines, columns = round(height / square), round(width / square)
     if lines * columns * square**2 > form.most_pixels:
@@ -98,4 +105,6 @@ def sound_features(samples: Samples, filters: Floats) -> Tensor:
     """Return the features of a recording of 16,000 samples a second, float32 [bands, frames]. Raises RequestError."""
     if len(samples) < WINDOW:
         raise RequestError("the recording is shorter than a fortieth of a second", code="invalid_audio")
+    if len(samples) > MOST_SAMPLES:
+        raise RequestError("the recording is longer than ten minutes", code="invalid_audio")
     return torch.from_numpy(spectrogram(samples, filters))

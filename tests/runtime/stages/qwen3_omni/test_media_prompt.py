@@ -201,6 +201,28 @@ def test_an_engine_answers_them_in_company(pair: OmniPair, library: KernelLibrar
 PARTS = st.one_of(st.integers(1, 5), st.tuples(st.sampled_from([2, 4, 6, 10]), st.sampled_from([2, 4, 8])))
 
 
+def test_an_image_is_not_taken_for_another_one_at_its_place(pair: OmniPair) -> None:
+    """Keys name the ids of a place, and not what is shown there."""
+    model = read_model(pair.path)
+    asked = [MediaQuestion.of(20, (8, 8)), MediaQuestion.of(20, (8, 8))]
+    asked[1].images = [(patches.flip(0), grid) for patches, grid in asked[1].images]
+    assert asked[0].prompt == asked[1].prompt
+
+    def answers(count: int) -> list[list[int]]:
+        """Answer the last so many of these questions one after the other, with one prefix cache."""
+        used, found = rig(model), list[list[int]]()
+        for number, one in enumerate(asked[-count:]):
+            shown = sequence(f"a{number}", one.prompt, COUNT, temperature=0.0)
+            shown.streams = StageStreams(media=prompt_of(pair, model, one))
+            used.engine.add(shown)
+            drain(used.engine)
+            found.append(shown.output)
+        return found
+
+    first, second = answers(2)
+    assert [second] == answers(1) and first != second
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(PARTS, min_size=1, max_size=6))
 def test_positions_are_those_of_transformers(pair: OmniPair, parts: list[int | tuple[int, int]]) -> None:
