@@ -288,8 +288,8 @@ class WorkerConfig(WorkerOptions):
 
     @property
     def drafts(self) -> bool:
-        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes, nor in one
-        that shares experts with others."""
+        """Return whether a draft model or a draft layer may guess here: not in a worker of several processes, nor in a
+        group that shares experts."""
         alone = self.ranks == 1 and not self.shares_experts
         return self.speculative_model is not None and self.speculative_tokens > 0 and alone
 

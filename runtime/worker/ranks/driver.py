@@ -42,8 +42,8 @@ LOOK = 1.0
 # Seconds that a follower may take to load its part after rank 0 has loaded its own; the supervisor ends a worker whose
 # rank has ended at once.
 LOAD_WITHIN = 1800.0
-# Seconds that ranks which share experts wait in a step for what another one computes of its own rows. One that has ended
-# is noticed at once.
+# Seconds that ranks which share experts wait in a step for what another one computes of its own rows. One that has
+# ended is noticed at once.
 ROUND_WITHIN = 120.0
 
 M = TypeVar("M", RankHello, RankLoaded, RankReady)

@@ -51,6 +51,13 @@ def test_each_rank_shares_a_file_with_that_rank_of_other_workers(weights: Shared
     assert inodes(weights, worker("decode:2", "cpu+cpu", tensor_parallel_arithmetic="fast")) != pair
 
 
+def test_ranks_that_share_experts_have_files_of_their_own(weights: SharedWeights) -> None:
+    places = [Placement("cpu", (0,))] * 2
+    group = plan_ranks("decode:0", "decode", places, {"model": "m", "data_parallel_size": 2}, "ipc:///x")
+    first, second = inodes(weights, group)
+    assert first != second and len(first) == len(second) == 1
+
+
 def test_a_draft_has_a_file_of_its_own(weights: SharedWeights) -> None:
     ((target, draft),) = inodes(weights, worker("decode:0", speculative_model="d"))
     assert [[target]] == inodes(weights, worker("prefill:0")) and draft != target

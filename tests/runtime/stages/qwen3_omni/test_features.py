@@ -18,6 +18,7 @@ from pontil.runtime.stages.nodes.log_mel import mel_filters
 from pontil.runtime.stages.qwen3_omni.encoders.config import TowerSizes, VisionConfig
 from pontil.runtime.stages.qwen3_omni.encoders.features import (
     MOST_PIXELS,
+    MOST_SOURCE_PIXELS,
     ImageForm,
     image_grid,
     image_patches,
@@ -68,6 +69,10 @@ SIDE = st.integers(1, 100_000)
 
 @given(SIDE, SIDE)
 def test_an_image_has_the_size_that_transformers_gives_it_or_is_refused(height: int, width: int) -> None:
+    if height * width > MOST_SOURCE_PIXELS:
+        with pytest.raises(RequestError):
+            image_grid(height, width, EYES, FORM)
+        return
     try:
         right = smart_resize(height, width, 32, FORM.least_pixels, FORM.most_pixels)
     except ValueError:

@@ -204,6 +204,7 @@ PARTS = st.one_of(st.integers(1, 5), st.tuples(st.sampled_from([2, 4, 6, 10]), s
 def test_an_image_is_not_taken_for_another_one_at_its_place(pair: OmniPair) -> None:
     """Keys name the ids of a place, and not what is shown there."""
     model = read_model(pair.path)
+    assert isinstance(model, Decoder)
     asked = [MediaQuestion.of(20, (8, 8)), MediaQuestion.of(20, (8, 8))]
     asked[1].images = [(patches.flip(0), grid) for patches, grid in asked[1].images]
     assert asked[0].prompt == asked[1].prompt
