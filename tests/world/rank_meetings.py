@@ -119,7 +119,7 @@ def meet_in_the_world() -> None:
 
     def create(*given: Any) -> Communicator:
         """Stands for create_communicator."""
-        _, _, ranks, _, _ = given
+        ranks = given[2]
         if ranks == 1:
             return SingleRank()
         identity = secrets.token_hex(8)
