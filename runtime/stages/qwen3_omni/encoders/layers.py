@@ -36,13 +36,25 @@ class TowerForm:
 
 
 SOUND = TowerForm(
-    "self_attn_layer_norm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
-    "final_layer_norm", "fc1", "fc2", 1e-5, F.gelu,
-)  # fmt: skip
+    "self_attn_layer_norm",
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.out_proj",
+    "final_layer_norm",
+    "fc1",
+    "fc2",
+    1e-5,
+    F.gelu,
+)
 IMAGES = TowerForm(
-    "norm1", ("attn.qkv",), "attn.proj", "norm2", "mlp.linear_fc1", "mlp.linear_fc2", 1e-6,
+    "norm1",
+    ("attn.qkv",),
+    "attn.proj",
+    "norm2",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+    1e-6,
     partial(F.gelu, approximate="tanh"),
-)  # fmt: skip
+)
 
 
 class TowerNorm:
