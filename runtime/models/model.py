@@ -54,19 +54,30 @@ class Model(Protocol):
         """Return the embeddings of token_ids int64 [rows]: float32 [rows, hidden_size]."""
 
     def forward(
-        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        attend: PagedAttention,
+        states: HiddenStates | None = None,
+        media: MediaRows | None = None,
     ) -> Tensor:
         """Return the normed hidden states, float32 [rows, hidden_size], of inputs at positions int64 [rows].
 
         `inputs` are token ids int64 [rows], or embeddings as `embed` gives them, with the same results. `states`
-        receives states of all rows."""
+        receives states of all rows. Where some stand for images, `media` has what all rows have instead of angles that
+        follow from their positions."""
 
     def forward_fused(
-        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+        self,
+        inputs: Tensor,
+        tile: KernelTile,
+        rows: Sequence[int],
+        states: HiddenStates | None = None,
+        deep: Tensor | None = None,
     ) -> Tensor:
         """Return the last layer's hidden states of the given rows, in rising order, before the last norm: float32
         [len(rows), hidden_size]. `inputs` and `states`, of all the tile's rows, are those of `forward`. The last
-        layer's results for other rows are not computed."""
+        layer's results for other rows are not computed. With media the tile has their angles, and `deep` is theirs."""
 
     def serve_experts(self) -> None:
         """Take part in a pass of data-parallel ranks without rows: compute those that they send to the experts here."""
@@ -80,17 +91,3 @@ class Model(Protocol):
     def ranked_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, and the id of each row's highest one, of equal ones the lowest id, int64 [rows]. Only for
         a model with `kernels`."""
-
-
-class ImageModel(Model, Protocol):
-    """A model whose prompts may have rows that stand for images."""
-
-    def forward_media(
-        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
-    ) -> Tensor:
-        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
-
-    def forward_fused_media(
-        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
-    ) -> Tensor:
-        """`forward_fused` of such embeddings: the tile has their angles."""

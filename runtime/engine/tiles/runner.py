@@ -4,7 +4,6 @@ tiles in the same order."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from pontil.gpu_ops.products.linear import Linear
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
-from pontil.runtime.models.model import ImageModel, Model
+from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
 
@@ -79,28 +78,19 @@ class TileRunner:
     def forward(self, plan: TilePlan, states: HiddenStates | None = None) -> Tensor:
         """Final hidden states of the plan's rows, float32 [len(plan.rows), hidden_size]. `states` receives those of all
         the tile's rows."""
+        media = plan.media
         if self.model.kernels is not None:
-            return self.forward_fused(plan, states)
+            angles, deep = (None, None) if media is None else (media.angles, media.deep)
+            tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
+            return self.model.forward_fused(self.inputs(plan, 0), tile, plan.rows, states, deep)
         positions = plan.positions
         padding = self.padded(plan) - len(positions)
         attend, inputs = self.attention(plan, positions), self.inputs(plan, padding)
+        if media is not None:
+            media = media.to(self.device).padded(padding)
         # Padding rows come last; their results are not used.
-        if plan.media is None:
-            whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend, states)
-        else:
-            seeing = cast(ImageModel, self.model)
-            media = plan.media.to(inputs.device).padded(padding)
-            whole = seeing.forward_media(inputs, media, attend, states)
+        whole = self.model.forward(inputs, self.tensor(positions + [0] * padding), attend, states, media)
         return whole[list(plan.rows)]
-
-    def forward_fused(self, plan: TilePlan, states: HiddenStates | None) -> Tensor:
-        """`forward` by the CPU's kernels."""
-        media, inputs = plan.media, self.inputs(plan, 0)
-        angles = None if media is None else media.angles
-        tile = KernelTile(self.storage.tensor, plan.spans, self.model.dtype, angles)
-        if media is None:
-            return self.model.forward_fused(inputs, tile, plan.rows, states)
-        return cast(ImageModel, self.model).forward_fused_media(inputs, media.deep, tile, plan.rows, states)
 
     def inputs(self, plan: TilePlan, padding: int) -> Tensor:
         """Token ids int64 [rows], or embeddings float32 [rows, hidden_size], followed by rows of zeros."""

@@ -22,7 +22,7 @@ from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.blocks import Block
 from pontil.runtime.models.layers.fused_block import FusedBlock, FusedStack
 from pontil.runtime.models.layers.norm import Norm, Unnormed
-from pontil.runtime.models.layers.rotary import Angles, global_rotary, local_rotary
+from pontil.runtime.models.layers.rotary import global_rotary, local_rotary
 from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.partition import Partition, by_vocabulary
 from pontil.runtime.models.stored_rows import Table
@@ -126,67 +126,50 @@ class Decoder(ABC):
         return inputs.clone() if inputs.is_floating_point() else self.embed(inputs)
 
     def forward(
-        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        attend: PagedAttention,
+        states: HiddenStates | None = None,
+        media: MediaRows | None = None,
     ) -> Tensor:
         assert not self.fused
-        everywhere = self.global_rotary(positions)
-        nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
-        return self.through(self.entering(inputs), (everywhere, nearby), attend, states, ())
-
-    def forward_media(
-        self, inputs: Tensor, media: MediaRows, attend: PagedAttention, states: HiddenStates | None = None
-    ) -> Tensor:
-        """`forward` of embeddings, of which some stand for images: their angles do not follow from their positions."""
-        assert not self.fused and self.local_rotary is self.global_rotary
-        return self.through(self.entering(inputs), (media.angles, media.angles), attend, states, media.deep)
-
-    def through(
-        self,
-        hidden: Tensor,
-        angles: tuple[Angles, Angles],
-        attend: PagedAttention,
-        states: HiddenStates | None,
-        deep: Tensor | tuple[()],
-    ) -> Tensor:
-        """Run all blocks, with the angles of layers that see every position and of those with a window. `deep` is added
-        behind each of the first layers."""
+        if media is None:
+            everywhere = self.global_rotary(positions)
+            nearby = everywhere if self.local_rotary is self.global_rotary else self.local_rotary(positions)
+        else:
+            assert self.local_rotary is self.global_rotary
+            everywhere = nearby = media.angles
+        hidden, deep = self.entering(inputs), () if media is None else media.deep
         for index, block in enumerate(self.blocks):
             if states is not None:
                 states.record(index, hidden)
-            hidden = block(hidden, angles[self.config.window(index) is not None], attend)
+            angles = everywhere if self.config.window(index) is None else nearby
+            hidden = block(hidden, angles, attend)
             if index < len(deep):
                 hidden = hidden + deep[index]
         return self.norm(hidden)
 
     def forward_fused(
-        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
-    ) -> Tensor:
-        return self.through_stack(self.entering(inputs), tile, rows, states, ())
-
-    def forward_fused_media(
-        self, inputs: Tensor, deep: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
-    ) -> Tensor:
-        """`forward_fused` of embeddings, of which some stand for images: the tile has their angles."""
-        assert tile.angles is not None and self.local_rotary is self.global_rotary
-        return self.through_stack(self.entering(inputs), tile, rows, states, deep)
-
-    def through_stack(
         self,
-        hidden: Tensor,
+        inputs: Tensor,
         tile: KernelTile,
         rows: Sequence[int],
-        states: HiddenStates | None,
-        deep: Tensor | tuple[()],
+        states: HiddenStates | None = None,
+        deep: Tensor | None = None,
     ) -> Tensor:
         """Run all blocks, in as few calls as what happens between them allows."""
-        assert self.stack is not None and len(deep) < len(self.blocks)
+        assert self.stack is not None and (tile.angles is None or self.local_rotary is self.global_rotary)
+        added = 0 if deep is None else len(deep)
+        assert added < len(self.blocks)
+        hidden = self.entering(inputs)
         if states is not None:
             states.record(0, hidden)
         done, rest = 0, self.stack
-        for layers in sorted({*range(1, len(deep) + 1), *(() if states is None else (states.layers,))}):
+        for layers in sorted({*range(1, added + 1), *(() if states is None else (states.layers,))}):
             first, rest = rest.parts(layers - done)
             hidden, done = first(hidden, tile), layers
-            if 0 < layers <= len(deep):
+            if deep is not None and 0 < layers <= added:
                 hidden += deep[layers - 1]
             if states is not None:
                 states.record(layers, hidden)

@@ -19,6 +19,7 @@ from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.layers.norm import Norm, Unnormed
+from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.weights import Weights
 
 
@@ -65,15 +66,25 @@ class DraftLayer:
         return self.join(self.embed(token_ids), states)
 
     def forward(
-        self, inputs: Tensor, positions: Tensor, attend: PagedAttention, states: HiddenStates | None = None
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        attend: PagedAttention,
+        states: HiddenStates | None = None,
+        media: MediaRows | None = None,
     ) -> Tensor:
-        assert inputs.is_floating_point() and states is None
+        assert inputs.is_floating_point() and states is None and media is None
         return self.block(inputs, self.layer.global_rotary(positions), attend)
 
     def forward_fused(
-        self, inputs: Tensor, tile: KernelTile, rows: Sequence[int], states: HiddenStates | None = None
+        self,
+        inputs: Tensor,
+        tile: KernelTile,
+        rows: Sequence[int],
+        states: HiddenStates | None = None,
+        deep: Tensor | None = None,
     ) -> Tensor:
-        assert inputs.is_floating_point() and states is None
+        assert inputs.is_floating_point() and states is None and deep is None
         return self.layer.forward_fused(inputs, tile, rows)
 
     def serve_experts(self) -> None:
