@@ -14,7 +14,7 @@ from pontil.runtime.wire.links.sockets import Poller
 from pontil.runtime.wire.messages import Message
 from pontil.runtime.worker.links.proxy_link import Failure, HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
-from pontil.runtime.worker.process.workload import Outlook, Workload
+from pontil.runtime.worker.process.workload import Workload
 
 
 class AssignedRole:
@@ -195,9 +195,10 @@ class WorkerLoop:
 
     def compute(self, now: float) -> None:
         """Make one step, or use the time without work, and keep up with other workers. If these leave, stop."""
+        outlook = self.workload.outlook()
+        may_step = outlook.has_work and not self.link.congested
         try:
-            outlook = self.workload.outlook()
-            if outlook.has_work and not self.link.congested:
+            if may_step:
                 self.step()
             elif not outlook.is_awaited:
                 self.idle_work.spend(now)
@@ -206,6 +207,8 @@ class WorkerLoop:
             logger.info("stopping: %s", error)
             self.stopping = True
         self.outlook = self.workload.outlook()
+        if may_step:
+            self.steps.end(self.outlook.has_work)
 
     @property
     def patience(self) -> float:
@@ -217,15 +220,11 @@ class WorkerLoop:
         patience = self.outlook.patience
         return patience if self.outlook.has_work else self.idle_work.patience(self.now, patience)
 
-    def step(self) -> Outlook:
-        """Make one step. Return the outlook after it."""
+    def step(self) -> None:
         self.idle_work.end()
         self.steps.begin()
         self.workload.step(time.monotonic())
         self.now = time.monotonic()
-        outlook = self.workload.outlook()
-        self.steps.end(outlook.has_work)
-        return outlook
 
     def hear(self, message: Message, now: float, link: ProxyLink | None = None) -> None:
         """Handle a message that came by this link, by default the first. Before a Welcome the proxy gives requests to

@@ -68,9 +68,8 @@ class FirstRankLink:
         self.driver.send_all(lambda receiver: RankRound(incarnation, receiver, number), caller)
 
     def called(self) -> list[int]:
-        ranks = set(self.driver.followers.values())
         rounds = [message for message in self.driver.receive() if isinstance(message, RankRound)]
-        calls = [message for message in rounds if message.sender in ranks]
+        calls = [message for message in rounds if message.sender in self.driver.followers.values()]
         for message in calls:
             if message.number > self.last:
                 self.call(message.number, message.sender)
