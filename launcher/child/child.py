@@ -46,7 +46,8 @@ class Child:
         self.group: RankGroup | None = None
         self.starts = 0
         self.exits: deque[ExitCause] = deque(maxlen=REMEMBERED_EXITS)
-        self.ended_pids: deque[int] = deque(maxlen=REMEMBERED_EXITS)
+        # Those of `plan.workers`, in order, as often as they have ended.
+        self.ended_pids: deque[tuple[int, ...]] = deque(maxlen=REMEMBERED_EXITS)
         self.ever_ready = False
         # The drain timeout of its last order (None: to serve), whether it is to end for good then, and the number of
         # orders given.
@@ -212,7 +213,8 @@ class Child:
         step = next_step([process.ended for process in self.group.processes])
         if step is GroupStep.RECORD:
             self.exits.append(self.group.cause())
-            self.ended_pids.extend(process.process.pid for process in self.group.processes[: self.group.workers])
+            workers = self.group.processes[: self.group.workers]
+            self.ended_pids.append(tuple(process.process.pid for process in workers))
             self.memory.end(self.exits[-1], None if self.ready_at is None else now - self.ready_at)
             self.group = None
             self.move(ChildState.EXITED)

@@ -64,7 +64,7 @@ def row_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> di
     if child.exits:
         row["last_death"] = told(child.exits[-1], now)
     if child.ended_pids:
-        row["ended_pids"] = list(child.ended_pids)
+        row["ended_pids"] = [first for first, *_ in child.ended_pids]
     return row
 
 
@@ -75,7 +75,11 @@ def rows_of(child: Child, usages: Mapping[int, ResourceSample], now: float) -> l
         return [row]
     ranks = [{name: value for name, value in rank.items() if name != "rank"} for rank in row["ranks"]]
     common = {name: value for name, value in row.items() if name not in OF_RANKS}
-    return [{**rank, **common, "name": rank["name"], "pid": rank["pid"], "device": rank["device"]} for rank in ranks]
+    rows = [{**rank, **common, "name": rank["name"], "pid": rank["pid"], "device": rank["device"]} for rank in ranks]
+    if child.ended_pids:
+        for one, ended in zip(rows, zip(*child.ended_pids, strict=True), strict=True):
+            one["ended_pids"] = list(ended)
+    return rows
 
 
 def usage_of(pids: Sequence[int | None], usages: Mapping[int, ResourceSample]) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def test_data_parallel_ranks_are_workers_that_get_all_orders() -> None:
     child.stop()
     assert (first.terms, second.terms) == (1, 1)
     world.look()
-    assert list(child.ended_pids) == [first.pid, second.pid] and child.exits[-1].code == 0
+    assert list(child.ended_pids) == [(first.pid, second.pid)] and child.exits[-1].code == 0
 
 
 def test_a_stalled_rank_is_the_cause_and_all_are_killed() -> None:
