@@ -9,7 +9,7 @@ import gc
 import signal
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from effort import examples, is_long
@@ -65,6 +65,7 @@ SHARED = {
         "system/test_embeddings.py",
         "clients/test_sessions.py",
     ),
+    "mixture_alone": ("system/test_data_parallel.py", "system/test_expert_parallel.py"),
     "source_tree": ("test_docs.py", "test_layout.py", "test_next_door.py", "test_rules.py", "test_traps.py"),
 }  # fmt: skip
 GROUPS = {f"tests/{file}": group for group, files in SHARED.items() for file in files}
@@ -110,6 +111,17 @@ def small_pair(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Served]":
     folder = tmp_path_factory.mktemp("small_pair")
     with launched(folder, "--share-devices", *options(folder)) as served:
         yield served
+
+
+@pytest.fixture(scope="session")
+def mixture_alone(tmp_path_factory: pytest.TempPathFactory) -> "list[dict[str, Any]]":
+    """The answers of one process that serves a mixture. Files share them."""
+    from rank_answers import answers, mixture
+    from served import launched
+
+    folder = tmp_path_factory.mktemp("mixture")
+    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", *mixture(folder)) as served:
+        return answers(served)
 
 
 @pytest.fixture(scope="session")

@@ -6,29 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbed import MODEL, OPTIONS, DisturbedSite
+from disturbed import DisturbedSite
 from oracle import at_rest
-from rank_answers import TOKENS, answers, group
+from rank_answers import TOKENS, answers, group, mixture
 from served import launched, wait_for
 from streams import Streams
-from tiny_latent import write_tiny_deepseek
-
-SIZES = {"max_position_embeddings": 2048, "moe_intermediate_size": 64}
-
-
-def mixture(folder: Path) -> tuple[str, ...]:
-    """A DeepSeek V3 with eight experts, three for each token, and a shared one."""
-    write_tiny_deepseek(folder / "mixture", "bfloat16", by_kernels=True, **SIZES)
-    named = ("--model", str(folder / "mixture"), "--served-model-name", MODEL)
-    return (*named, *OPTIONS, "--kv-cache-memory", "32MiB")
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The responses of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", *mixture(folder)) as served:
-        return answers(served)
 
 
 def lists(prefill: int, decode: int, shared: str) -> tuple[str, ...]:
@@ -41,10 +23,10 @@ def lists(prefill: int, decode: int, shared: str) -> tuple[str, ...]:
     [(1, 2, "decode"), *(pytest.param(*one, marks=pytest.mark.long) for one in ((2, 2, "decode"), (2, 2, "all")))],
 )
 def test_workers_of_different_layouts_answer_like_one_process(
-    alone: list[dict[str, Any]], tmp_path: Path, prefill: int, decode: int, shared: str
+    mixture_alone: list[dict[str, Any]], tmp_path: Path, prefill: int, decode: int, shared: str
 ) -> None:
     with launched(tmp_path, *lists(prefill, decode, shared), *mixture(tmp_path)) as served:
-        assert answers(served) == alone
+        assert answers(served) == mixture_alone
         at_rest(served)
 
 
@@ -63,7 +45,7 @@ def test_ranks_that_meet_over_gloo_answer_alike(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_rank_that_ends_takes_its_group_with_it(
-    alone: list[dict[str, Any]], tmp_path: Path, number: signal.Signals
+    mixture_alone: list[dict[str, Any]], tmp_path: Path, number: signal.Signals
 ) -> None:
     """H7: streams go on exactly, nothing leaks, and the new group answers as the one before."""
     with launched(tmp_path, *lists(1, 2, "decode"), *mixture(tmp_path)) as served:
@@ -75,4 +57,4 @@ def test_a_rank_that_ends_takes_its_group_with_it(
 
         site.survives(harm, "decode:0", "decode:0+1")
         assert served.living("decode:0+1") != victim
-        assert answers(served) == alone
+        assert answers(served) == mixture_alone

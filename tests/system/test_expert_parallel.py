@@ -5,29 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disturbed import MODEL, OPTIONS, DisturbedSite
+from disturbed import DisturbedSite
 from oracle import at_rest
-from rank_answers import TOKENS, answers, group
+from rank_answers import TOKENS, answers, group, mixture
 from served import launched, wait_for
 from streams import Streams
-from tiny_latent import write_tiny_deepseek
-
-SIZES = {"max_position_embeddings": 2048, "moe_intermediate_size": 64}
-
-
-def mixture(folder: Path) -> tuple[str, ...]:
-    """A DeepSeek V3 with eight experts, three for each token, and a shared one."""
-    write_tiny_deepseek(folder / "mixture", "bfloat16", by_kernels=True, **SIZES)
-    named = ("--model", str(folder / "mixture"), "--served-model-name", MODEL)
-    return (*named, *OPTIONS, "--kv-cache-memory", "32MiB")
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The responses of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    with launched(folder, "--role", "mixed", "--mixed", "cpu:0", *mixture(folder)) as served:
-        return answers(served)
 
 
 def lists(prefill: int, decode: int) -> tuple[str, ...]:
@@ -39,15 +21,15 @@ def lists(prefill: int, decode: int) -> tuple[str, ...]:
     ("prefill", "decode"), [(2, 1), *(pytest.param(*pair, marks=pytest.mark.long) for pair in ((1, 4), (2, 4), (4, 2)))]
 )
 def test_workers_of_different_layouts_answer_like_one_process(
-    alone: list[dict[str, Any]], tmp_path: Path, prefill: int, decode: int
+    mixture_alone: list[dict[str, Any]], tmp_path: Path, prefill: int, decode: int
 ) -> None:
     with launched(tmp_path, *lists(prefill, decode), *mixture(tmp_path)) as served:
-        assert answers(served) == alone
+        assert answers(served) == mixture_alone
         at_rest(served)
 
 
 @pytest.mark.long
-def test_a_rank_that_holds_experts_dies_with_its_worker(alone: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_rank_that_holds_experts_dies_with_its_worker(mixture_alone: list[dict[str, Any]], tmp_path: Path) -> None:
     """H7: streams go on exactly, nothing leaks, and the new worker answers as the one before."""
     with launched(tmp_path, *lists(1, 2), *mixture(tmp_path)) as served:
         site, victim = DisturbedSite(served, TOKENS, is_real=False), served.living("decode:0", 1)
@@ -58,4 +40,4 @@ def test_a_rank_that_holds_experts_dies_with_its_worker(alone: list[dict[str, An
 
         site.survives(harm, "decode:0")
         assert served.living("decode:0", 1) != victim
-        assert answers(served) == alone
+        assert answers(served) == mixture_alone

@@ -3,10 +3,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import Any
 
-from disturbed import DRAWN, MODEL, STORY
+from disturbed import DRAWN, MODEL, OPTIONS, STORY
 from served import Served
+from tiny_latent import write_tiny_deepseek
 
 # Prompt lengths around the boundaries of blocks of 16, then what must not depend on who computed it.
 ASKED: list[dict[str, Any]] = [
@@ -23,6 +25,15 @@ SALTS = count()
 def group(ranks: int, first: int) -> str:
     """Return a device item of so many ranks on two cores."""
     return "+".join(f"cpu:{(first + rank) % 2}" for rank in range(ranks))
+
+
+def mixture(folder: Path) -> tuple[str, ...]:
+    """Write a DeepSeek V3 with eight experts, three for each token, and a shared one. Return the options that serve
+    it."""
+    sizes = {"max_position_embeddings": 2048, "moe_intermediate_size": 64}
+    write_tiny_deepseek(folder / "mixture", "bfloat16", by_kernels=True, **sizes)
+    named = ("--model", str(folder / "mixture"), "--served-model-name", MODEL)
+    return (*named, *OPTIONS, "--kv-cache-memory", "32MiB")
 
 
 def answers(served: Served) -> list[dict[str, Any]]:

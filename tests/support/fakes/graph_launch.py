@@ -9,10 +9,10 @@ worker that GATE names stops before the piece of work named there, says so (WAIT
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +49,10 @@ def gated() -> Callable[[], None]:
         nonlocal worked
         worked += 1
         gate = Path(GATE)
-        while gate.exists() and json.loads(gate.read_text()) == [os.getpid(), worked]:
+        if gate.exists() and json.loads(gate.read_text()) == [os.getpid(), worked]:
             Path(WAITING).touch()
-            # Until the test kills this process.
-            time.sleep(0.01)
+            # Nobody sets it: the test kills this process.
+            Event().wait()
 
     return before_piece
 
