@@ -85,7 +85,7 @@ class InstantModel:
     def forward(self, ids: Tensor, positions: Tensor, attend: object) -> Tensor:
         return self.states[: len(ids)]
 
-    def forward_fused(self, inputs: Tensor, tile: object, rows: abc.Sequence[int], states: object) -> Tensor:
+    def forward_fused(self, inputs: Tensor, tile: object, rows: abc.Sequence[int], *more: object) -> Tensor:
         return self.states[: len(rows)]
 
     def logits(self, hidden: Tensor) -> Tensor:
