@@ -121,8 +121,10 @@ def scaled_form(name: str, group: Any, whole: str) -> ScaledForm | None:
     bits = only(weights, "num_bits", tuple(range(2, 9)) if packed else (8,), where)
     shared = only(
         weights | {"strategy": weights.get("strategy") or implied(weights)},
-        "strategy", STRATEGIES[1:3] if packed else STRATEGIES, where,
-    )  # fmt: skip
+        "strategy",
+        STRATEGIES[1:3] if packed else STRATEGIES,
+        where,
+    )
     own_order = only(weights, "actorder", ("group", "dynamic", "weight", "static", True, False, None), where)
     return ScaledForm(
         bits if kind == "int" else None,
