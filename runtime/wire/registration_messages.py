@@ -17,7 +17,7 @@ class Hello:
     gets nothing new. `embedding_size` is the length of its vectors, for one that embeds texts.
     `node` is the stage of a model of several stages that it computes. `revision` is the operator's name of what it
     serves during an upgrade, `version` that of pontil. `registration` grows whenever the worker has let go of a proxy
-    and its requests, of which it heard nothing. `sender`, `schema`,
+    and its requests, of which it heard nothing, or of a connection on which it had said Hello. `sender`, `schema`,
     `name` and `pid` keep name and type in every version: they are needed to refuse a worker of another version.
     """
 

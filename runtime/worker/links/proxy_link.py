@@ -196,10 +196,11 @@ class ProxyLink:
         if self.renewal is None or at_once:
             self.renewal = Renewal(now) if at_once else Renewal.begun(now)
         if self.renewal.is_due(now):
+            if not at_once:
+                # The proxy may have heard the Hello by now, and sent what nobody reads any more.
+                self.register_anew()
             self.socket.renew(now)
             self.renewal.renewed(now)
-            self.outbox.clear()
-            self.next_send = now
 
     def limit_seats(self, seats: int | None) -> None:
         """Register with at most so many seats. Called before the first Hello."""

@@ -110,7 +110,18 @@ def test_a_worker_that_comes_first_waits_on_new_connections_too() -> None:
         link.tick(load, 100.0 + tick / 10)
     line = line_of(link)
     assert line.renewed == 1 + (3.0 - FIRST) // LONGEST
-    assert {one.registration for one in line.sent if isinstance(one, Hello)} == {0}
+
+
+def test_a_replaced_connection_is_of_another_registration() -> None:
+    """A slow proxy may have heard the Hello on the one before, and sent requests that nobody reads."""
+    link = ProxyLink(RecordedLine(), HELLO)  # type: ignore[arg-type]
+    line, connections = line_of(link), dict[int, set[int]]()
+    for tick in range(31):
+        link.tick(load, 100.0 + tick / 10)
+        connections.setdefault(line.renewed, set()).add(link.hello.registration)
+    assert len(connections) >= 3
+    assert all(len(registrations) == 1 for registrations in connections.values()), "Hellos of one connection are equal"
+    assert len(set.union(*connections.values())) == len(connections)
 
 
 def test_a_worker_that_is_not_registered_any_more_begins_anew(link: ProxyLink) -> None:

@@ -100,7 +100,7 @@ def test_a_proxy_that_takes_nothing_holds_up_the_others_for_a_bounded_time() -> 
     lines[0].full = False
     links.tick(lambda link: HeartbeatLoad(0, 0, 9, 0, {}), now + 2.0)
     hello = lines[0].sent[-1]
-    assert isinstance(hello, Hello) and hello.registration == 1 and lines[0].renewed
+    assert isinstance(hello, Hello) and hello.registration > 0 and lines[0].renewed
 
 
 def test_a_proxy_alone_holds_up_only_its_own() -> None:
