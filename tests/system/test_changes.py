@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import APP, app
+from command_line import APP, app, obeyed
 from disturbed import MODEL, DisturbedSite, bodies
 from effort import is_long
 from forked_program import fork_program
@@ -29,12 +29,6 @@ SOON = ("--drain-timeout", "0.1")
 def pontil(served: Served, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run the command line for this launch."""
     return app(*words, "--port", str(served.port))
-
-
-def obeyed(served: Served, *words: str) -> str:
-    done = pontil(served, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 class RolloutLoad:
@@ -97,7 +91,7 @@ def test_a_rolling_restart_under_load(pair: DisturbedSite) -> None:
     def harm(streams: Streams) -> None:
         under_way(streams)
         with RolloutLoad(pair.served, bodies("the same, ", 24)[:2]) as load:
-            said = obeyed(pair.served, "restart", "--all", *SOON)
+            said = obeyed(pair.served.port, "restart", "--all", *SOON)
         assert said.count("is ready after") == 2
         load.check()
 
@@ -124,9 +118,9 @@ def test_a_worker_is_drained_and_roles_change(pair: DisturbedSite, loaded: bool)
 
     def change() -> None:
         drain_and_undrain(pair)
-        obeyed(pair.served, "role", "prefill:0", "decode")
+        obeyed(pair.served.port, "role", "prefill:0", "decode")
         assert cached()[1] == ids
-        obeyed(pair.served, "role", "decode:0", "prefill")
+        obeyed(pair.served.port, "role", "decode:0", "prefill")
         assert cached()[0] >= 192
         # Which worker has least to do depends on the streams: a prompt that nobody has cached takes both in the end.
         wait_for(lambda: new_route() == "decode:0>prefill:0", 60, "a pair in the new roles")
@@ -136,8 +130,8 @@ def test_a_worker_is_drained_and_roles_change(pair: DisturbedSite, loaded: bool)
         change()
 
     def back() -> None:
-        obeyed(pair.served, "role", "prefill:0", "prefill")
-        obeyed(pair.served, "role", "decode:0", "decode")
+        obeyed(pair.served.port, "role", "prefill:0", "prefill")
+        obeyed(pair.served.port, "role", "decode:0", "decode")
 
     before = pids(pair.served)
     if loaded:
@@ -155,24 +149,24 @@ def drain_and_undrain(pair: DisturbedSite) -> None:
     longest = {"model": MODEL, "prompt": [7], "max_tokens": 1900, "ignore_eos": True, "stream": True}
     reply = pair.served.request("POST", "/v1/completions", longest)
     next(reply.events())
-    obeyed(pair.served, "drain", "decode:0", *SOON)
+    obeyed(pair.served.port, "drain", "decode:0", *SOON)
     assert pair.served.topology()["decode:0"]["state"] == "DRAINED"
     assert pair.answer_about_a_capital() == pair.capital
     wait_for(lambda: failovers(pair, "moved") > moved, 60, "the count of the streams that moved")
     reply.response.close()
     reply.connection.close()
-    obeyed(pair.served, "undrain", "decode:0")
+    obeyed(pair.served.port, "undrain", "decode:0")
 
 
 @LONG
 def test_workers_come_and_go_under_load(pair: DisturbedSite) -> None:
     def harm(streams: Streams) -> None:
         under_way(streams)
-        obeyed(pair.served, "scale", "--decode", "2")
+        obeyed(pair.served.port, "scale", "--decode", "2")
         assert pair.served.topology()["decode:1"]["state"] == "READY"
         more = Streams(pair.served, bodies("more, ", TOKENS))
         under_way(more)
-        obeyed(pair.served, "scale", "--decode", "1", *SOON)
+        obeyed(pair.served.port, "scale", "--decode", "1", *SOON)
         assert [told.answer for told in more.finish()] == pair.answers
 
     pair.survives(harm)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import obeyed
 from disturbed import DisturbedSite
 from oracle import at_rest
 from rank_answers import TOKENS, answers, group, mixture
@@ -58,3 +59,25 @@ def test_a_rank_that_ends_takes_its_group_with_it(
         site.survives(harm, "decode:0", "decode:0+1")
         assert served.living("decode:0+1") != victim
         assert answers(served) == mixture_alone
+
+
+@pytest.mark.long
+def test_a_group_changes_as_one(mixture_alone: list[dict[str, Any]], tmp_path: Path) -> None:
+    """What operators ask of one of its workers befalls all of them, and the answers stay."""
+    with launched(tmp_path, *lists(1, 2, "decode"), *mixture(tmp_path)) as served:
+
+        def seen(value: str) -> list[str]:
+            return [row[value] for name, row in sorted(served.topology().items()) if name.startswith("decode")]
+
+        obeyed(served.port, "drain", "decode:0+1")
+        assert seen("state") == ["DRAINED", "DRAINED"]
+        obeyed(served.port, "undrain", "decode:0")
+        obeyed(served.port, "role", "decode:0", "mixed")
+        assert seen("role") == ["mixed", "mixed"] and answers(served) == mixture_alone
+        before = seen("pid")
+        obeyed(served.port, "restart", "decode:0")
+        assert seen("state") == ["READY", "READY"] and not set(before) & set(seen("pid"))
+        # The group is mixed now, so that this is a worker of its own.
+        obeyed(served.port, "scale", "--decode", "1")
+        assert len(seen("pid")) == 3 and answers(served) == mixture_alone
+        at_rest(served)
