@@ -63,7 +63,7 @@ def test_a_rank_that_ends_takes_its_group_with_it(
 
 @pytest.mark.long
 def test_a_group_changes_as_one(mixture_alone: list[dict[str, Any]], tmp_path: Path) -> None:
-    """What operators ask of one of its workers befalls all of them, and the answers stay."""
+    """An order for one of its workers is one for all of them, and the answers stay."""
     with launched(tmp_path, *lists(1, 2, "decode"), *mixture(tmp_path)) as served:
 
         def seen(value: str) -> list[str]:

@@ -269,9 +269,12 @@ def next_route(
     alone = with_room(seats, prompt_tokens)
     if pair is None:
         return CollocatedRoute(cheapest(alone, decoder.relieving)) if alone else None
-    relief = None if disagg == "always" else relieving(pair, prefill, alone, prompt_tokens)
-    if relief is not None:
-        return CollocatedRoute(relief)
+    if disagg != "always":
+        relief = relieving(pair, prefill, alone, prompt_tokens)
+        # Blocks of prefill workers may wait for one that pulls no more: no prompt waits for that beside an idle one.
+        idle = [] if ready else [worker for worker in alone if not worker.all_in_flight]
+        if relief is not None or idle:
+            return CollocatedRoute(relief or cheapest(idle, decoder.relieving))
     return pair if ready else None
 
 

@@ -90,6 +90,14 @@ def test_a_worker_that_does_both_takes_what_the_pairs_have_no_seat_for() -> None
     assert plan([busy, replace(DECODE, in_flight=3), MIXED], "auto", prompt_tokens=10) == CollocatedRoute(MIXED)
 
 
+def test_nobody_waits_for_prefill_workers_beside_an_idle_decode_worker() -> None:
+    """However long the prompt: a backlog may wait for a decode worker that makes no progress."""
+    full, working = replace(PREFILL, uncomputed=AHEAD_STEPS * PREFILL.step_tokens), replace(DECODE, in_flight=1)
+    idle = replace(DECODE, incarnation="d2")
+    assert next_route([full, working, idle], "auto", 5000) == CollocatedRoute(idle)
+    assert next_route([full, working], "auto", 5000) is None and next_route([full, idle], "always", 5000) is None
+
+
 def test_auto_splits_while_the_prefill_worker_keeps_up() -> None:
     assert plan([PREFILL, DECODE], "auto", prompt_tokens=100_000) == DisaggregatedRoute(PREFILL, DECODE)
     busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 100 - PULLED_AT_MOST)
