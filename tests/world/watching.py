@@ -26,11 +26,13 @@ SEATED_WITHIN = 2.0
 
 
 class SeedWatch:
-    """The one who looks. `stopped_at` is when each process was last seen stopped, or not yet there."""
+    """The one who looks. `stopped_at` is when each process was last seen stopped, or not yet there; `silent_at` when a
+    link of a proxy to a worker that had ended was last seen silent."""
 
     def __init__(self, run: "SeedRun") -> None:
         self.run, self.world = run, run.world
         self.stopped_at: dict[object, float] = {}
+        self.silent_at: dict[tuple[str, str], float] = {}
         self.disturbed_at = run.world.time
         self.disturbances: list[float] = []
         self.seen: set[str] = set()
@@ -73,15 +75,21 @@ class SeedWatch:
 
 def the_dead_are_let_go(watch: SeedWatch) -> Iterator[str]:
     """A proxy knows no worker whose process ended a while ago: nobody waits for it. That a host died shows by its
-    silence alone."""
-    ended = {one.pid: one.ends + one.vanished * LINK_TIMEOUT for one in watch.world.processes if one.ends is not None}
+    silence alone, and behind a silent link so does a death on another host."""
+    ended = {one.pid: one for one in watch.world.processes if one.ends is not None}
     for process in watch.serving:
         assert process.proxy is not None
         for worker in process.proxy.registry.workers.values():
-            ends = ended.get(worker.hello.pid)
-            name = worker.hello.name
-            within = LET_GO_WITHIN[is_next(name) or watch.run.plan.host_of(name)]
-            if ends is not None and min(watch.world.time - ends, watch.runs_for(process)) > within:
+            if (gone := ended.get(worker.hello.pid)) is None or gone.ends is None:
+                continue
+            name, link = worker.hello.name, (process.name, worker.hello.name)
+            is_elsewhere = is_next(name) or watch.run.plan.host_of(name)
+            if is_elsewhere and watch.world.network.is_silent(*link):
+                watch.silent_at[link] = watch.world.time
+            latest = gone.ends + LINK_TIMEOUT
+            shown = latest if gone.vanished else min(max(gone.ends, watch.silent_at.get(link, 0.0)), latest)
+            within = LET_GO_WITHIN[is_elsewhere]
+            if min(watch.world.time - shown, watch.runs_for(process)) > within:
                 yield f"{process} still knows {worker.hello.name}/{worker.hello.pid}, which has ended"
 
 
