@@ -227,11 +227,11 @@ def opened(path: Path) -> sqlite3.Connection:
         raise PontilError(f"{path} cannot be opened: {error}") from None
     try:
         try:
-            prepare(database, path)
+            prepare(database)
         except sqlite3.OperationalError:
             # Another proxy of the launch made the tables at the same time.
             database.rollback()
-            prepare(database, path)
+            prepare(database)
     except (PontilError, sqlite3.Error) as error:
         database.close()
         if isinstance(error, sqlite3.Error) and may_pass(error):
@@ -240,7 +240,7 @@ def opened(path: Path) -> sqlite3.Connection:
     return database
 
 
-def prepare(database: sqlite3.Connection, path: Path) -> None:
+def prepare(database: sqlite3.Connection) -> None:
     with closing(database.cursor()) as cursor:
         mark, version, tables = (
             cursor.execute(query).fetchone()[0]
