@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of the supervisor: JSON objects, one a line, over an inherited pipe; reads never block."""
 
-import json
 from logging import Logger
 from typing import Any
 
-from pontil.runtime.foundation.line_pipe import LinePipe
+from pontil.runtime.foundation.line_pipe import LinePipe, json_object
 
 
 class CommandPipe:
@@ -30,11 +29,7 @@ class CommandPipe:
 
     def parsed(self, line: bytes) -> dict[str, Any] | None:
         """Return the command in a line; log a line that is no command and return None."""
-        try:
-            command = json.loads(line)
-        except ValueError:
-            command = None
-        if isinstance(command, dict):
-            return command
-        self.logger.error("the supervisor sent a line that is no command: %r", line[:100])
-        return None
+        command = json_object(line)
+        if command is None:
+            self.logger.error("the supervisor sent a line that is no command: %r", line[:100])
+        return command

@@ -52,23 +52,6 @@ CREATE TRIGGER removed AFTER DELETE ON responses BEGIN
     DELETE FROM threads WHERE id = old.thread AND NOT EXISTS (SELECT 1 FROM responses WHERE thread = old.thread);
 END;
 """
-# The tables of version 1 had the use of each response. What came from one beginning becomes one thread.
-BEFORE = """
-ALTER TABLE responses RENAME TO former;
-DROP TRIGGER added; DROP TRIGGER removed; DROP TABLE sums; DROP INDEX by_use; DROP INDEX by_caller;
-CREATE INDEX by_previous ON former (previous);
-"""
-MOVE = """
-WITH RECURSIVE tree (id, thread) AS (
-    SELECT id, id FROM former WHERE previous IS NULL OR previous NOT IN (SELECT id FROM former)
-    UNION ALL SELECT former.id, thread FROM tree JOIN former ON former.previous = tree.id
-)
-INSERT INTO responses SELECT id, caller, thread, previous, bytes, items, head, input, output
-    FROM tree JOIN former USING (id) ORDER BY former.rowid;
-INSERT INTO threads SELECT thread, caller, NULL, NULL, max(used) FROM responses JOIN
-    (SELECT id, used FROM former) USING (id) GROUP BY thread;
-DROP TABLE former;
-"""
 USE = """
 WITH RECURSIVE chain (id, place) AS (
     SELECT :id, 0 UNION ALL
@@ -227,11 +210,11 @@ def opened(path: Path) -> sqlite3.Connection:
         raise PontilError(f"{path} cannot be opened: {error}") from None
     try:
         try:
-            prepare(database, path)
+            prepare(database)
         except sqlite3.OperationalError:
             # Another proxy of the launch made the tables at the same time.
             database.rollback()
-            prepare(database, path)
+            prepare(database)
     except (PontilError, sqlite3.Error) as error:
         database.close()
         if isinstance(error, sqlite3.Error) and may_pass(error):
@@ -240,20 +223,18 @@ def opened(path: Path) -> sqlite3.Connection:
     return database
 
 
-def prepare(database: sqlite3.Connection, path: Path) -> None:
+def prepare(database: sqlite3.Connection) -> None:
     with closing(database.cursor()) as cursor:
         mark, version, tables = (
             cursor.execute(query).fetchone()[0]
             for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
         )
-        if tables and (mark != APPLICATION_ID or version not in (1, VERSION)):
+        if tables and (mark != APPLICATION_ID or version != VERSION):
             raise PontilError("it is another program's file, or another version's: name another one")
         cursor.execute("PRAGMA journal_mode = WAL")
         # A response that a power failure takes away is asked for again; the file stays whole.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("PRAGMA secure_delete = ON")
-        if tables and version != VERSION:
-            cursor.executescript(f"BEGIN IMMEDIATE; {BEFORE} {SCHEMA} {MOVE} PRAGMA user_version = {VERSION}; COMMIT;")
         if not tables:
             cursor.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             cursor.execute(f"PRAGMA user_version = {VERSION}")

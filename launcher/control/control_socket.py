@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pontil.launcher.foundation.errors import LaunchError
+from pontil.runtime.foundation.line_pipe import json_object
 
 NAME = "supervisor"
 MAX_REQUEST_BYTES = 1 << 16
@@ -71,7 +72,7 @@ class ControlConnection:
         line, ending, _ = self.received.partition(b"\n")
         if ending or len(line) > MAX_REQUEST_BYTES:
             self.heard = True
-            self.request = parsed(line) if ending else None
+            self.request = json_object(line) if ending else None
             if self.request is None:
                 self.end("The launcher does not understand that: use the same version of pontil for both.", 2)
 
@@ -83,14 +84,6 @@ class ControlConnection:
             self.gone = self.gone or len(self.outbox) > MAX_UNREAD_BYTES
         except OSError:
             self.gone = True
-
-
-def parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        request = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return request if isinstance(request, dict) else None
 
 
 class ControlSocket:

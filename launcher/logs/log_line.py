@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from pontil.runtime.foundation.line_pipe import json_object
+
 # Attribute of a record that belongs to a request: `extra={"request": id}` in the call that logs it.
 REQUEST = "request"
 # The attribute for the id of its trace (W3C), where it has one.
@@ -105,11 +107,8 @@ def read_line(process: str, raw: bytes, now: float) -> LogLine:
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    if not text.startswith('{"time": '):
-        return None
-    try:
-        values = json.loads(text)
-    except ValueError:
+    values = json_object(text) if text.startswith('{"time": ') else None
+    if values is None:
         return None
     texts = [values.get("level"), values.get("message")]
     texts += [values.get(name, "") for name in ("logger", REQUEST, TRACE_ID)]

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reading end of a pipe that carries lines; reads never block."""
 
+import json
 import os
+from typing import Any
 
 CHUNK_BYTES = 65536
 # Longer lines are handed on in pieces, so that a child cannot make the supervisor buffer its whole output.
 MAX_LINE_BYTES = 1 << 20
 MAX_CHUNKS_AT_END = 64
+
+
+def json_object(line: bytes | str) -> dict[str, Any] | None:
+    """Return the object in a line of JSON; None for anything else."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 class LinePipe:

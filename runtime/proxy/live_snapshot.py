@@ -11,7 +11,6 @@ from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import FRESH
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import DisaggregatedRoute
 
 # Rows of requests that a snapshot has, the newest.
 SHOWN_REQUESTS = 30
@@ -154,8 +153,9 @@ class LiveSnapshot:
         open, and the bytes that requests moved lately."""
         moved_bytes, handoffs = dict(self.proxy.metrics.pulled), dict[str, int]()
         for request in self.proxy.requests.values():
-            if isinstance(request.attempts.route, DisaggregatedRoute) and not request.trial:
-                name = request.attempts.route.name
+            route = request.attempts.route
+            if route is not None and route.is_pair and not request.trial:
+                name = route.name
                 moved_bytes[name] = moved_bytes.get(name, 0) + request.reports.pulled.bytes
                 handoffs[name] = handoffs.get(name, 0) + is_handed_over(request)
         names = {worker.hello.name for worker in self.proxy.registry.workers.values()}

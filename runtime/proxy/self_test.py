@@ -20,7 +20,7 @@ from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.stream import Stream
-from pontil.runtime.proxy.routing.policy import DisaggregatedRoute, Route, Team, WorkerLoad
+from pontil.runtime.proxy.routing.policy import Route, Team, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
@@ -180,7 +180,7 @@ class SelfTest:
         if not isinstance(route, Route):
             return SelfTestResult(route.name, error=route.objection(stream))
         pull = stream.request.reports.pulled
-        if not isinstance(route, DisaggregatedRoute):
+        if not route.is_pair:
             return SelfTestResult(route.name)
         if not pull.bytes:
             why = f" ({pull.error})" if pull.error else ""

@@ -3,87 +3,20 @@
 
 from __future__ import annotations
 
-import mmap
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.gguf.header import read_header
 from pontil.runtime.tokenizer.byte_level_bpe import LLAMA_3_NAMES, byte_pair_tokenizer
 from pontil.runtime.tokenizer.merge_cache import MergeCache
 from pontil.runtime.tokenizer.sentencepiece_bpe import sentencepiece_tokenizer
 from pontil.runtime.tokenizer.vocabulary import Vocabulary, bytes_of_all, ids_of, special_ids
 
-PREFIX, ARCHITECTURE = "tokenizer.", "general.architecture"
-STRING, ARRAY = 8, 9
-SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-U32, U64, HEAD = struct.Struct("<I"), struct.Struct("<Q"), struct.Struct("<4sIQQ")
-
-
-def tokenizer_metadata(path: Path) -> dict[str, Any]:
-    """Read everything whose key starts with `tokenizer.`, and the architecture: strings as a list, other arrays as
-    tuples.
-
-    Raises ModelError.
-    """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return dict(entries(data))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, OverflowError, struct.error) as error:
-        raise ModelError(f"{path} is not a whole GGUF file of version 2 or 3: fetch it again") from error
-
-
-def entries(data: mmap.mmap) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values. Raises ValueError, KeyError, OverflowError or struct.error if the file is malformed."""
-    magic, version, _, count = HEAD.unpack_from(data)
-    if magic != b"GGUF" or version not in (2, 3):
-        raise ValueError("no GGUF")
-    at = HEAD.size
-    for _ in range(count):
-        key, at = string(data, at)
-        (kind,) = U32.unpack_from(data, at)
-        value, at = read_value(data, at + 4, kind)
-        if key.startswith(PREFIX) or key == ARCHITECTURE:
-            yield key, value
-
-
-def read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
-    """Return a value and the position of its end."""
-    if kind == ARRAY:
-        return array(data, at)
-    if kind == STRING:
-        return string(data, at)
-    layout = struct.Struct("<" + SCALARS[kind])
-    return layout.unpack_from(data, at)[0], at + layout.size
-
-
-def array(data: mmap.mmap, at: int) -> tuple[Any, int]:
-    (kind,), (count,) = U32.unpack_from(data, at), U64.unpack_from(data, at + 4)
-    at += 12
-    if kind != STRING:
-        layout = struct.Struct(f"<{count}{SCALARS[kind]}")
-        return layout.unpack_from(data, at), at + layout.size
-    strings = []
-    for _ in range(count):
-        item, at = string(data, at)
-        strings.append(item)
-    return strings, at
-
-
-def string(data: mmap.mmap, at: int) -> tuple[str, int]:
-    start = at + 8
-    end = start + U64.unpack_from(data, at)[0]
-    if end > len(data):
-        raise ValueError("cut off")
-    return data[start:end].decode(), end
-
-
-KEYS = "tokenizer.ggml."
+PREFIX, KEYS = "tokenizer.", "tokenizer.ggml."
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 ROLE_KEYS = {
@@ -98,7 +31,10 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def read_gguf_vocabulary(path: Path, cache: MergeCache) -> Vocabulary:
     """Read the tokenizer. Raises ModelError for a damaged file, and for a tokenizer of neither family or with an
     unknown splitter."""
-    metadata = {key.removeprefix(KEYS): value for key, value in tokenizer_metadata(path).items()}
+    header = read_header(path, whole=PREFIX)
+    metadata: dict[str, Any] = {
+        key.removeprefix(KEYS): value for key, value in {**header.metadata, **header.arrays}.items()
+    }
     tokens = metadata.get("tokens")
     backend = read_backend(path, metadata, cache)
     assert isinstance(tokens, list)

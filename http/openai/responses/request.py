@@ -183,7 +183,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     chat = ChatRequest(
         model=values["model"],
         prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
-        sampling=sampling_fields(fields, chat_values, ("max_output_tokens",), logprobs_of(fields, values)),
+        sampling=sampling_fields(fields, chat_values, ("max_output_tokens",), logprobs_of(values)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, chat_values),
         include_reasoning=True,
@@ -195,7 +195,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     return ResponsesRequest(chat, *response_values, echo_fields)
 
 
-def logprobs_of(fields: Fields, values: Mapping[str, Any]) -> LogprobFields:
+def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
     top = values["top_logprobs"]
     return LogprobFields(top or 0 if top or LOGPROBS in values["include"] else None, None)
 

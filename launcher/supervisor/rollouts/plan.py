@@ -21,14 +21,14 @@ SINGLE_MINDED = {EMBED: "embeds texts by a model of its own", NODE: "computes a 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSnapshot:
-    """The state of a launch from which a change is planned. `shares`: devices may be shared. `is_whole`: the proxy runs
-    here too, and these are all of its workers."""
+    """The state of a launch from which a change is planned. `shares`: devices may be shared. Where `proxies` run here
+    too, these are all of their workers."""
 
     workers: Sequence[tuple[ChildPlan, WorkerSnapshot]]
     machine: HostDevices
     limits: RolloutLimits
     shares: bool = False
-    is_whole: bool = True
+    proxies: Sequence[str] = ()
 
     @property
     def places(self) -> dict[str, WorkerSnapshot]:
@@ -56,7 +56,7 @@ def planned(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> Rollout:
     }.get(str(command), lambda: unknown(command))()
     limit = request.get("drain_timeout")
     drain = snapshot.limits.drain if limit is None else seconds(limit)
-    minimum = 0 if request.get("force") or not snapshot.is_whole else 1
+    minimum = 0 if request.get("force") or not snapshot.proxies else 1
     change = Rollout(tuple(steps), minimum, RolloutLimits(drain, snapshot.limits.start))
     check_service(change, snapshot)
     return change
@@ -84,14 +84,24 @@ def chosen(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[str]:
 
 
 def restarts(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[RolloutStep]:
-    """Return the steps that restart workers one after the other. With all, drained workers stay drained; named ones are
-    put back into service."""
+    """Return the steps that restart workers, or proxies, one after the other. With all, drained workers stay drained;
+    named ones are put back into service."""
+    if request.get("proxies"):
+        return proxy_restarts(snapshot, is_forced=bool(request.get("force")))
     if request.get(ALL):
         return [
             RolloutStep(RolloutGoal.RENEWED, name, rests=place.drain_state is not DrainState.WORKING)
             for name, place in snapshot.places.items()
         ]
     return [RolloutStep(RolloutGoal.RENEWED, name) for name in chosen(request, snapshot)]
+
+
+def proxy_restarts(snapshot: LaunchSnapshot, *, is_forced: bool) -> list[RolloutStep]:
+    if not snapshot.proxies:
+        raise LaunchError("This launch has no proxy: restart it where it runs.")
+    if len(snapshot.proxies) < 2 and not is_forced:
+        raise LaunchError("Nobody else would serve meanwhile: launch with --proxies 2, or say --force.")
+    return [RolloutStep(RolloutGoal.RELIEVED, name) for name in snapshot.proxies]
 
 
 def roles(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[RolloutStep]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change of a running launch as a pure state machine: workers drain, restart, are added and removed, step by step.
+"""A change of a running launch as a pure state machine: workers drain, restart, are added and removed, and proxies
+restart, step by step.
 
-It performs no action and never waits: `advance` reads the table of workers and returns the next actions, if any. A
-worker is taken out of service only while the others serve; if one of them exits meanwhile, the draining worker serves
-again and waits for its turn. Every phase has a deadline and repeats only a limited number of times, so every change
-ends.
+It performs no action and never waits: `advance` reads the table of workers, or of proxies, and returns the next
+actions, if any. One is taken out of service only while the others serve. If one of them exits meanwhile, a draining
+worker serves again and waits for its turn; a proxy that drains cannot turn back. Every phase has a deadline and repeats
+only a limited number of times, so every change ends.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from pontil.launcher.plan.child_plan import ChildPlan
 # Seconds beyond the drain timeout: for returning the remaining requests, and for KV transfers to end.
 DRAIN_MARGIN = 35.0
 STOP_GRACE = 10.0
+# Seconds beyond its drain timeout in which a proxy has to end.
+PROXY_MARGIN = 7.0
 KILL_GRACE = 5.0
 TELL_TIMEOUT = 10.0
 # Times that a draining worker may return to service because another one exited.
@@ -25,11 +28,12 @@ MOST_RETREATS = 3
 
 class RolloutGoal(Enum):
     """The goal of a step for one worker: it has no requests, it serves, it is a new process, it is removed, it is
-    added."""
+    added; or for one proxy: it ends by itself once drained, and another process is in its place."""
 
     DRAINED = "drained"
     WORKING = "working"
     RENEWED = "renewed"
+    RELIEVED = "relieved"
     GONE = "gone"
     THERE = "there"
 
@@ -63,7 +67,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """A worker at one moment. `obeys`: it has confirmed its last order."""
+    """A worker or proxy at one moment. `obeys`: it has confirmed its last order."""
 
     name: str
     state: ChildState
@@ -83,8 +87,8 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
-    """One step for one worker. `role` and `plan` are for WORKING and THERE; with `rests`, a RENEWED worker is drained
-    again afterwards."""
+    """One step for one worker or proxy. `role` and `plan` are for WORKING and THERE; with `rests`, a RENEWED worker is
+    drained again afterwards."""
 
     aim: RolloutGoal
     name: str
@@ -170,6 +174,10 @@ class RolloutView:
         """Return whether the process is to end."""
         return self.step.aim is not RolloutGoal.DRAINED
 
+    @property
+    def is_of_proxy(self) -> bool:
+        return self.step.aim is RolloutGoal.RELIEVED
+
     def late(self, limit: float) -> bool:
         return self.now - self.change.since >= limit
 
@@ -216,6 +224,8 @@ def turn(view: RolloutView) -> Move | None:
         return view.fail(reason) if late else None
     if view.goes and view.place.state is not ChildState.READY:
         return view.go(RolloutPhase.STOP, view.act(ActionKind.STOP))
+    if view.is_of_proxy:
+        return view.go(RolloutPhase.STOP, view.act(ActionKind.DRAIN, f"{view.name} drains"))
     message = f"{view.name} takes no new requests; those it has are moved after {view.limits.drain:g} s"
     return view.go(RolloutPhase.DRAIN, view.act(ActionKind.DRAIN, message))
 
@@ -250,7 +260,8 @@ def stop(view: RolloutView) -> Move | None:
     """Wait for the process to end, whether it was asked to or exited by itself."""
     if not view.place.state.alive:
         return ended(view)
-    return view.go(RolloutPhase.KILL, view.act(ActionKind.KILL)) if view.late(STOP_GRACE) else None
+    grace = view.limits.drain + PROXY_MARGIN if view.is_of_proxy else STOP_GRACE
+    return view.go(RolloutPhase.KILL, view.act(ActionKind.KILL)) if view.late(grace) else None
 
 
 def kill(view: RolloutView) -> Move | None:
@@ -262,12 +273,15 @@ def kill(view: RolloutView) -> Move | None:
 def ended(view: RolloutView) -> Move:
     if view.step.aim is RolloutGoal.GONE:
         return view.done(f"{view.name} is gone", ActionKind.REMOVE)
-    return view.go(RolloutPhase.START, view.act(ActionKind.RENEW, f"{view.name} is starting"))
+    text = "" if view.is_of_proxy else f"{view.name} is starting"
+    return view.go(RolloutPhase.START, view.act(ActionKind.RENEW, text))
 
 
 def start(view: RolloutView) -> Move | None:
     joins, place = view.step.aim is RolloutGoal.THERE, view.place
     if place.state is ChildState.READY and (place.obeys or place.drain_state is DrainState.WORKING):
+        if view.is_of_proxy:
+            return view.done(f"{view.name} serves again")
         rests = " and drained" if place.drain_state is DrainState.DRAINED else ""
         return view.done(f"{view.name} is ready{rests} after {view.now - view.change.since:.1f} s")
     if joins and place.exits:

@@ -3,7 +3,6 @@
 client."""
 
 import os
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,8 +16,7 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.logs.console import Console
 from pontil.launcher.plan.child_plan import ChildPlan, devices_of
 from pontil.launcher.plan.topology import Topology
-from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned, seconds
-from pontil.launcher.supervisor.rollouts.proxy_restarts import ProxyAction, ProxyRestarts, advance_proxies
+from pontil.launcher.supervisor.rollouts.plan import LaunchSnapshot, planned
 from pontil.launcher.supervisor.rollouts.rollout import (
     ActionKind,
     Rollout,
@@ -84,7 +82,6 @@ class RolloutRunner:
     def __init__(self, supervisor: RolloutSupervisor, context: RolloutContext) -> None:
         self.supervisor, self.context = supervisor, context
         self.change: Rollout | None = None
-        self.proxies: ProxyRestarts | None = None
         self.client: RolloutClient | None = None
         self.title = ""
         self.last_beat = 0.0
@@ -99,21 +96,19 @@ class RolloutRunner:
             client.end("The launch is still starting: try again when it is ready.", 1)
         elif command == "reload":
             client.end("\n".join(self.supervisor.reload()))
-        elif self.change is not None or self.proxies is not None:
+        elif self.change is not None:
             client.end(f"Another change is under way ({self.title}): wait until it is done.", 1)
         else:
             self.begin(client, request)
 
     def begin(self, client: RolloutClient, request: dict[str, Any]) -> None:
         try:
-            if request.get("proxies"):
-                self.begin_proxies(client, request)
-                return
             change = self.planned(request)
         except (OptionError, LaunchError) as error:
             client.end(error.message, error.exit_code)
             return
-        self.change, self.client, self.title = change, client, str(request["command"])
+        self.change, self.client = change, client
+        self.title = f"{request['command']}{' --proxies' if request.get('proxies') else ''}"
         if change.is_over:
             self.conclude(change)
 
@@ -133,42 +128,6 @@ class RolloutRunner:
         for line in self.supervisor.directory.hold(devices_of(plans, self.machine)):
             self.supervisor.console.line(line)
 
-    def begin_proxies(self, client: RolloutClient, request: dict[str, Any]) -> None:
-        """Begin to restart the proxies. Raises OptionError and LaunchError for what cannot be."""
-        limit, limits = request.get("drain_timeout"), self.context.limits
-        limits = limits if limit is None else RolloutLimits(seconds(limit), limits.start)
-        names = tuple(child.name for child in self.supervisor.children if child.plan.is_proxy)
-        if len(names) < 2 and not request.get("force"):
-            raise LaunchError(
-                "Nobody else would serve meanwhile: launch with --proxies 2, or say --force."
-                if names
-                else "This launch has no proxy: restart it where it runs."
-            )
-        self.proxies = ProxyRestarts(names, limits, since=time.monotonic())
-        self.client, self.title = client, "restart --proxies"
-
-    def advance_proxies(self, now: float) -> None:
-        while self.proxies is not None:
-            states = {child.name: child.state for child in self.supervisor.children if child.plan.is_proxy}
-            move = advance_proxies(self.proxies, states, now)
-            if move is None:
-                return
-            name, limits = self.proxies.left[0], self.proxies.limits
-            self.proxies, action = move
-            child = next(child for child in self.supervisor.children if child.name == name)
-            if action is ProxyAction.DRAIN:
-                self.tell(f"{name} drains")
-                child.dismissed = True
-                drain_proxy(child, limits.drain, hand_over=True, alone=len(states) == 1)
-            elif action is ProxyAction.KILL:
-                child.kill()
-            elif action is ProxyAction.RENEW:
-                self.renew(child, None)
-            elif not self.proxies.failure:
-                self.tell(f"{name} serves again")
-            if self.proxies.is_over:
-                self.conclude(self.proxies)
-
     @property
     def facts(self) -> dict[str, Any]:
         topology = self.context.topology
@@ -180,19 +139,24 @@ class RolloutRunner:
         return [child for child in self.supervisor.children if not child.plan.is_proxy]
 
     @property
+    def proxies(self) -> list[Child]:
+        return [child for child in self.supervisor.children if child.plan.is_proxy]
+
+    @property
     def machine(self) -> HostDevices:
         return self.context.machine or NOWHERE
 
     def snapshot(self, machine: HostDevices) -> LaunchSnapshot:
         context, workers = self.context, [(child.plan, place_of(child)) for child in self.workers]
-        whole = len(workers) < len(self.supervisor.children)
-        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, whole)
+        proxies = [child.name for child in self.proxies]
+        return LaunchSnapshot(workers, machine, context.limits, context.shares_devices, proxies)
 
     def advance(self, now: float) -> None:
         """Make all moves that are possible now."""
-        self.advance_proxies(now)
         while self.change is not None:
-            move = advance(self.change, {child.name: place_of(child) for child in self.workers}, now)
+            is_of_proxies = self.change.steps[0].aim is RolloutGoal.RELIEVED
+            peers = self.proxies if is_of_proxies else self.workers
+            move = advance(self.change, {child.name: place_of(child) for child in peers}, now)
             if move is None:
                 break
             self.change, actions = move
@@ -212,8 +176,11 @@ class RolloutRunner:
             self.supervisor.children.append(self.supervisor.child(step.plan))
         if verb in (ActionKind.ADD, ActionKind.SAY):
             return
-        child = next(child for child in self.workers if child.name == step.name)
+        child = next(child for child in self.supervisor.children if child.name == step.name)
         match verb:
+            case ActionKind.DRAIN if child.plan.is_proxy:
+                child.dismissed = True
+                drain_proxy(child, change.limits.drain, hand_over=True, alone=len(self.proxies) == 1)
             case ActionKind.DRAIN:
                 child.assign(child.plan.role, change.limits.drain, for_good=step.aim is RolloutGoal.GONE)
             case ActionKind.ASSIGN:
@@ -244,19 +211,18 @@ class RolloutRunner:
         if self.client is not None:
             self.client.say(text)
 
-    def conclude(self, change: Rollout | ProxyRestarts) -> None:
+    def conclude(self, change: Rollout) -> None:
         self.hold()
         if change.failure is not None:
             self.supervisor.console.line(f"{self.title} failed: {change.failure}")
         if self.client is not None:
             self.client.end(f"{change.failure}." if change.failure else "done", 1 if change.failure else 0)
-        self.change = self.client = self.proxies = None
+        self.change = self.client = None
 
     def close(self) -> None:
         """End the change under way, since the launch ends."""
-        change = self.change or self.proxies
-        if change is not None:
-            self.conclude(change.fail("the launch is stopping"))
+        if self.change is not None:
+            self.conclude(self.change.fail("the launch is stopping"))
 
 
 def drain_proxy(child: Child, timeout: float, *, hand_over: bool, alone: bool = False) -> None:

@@ -3,7 +3,7 @@
 
 Layout: magic, version, tensor count, metadata count, metadata, tensor descriptions, padding, tensor bytes
 (ggml/docs/gguf.md). `gguf.GGUFReader` creates an object for every entry of the vocabulary and needs seconds for it;
-this reader skips arrays and needs milliseconds.
+this reader skips arrays that nobody asked for, and needs milliseconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from pontil.runtime.errors import ModelError
 
 Scalar = int | float | bool | str
+Array = tuple[Scalar, ...] | list[str]
 
 NUMBERS = tuple(struct.Struct("<" + code) for code in "BbHhIif?")
 """Scalar types 0 to 7; 8 is a string, 9 an array, 10 to 12 are the 64-bit numbers."""
@@ -25,7 +26,7 @@ U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 SHORT = 1024
-"""Longer arrays are skipped: they belong to the vocabulary."""
+"""Longer arrays belong to the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,11 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`metadata` leaves arrays out. `arrays` has them: short ones of numbers (such as one for each layer), None for
-    the others. `size` is the header's own length in bytes, before padding."""
+    """`metadata` leaves arrays out. `arrays` has them: those that were asked for and short ones of numbers (such as one
+    for each layer), None for the others. `size` is the header's own length in bytes, before padding."""
 
     metadata: dict[str, Scalar]
-    arrays: dict[str, tuple[Scalar, ...] | None]
+    arrays: dict[str, Array | None]
     tensors: dict[str, GgufTensor]
     size: int
 
@@ -62,12 +63,12 @@ class GgufHeader:
         return float(value) if isinstance(value, int | float) else None
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Read the header. Raises ModelError for a file that is not GGUF, of another version or byte order, or
-    truncated."""
+def read_header(path: Path, whole: str | None = None) -> GgufHeader:
+    """Read the header, with every array whose key begins with `whole`. Raises ModelError for a file that is not GGUF,
+    of another version or byte order, or truncated."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return Cursor(data).header()
+            return Cursor(data, whole).header()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, OverflowError, struct.error) as error:
@@ -77,8 +78,8 @@ def read_header(path: Path) -> GgufHeader:
 class Cursor:
     """A position in a mapped file. Reading past the end raises struct.error; malformed data raises ValueError."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data = data
+    def __init__(self, data: mmap.mmap, whole: str | None = None) -> None:
+        self.data, self.whole = data, whole
         self.at = 0
 
     def header(self) -> GgufHeader:
@@ -115,22 +116,36 @@ class Cursor:
     def string(self) -> str:
         return self.take(self.number(U64)).decode()
 
-    def entry(self) -> tuple[str, Scalar | tuple[Scalar, ...] | None]:
-        """Read one key and its value; None for an array that is long or not of numbers: it is skipped."""
+    def entry(self) -> tuple[str, Scalar | Array | None]:
+        """Read one key and its value; None for an array that is skipped."""
         key, kind = self.string(), self.number(U32)
         if kind == ARRAY:
-            return key, self.array()
+            return key, self.array(self.whole is not None and key.startswith(self.whole))
         return key, self.string() if kind == STRING else self.number(scalar(kind))
 
-    def array(self) -> tuple[Scalar, ...] | None:
+    def array(self, whole: bool) -> Array | None:
+        """Read an array that is wanted `whole`, or is short and of numbers; skip another one."""
         kind, count = self.number(U32), self.number(U64)
+        if kind == STRING and whole:
+            return self.strings(count)
         if kind == STRING:
             self.skip_strings(count)
-        elif count <= SHORT:
-            return tuple(self.number(scalar(kind)) for _ in range(count))
-        else:
-            self.at += count * scalar(kind).size
-        return None
+            return None
+        layout = struct.Struct(f"<{count}{scalar(kind).format[1:]}")
+        values = layout.unpack_from(self.data, self.at) if whole or count <= SHORT else None
+        self.at += layout.size
+        return values
+
+    def strings(self, count: int) -> list[str]:
+        data, unpack, at, found = self.data, U64.unpack_from, self.at, list[str]()
+        for _ in range(count):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            if at > len(data):
+                raise ValueError("cut off")
+            found.append(data[start:at].decode())
+        self.at = at
+        return found
 
     def skip_strings(self, count: int) -> None:
         data, unpack, at = self.data, U64.unpack_from, self.at

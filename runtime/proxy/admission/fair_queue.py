@@ -277,12 +277,12 @@ class FairQueue(Generic[T]):
         self.forget(entry)
         return True
 
-    def ahead_of(self, priority: int, caller: str, weight: float = 1.0, cost: float = 1.0) -> float:
+    def ahead_of(self, priority: int, caller: str) -> float:
         """Return the cost of what would be served before an item that came now, if nothing else came after it.
 
         An upper bound: exact without `fair`, and for the caller's own and more urgent items; for every other caller
-        with two items or more waiting at this priority it may count one too many. O(callers). In this order an item's
-        turn depends on neither its own weight nor its own cost.
+        with two items or more waiting at this priority it may count one too many. O(callers). The turn of an item
+        comes at the virtual time at which it begins, so it depends on neither its own weight nor its own cost.
         """
         more_urgent = sum(self.levels[level_key].cost for level_key in self.busy[: bisect_left(self.busy, priority)])
         level = self.levels.get(priority)

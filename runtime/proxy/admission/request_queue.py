@@ -160,7 +160,7 @@ class RequestQueue:
         estimate = self.rate.now_wait
         if estimate is None:
             return None
-        ahead = self.waiting.ahead_of(ticket.priority, ticket.caller, ticket.weight)
+        ahead = self.waiting.ahead_of(ticket.priority, ticket.caller)
         return self.wait_after(ahead, tokens, self.known_to(share, estimate))
 
     def known_to(self, share: FairShare, estimate: WaitEstimate) -> WaitEstimate:

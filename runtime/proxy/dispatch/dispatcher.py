@@ -292,7 +292,7 @@ class Dispatcher:
         load.take([worker for worker in workers if worker is not None])
         load.seat(request.share, len(request.unended))
         prompt_worker = next(name for name, phase in attempts.phases.items() if phase != DECODE)
-        cached_tokens = 0 if attempts.route is None else attempts.route.prompt_worker.found
+        cached_tokens = 0 if attempts.route is None else attempts.route.prefill.found
         tokens = request.work.load(request)
         load.owe(request.share, prompt_worker, max(0, tokens - cached_tokens))
         self.recent_work.add(prompt_worker, load.uncomputed, self.clock())

@@ -8,7 +8,6 @@ from typing import Any
 from pontil.runtime.accounting.counts import DECODE, PREFILL
 from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.request import Request, Work
-from pontil.runtime.proxy.routing.policy import DisaggregatedRoute
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.messages import Submit
 
@@ -82,8 +81,8 @@ def submits(
         common["choices"] = [choice.number for choice in request.unended]
         if request.prompt_logprobs:
             common["sampling"]["prompt_logprobs"] = None
-    if not isinstance(route, DisaggregatedRoute):
-        return [Submit(receiver=route.worker.incarnation, **(common | dict(alone)))]
+    if not route.is_pair:
+        return [Submit(receiver=route.decode.incarnation, **(common | dict(alone)))]
     prefill, decode = route.prefill, route.decode
     common |= {"transfer_id": f"{request.id}.{attempts.number}", "transfer_secret": transfer_secret}
     return [

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from pontil.runtime.foundation.loopback import is_loopback
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import CollocatedRoute
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
 
 # Characters of a name that a client tells, the numbers of blocks that it tells, and such a number.
@@ -38,8 +37,10 @@ class KVTransfers:
         """Return what the answer says about its kept prompt; None if it is not kept, or its worker is gone. A worker
         that has an address on its own machine only, and no port, can be asked by its own proxies."""
         route, blocks = request.attempts.route, request.reports.kept_blocks
-        worker = self.registry.workers.get(route.worker.incarnation) if isinstance(route, CollocatedRoute) else None
-        if worker is None or blocks is None:
+        if route is None or route.is_pair or blocks is None:
+            return None
+        worker = self.registry.workers.get(route.decode.incarnation)
+        if worker is None:
             return None
         host, port = address_of(worker.hello.peer_endpoint)
         place = {ENGINE: worker.hello.sender, HOST: host, PORT: port, REQUEST: transfer_of(request)}

@@ -116,36 +116,20 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class CollocatedRoute:
-    """A route on which one worker does everything."""
-
-    worker: WorkerLoad
-
-    @property
-    def phases(self) -> dict[str, str]:
-        """The phase that each worker, by incarnation, does for the request."""
-        return {self.worker.incarnation: WHOLE}
-
-    @property
-    def workers(self) -> tuple[WorkerLoad, ...]:
-        return (self.worker,)
-
-    @property
-    def prompt_worker(self) -> WorkerLoad:
-        """The worker that computes the prompt."""
-        return self.worker
-
-    @property
-    def name(self) -> str:
-        return self.worker.name
-
-
-@dataclass(frozen=True, slots=True)
-class DisaggregatedRoute:
-    """A route of two workers: one computes the prompt, the other receives its KV blocks and generates."""
+class Route:
+    """The workers of a request: `prefill` computes the prompt, and `decode` receives its KV blocks and generates. One
+    worker may do everything."""
 
     prefill: WorkerLoad
     decode: WorkerLoad
+
+    @classmethod
+    def alone(cls, worker: WorkerLoad) -> "Route":
+        return cls(worker, worker)
+
+    @property
+    def is_pair(self) -> bool:
+        return self.prefill.incarnation != self.decode.incarnation
 
     @property
     def is_cut(self) -> bool:
@@ -153,24 +137,20 @@ class DisaggregatedRoute:
         return self.prefill.incarnation in self.decode.lost_peers
 
     @property
-    def phases(self) -> dict[str, str]:
-        return {self.prefill.incarnation: PREFILL, self.decode.incarnation: DECODE}
-
-    @property
     def workers(self) -> tuple[WorkerLoad, ...]:
-        return (self.prefill, self.decode)
+        return (self.prefill, self.decode) if self.is_pair else (self.decode,)
 
     @property
-    def prompt_worker(self) -> WorkerLoad:
-        """The worker that computes the prompt."""
-        return self.prefill
+    def phases(self) -> dict[str, str]:
+        """The phase that each worker, by incarnation, does for the request."""
+        kinds = (PREFILL, DECODE) if self.is_pair else (WHOLE,)
+        return {worker.incarnation: kind for worker, kind in zip(self.workers, kinds, strict=True)}
 
     @property
     def name(self) -> str:
-        return f"{self.prefill.name}>{self.decode.name}"
+        return ">".join(worker.name for worker in self.workers)
 
 
-Route = DisaggregatedRoute | CollocatedRoute
 Disagg = Literal["auto", "always", "never"]
 
 # The cost of a worker, in tokens.
@@ -243,10 +223,10 @@ def plan(
         if pair is not None:
             alone = seating(workers, disagg)
             relief = None if disagg == "always" or broken else relieving(pair, prefill, alone, prompt_tokens)
-            return pair if relief is None else CollocatedRoute(relief)
-    whole = [CollocatedRoute(worker) for worker in by_cost(workers, Costs.of(workers, prompt_tokens).whole)]
+            return pair if relief is None else Route.alone(relief)
+    whole = [Route.alone(worker) for worker in by_cost(workers, Costs.of(workers, prompt_tokens).whole)]
     if broken:
-        whole.sort(key=lambda route: (tuple(route.phases) in broken, route.worker.role == "prefill"))
+        whole.sort(key=lambda route: (tuple(route.phases) in broken, route.decode.role == "prefill"))
     return whole[0]
 
 
@@ -260,7 +240,7 @@ def next_route(
     if not prefill or not decode:
         free = seated(with_room(workers, prompt_tokens), spare)
         costs = Costs.of(workers, prompt_tokens)
-        return CollocatedRoute(cheapest(free, costs.whole)) if free else None
+        return Route.alone(cheapest(free, costs.whole)) if free else None
     seats = seated(seating(workers, disagg), spare)
     free = [worker for worker in seats if worker.role == "decode"]
     ready = with_room(prefill, prompt_tokens)
@@ -268,13 +248,13 @@ def next_route(
     pair = best_pair(ready or prefill, costs.prefill, free, decoder.decode) if free else None
     alone = with_room(seats, prompt_tokens)
     if pair is None:
-        return CollocatedRoute(cheapest(alone, decoder.relieving)) if alone else None
+        return Route.alone(cheapest(alone, decoder.relieving)) if alone else None
     if disagg != "always":
         relief = relieving(pair, prefill, alone, prompt_tokens)
         # Blocks of prefill workers may wait for one that pulls no more: no prompt waits for that beside an idle one.
         idle = [] if ready else [worker for worker in alone if not worker.all_in_flight]
         if relief is not None or idle:
-            return CollocatedRoute(relief or cheapest(idle, decoder.relieving))
+            return Route.alone(relief or cheapest(idle, decoder.relieving))
     return pair if ready else None
 
 
@@ -282,10 +262,10 @@ def every_route(workers: Sequence[WorkerLoad], disagg: Disagg) -> list[Route]:
     """Return each pair that may serve a request, and each worker that is in no pair. Of more pairs than MOST_PAIRS
     return so many that each worker is in one: their number grows with the product of the workers."""
     prefill, decode = split(workers, disagg)
-    pairs = [DisaggregatedRoute(first, second) for first, second in pairs_of(prefill, decode)]
+    pairs = [Route(first, second) for first, second in pairs_of(prefill, decode)]
     paired_workers = {worker.incarnation for pair in pairs for worker in pair.workers}
     whole = [pair for pair in pairs if not pair.is_cut]
-    return [*whole, *(CollocatedRoute(worker) for worker in workers if worker.incarnation not in paired_workers)]
+    return [*whole, *(Route.alone(worker) for worker in workers if worker.incarnation not in paired_workers)]
 
 
 def pairs_of(prefill: Sequence[WorkerLoad], decode: Sequence[WorkerLoad]) -> list[tuple[WorkerLoad, WorkerLoad]]:
@@ -325,18 +305,18 @@ def best_pair(
     decode: Sequence[WorkerLoad],
     second_cost: Cost,
     broken: Collection[Team] = frozenset(),
-) -> DisaggregatedRoute | None:
+) -> Route | None:
     """Return the first pair of these workers, the cheapest of each first, that is neither cut nor broken."""
-    best = DisaggregatedRoute(cheapest(prefill, first_cost), cheapest(decode, second_cost))
+    best = Route(cheapest(prefill, first_cost), cheapest(decode, second_cost))
     if not best.is_cut and not broken:
         return best
     decode_order = by_cost(decode, second_cost)
-    pairs = (DisaggregatedRoute(first, second) for first in by_cost(prefill, first_cost) for second in decode_order)
+    pairs = (Route(first, second) for first in by_cost(prefill, first_cost) for second in decode_order)
     return next((pair for pair in pairs if not pair.is_cut and tuple(pair.phases) not in broken), None)
 
 
 def relieving(
-    pair: DisaggregatedRoute, prefill: Sequence[WorkerLoad], alone: Sequence[WorkerLoad], prompt_tokens: int
+    pair: Route, prefill: Sequence[WorkerLoad], alone: Sequence[WorkerLoad], prompt_tokens: int
 ) -> WorkerLoad | None:
     """Return the one of the workers `alone` that does everything at less cost than the pair, or None."""
     if not alone:

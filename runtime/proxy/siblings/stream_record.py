@@ -25,6 +25,7 @@ from typing import Any
 
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.foundation.file_age import stamp
+from pontil.runtime.foundation.line_pipe import json_object
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.proxy.siblings.leases import UNBORN, Lease, stems
@@ -318,10 +319,4 @@ def lengths(about: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return None
-    return fields if isinstance(fields, dict) else None
+    return json_object(line) if line.endswith(b"\n") else None

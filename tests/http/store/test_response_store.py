@@ -154,40 +154,6 @@ def test_a_fork_uses_what_it_began_from_and_lets_its_siblings_expire(make: MAKE,
     assert store.database.execute("SELECT count(*) FROM threads").fetchone() == (1,), "none is left without responses"
 
 
-VERSION_1 = """
-CREATE TABLE responses (
-    id TEXT PRIMARY KEY, caller TEXT NOT NULL, previous TEXT, used REAL NOT NULL, bytes INTEGER NOT NULL,
-    items INTEGER NOT NULL, head TEXT NOT NULL, input TEXT NOT NULL, output TEXT NOT NULL
-);
-CREATE INDEX by_use ON responses (used);
-CREATE INDEX by_caller ON responses (caller, used);
-CREATE TABLE sums (caller TEXT PRIMARY KEY, rows INTEGER NOT NULL, bytes INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TRIGGER added AFTER INSERT ON responses BEGIN SELECT 1; END;
-CREATE TRIGGER removed AFTER DELETE ON responses BEGIN SELECT 1; END;
-PRAGMA application_id = 0x706E7473;
-PRAGMA user_version = 1;
-"""
-
-
-def test_a_file_of_the_first_version_is_taken_over(make: MAKE, tmp_path: Path, clock: StoreClock) -> None:
-    with sqlite3.connect(tmp_path / "responses.db") as old:
-        old.executescript(VERSION_1)
-        for name, previous, used in (("resp_0", None, 950.0), ("resp_1", "resp_0", 990.0), ("resp_9", "gone", 990.0)):
-            texts = ('{"id": "x"}', f'[{{"id": "in_{name}"}}]', f'[{{"id": "msg_{name}"}}]')
-            row = (name, "a", previous, used, 40, 30, *texts)
-            old.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    old.close()
-    store = make(ttl=100)
-    assert names(store.conversation("a", "resp_1")) == ["in_resp_0", "msg_resp_0", "in_resp_1", "msg_resp_1"]
-    assert store.response("a", "resp_9") is not None and store.conversation("a", "resp_9") is None
-    assert store.database.execute("SELECT * FROM sums").fetchall() == [("a", 3, 120)]
-    store.add("a", kept(2, 1))
-    clock.now += 95
-    assert len(names(store.conversation("a", "resp_2")) or ()) == 6
-    store.close()
-    assert make(ttl=100).response("a", "resp_2") is not None, "it is read as one of this version"
-
-
 def test_the_oldest_of_whom_has_most_go_first(make: MAKE) -> None:
     store = make(most_bytes=10_000)
     store.add("small", kept(0, text="x" * 1000))

@@ -15,7 +15,7 @@ from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, 
 from pontil.runtime.proxy.requests.answer import BrokenAnswer, Finished
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Tokens
@@ -62,7 +62,7 @@ def plausible(draw: st.DrawFn) -> Tokens:
 def started(tokenizer: Tokenizer, n: int, pair: bool, **params: Any) -> Request:
     asked = SamplingParams(max_tokens=BUDGET, seed=1, n=n, stop=("<>",), **params)
     request = Request.start("r", Generation(PROMPT, asked), tokenizer, 0.0)
-    request.begin(DisaggregatedRoute(P, D) if pair else CollocatedRoute(D), 0.0)
+    request.begin(Route(P, D) if pair else Route.alone(D), 0.0)
     return request
 
 

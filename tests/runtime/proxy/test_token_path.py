@@ -11,7 +11,7 @@ from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.proxy.requests.answer import BrokenAnswer
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.codec import frame_of, is_plain, row_of
@@ -101,7 +101,7 @@ def test_rows_come_to_what_frames_come_to(
 ) -> None:  # A5, A7, A11
     stop = (tokenizer.decode([BASE + 3, BASE + 4]),) if stops else ()
     params = SamplingParams(max_tokens=BUDGET, seed=1, n=2, stop=stop, logprobs=logprobs, min_tokens=least)
-    route: Route = DisaggregatedRoute(P, D) if pair else CollocatedRoute(D)
+    route: Route = Route(P, D) if pair else Route.alone(D)
     (one, its), (other, others) = started(tokenizer, route, params), started(tokenizer, route, params)
     for number, frame in enumerate(sent):
         now = float(number)
@@ -111,7 +111,7 @@ def test_rows_come_to_what_frames_come_to(
 
 def test_most_rows_of_an_answer_are_ordinary(tokenizer: Tokenizer) -> None:
     """Otherwise the test above would prove nothing, and each token would cost as much as a frame."""
-    request, _ = started(tokenizer, CollocatedRoute(D), SamplingParams(max_tokens=BUDGET, seed=1))
+    request, _ = started(tokenizer, Route.alone(D), SamplingParams(max_tokens=BUDGET, seed=1))
     rows = [[0, 0, index, 3, 0, BASE + index] for index in range(BUDGET)]
     ordinary = []
     for number, row in enumerate(rows):

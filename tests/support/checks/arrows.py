@@ -28,10 +28,6 @@ ARROWS: dict[str, set[str]] = {
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops/kernels/weights", "gpu_ops/kv"},
     "runtime/cache/tier": {"gpu_ops/kv", "runtime/cache"},
-    "runtime/tokenizer": set(),
-    "runtime/grammar": {"runtime/tokenizer"},
-    "runtime/chat/calls": {"runtime/grammar"},
-    "runtime/chat": {"runtime/chat/calls", "runtime/grammar", "runtime/tokenizer"},
     "runtime/config": set(),
     # A worker's own times, which each of its rooms may note.
     "runtime/timeline/work_times": set(),
@@ -76,9 +72,13 @@ ARROWS: dict[str, set[str]] = {
     },
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
     "runtime/foundation": set(),
-    "runtime/grammar/processes": {"runtime/grammar"},
     "runtime/loaders/facts": {"runtime/models/architectures", "runtime/models/config"},
     "runtime/loaders/gguf": {"runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config"},
+    "runtime/tokenizer": {"runtime/loaders/gguf/header"},
+    "runtime/grammar": {"runtime/tokenizer"},
+    "runtime/grammar/processes": {"runtime/grammar"},
+    "runtime/chat/calls": {"runtime/grammar"},
+    "runtime/chat": {"runtime/chat/calls", "runtime/grammar", "runtime/tokenizer"},
     "runtime/loaders/hf": {
         "runtime/loaders/facts", "runtime/models/architectures", "runtime/models/config",
         "runtime/models/encoder_config",

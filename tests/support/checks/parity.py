@@ -30,7 +30,7 @@ from pontil.runtime.proxy.requests.answer import Delta, Finished
 from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
-from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, Route, WorkerLoad
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.codec import decode, encode
@@ -197,7 +197,7 @@ class InProcess:
     def play_round(self, round_: Mapping[str, Recorded]) -> dict[str, Outcome]:
         engine, self.rounds = self.machine.engine, self.rounds + 1
         self.tape.put(round_)
-        told = books(round_, CollocatedRoute(load("w", "mixed")), self.machine.tokenizer, self.plays, self.rounds)
+        told = books(round_, Route.alone(load("w", "mixed")), self.machine.tokenizer, self.plays, self.rounds)
         sent = [message for request in told.requests.values() for message in submits(request, "proxy")]
         worker_requests = {
             worker_request.key: worker_request
@@ -343,7 +343,7 @@ def opened(name: str, model: Path, folder: Path, drafts: int = 0, draft_model: P
     if name == "one worker":
         whole = open_small(model, folder, "mixed:0", "mixed", "shm", drafts, draft_model)
         proxy.admit(whole)
-        yield OverSockets(proxy, CollocatedRoute(load(whole.incarnation, "mixed")), [whole])
+        yield OverSockets(proxy, Route.alone(load(whole.incarnation, "mixed")), [whole])
     else:
         kv = name.rpartition(" ")[2]
         prefill, decode = (
@@ -351,6 +351,6 @@ def opened(name: str, model: Path, folder: Path, drafts: int = 0, draft_model: P
         )
         proxy.admit(prefill, decode)
         sending = load(prefill.incarnation, "prefill", prefill.peers_in.endpoint)
-        yield OverSockets(proxy, DisaggregatedRoute(sending, load(decode.incarnation, "decode")), [prefill, decode])
+        yield OverSockets(proxy, Route(sending, load(decode.incarnation, "decode")), [prefill, decode])
     everyone_clean(proxy)
     proxy.close()

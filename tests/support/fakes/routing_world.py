@@ -17,7 +17,7 @@ from pontil.runtime.foundation.fair_share import EVERYBODY
 from pontil.runtime.proxy.dispatch.dispatcher import RecentWork
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.routing.policy import INTERLEAVED, CollocatedRoute, DisaggregatedRoute, Route, next_route
+from pontil.runtime.proxy.routing.policy import INTERLEAVED, Route, next_route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.messages import SCHEMA, Hello, PrefixDelta
 
@@ -197,15 +197,15 @@ class RoutingWorld:
             worker = self.workers[load.incarnation]
             worker.registered.in_flight += 1
             worker.registered.seat(EVERYBODY, 1)
-        worker = self.workers[route.prompt_worker.incarnation]
+        worker = self.workers[route.prefill.incarnation]
         request.cached = worker.admit(request)
-        request.uncomputed = max(0, len(request.prompt) - route.prompt_worker.found)
+        request.uncomputed = max(0, len(request.prompt) - route.prefill.found)
         worker.registered.owe(EVERYBODY, request.uncomputed, int(request.uncomputed > 0))
         self.recent.add(worker.incarnation, request.uncomputed, self.now)
         missing = len(request.prompt) - request.cached
         self.cached += request.cached
         worker.computed += missing
-        slower = INTERLEAVED if isinstance(route, CollocatedRoute) else 1
+        slower = 1 if route.is_pair else INTERLEAVED
         worker.busy_until = max(self.now, worker.busy_until) + slower * missing / PROMPT_RATE
         for load in route.workers[1:]:
             self.workers[load.incarnation].admit(request)
@@ -214,7 +214,7 @@ class RoutingWorld:
     def prompt_done(self, request: SimulatedRequest, route: Route) -> None:
         if request.cached:
             self.later_waits.append(self.now - request.arrived)
-        worker = self.workers[route.prompt_worker.incarnation]
+        worker = self.workers[route.prefill.incarnation]
         worker.registered.owe(EVERYBODY, -request.uncomputed, -int(request.uncomputed > 0))
         for incarnation, phase in route.phases.items():
             holder = self.workers[incarnation]
@@ -228,8 +228,7 @@ class RoutingWorld:
         self.at(seconds, lambda: self.end(request, route))
 
     def decoder_of(self, route: Route) -> SimulatedWorker:
-        last = route.decode if isinstance(route, DisaggregatedRoute) else route.worker
-        return self.workers[last.incarnation]
+        return self.workers[route.decode.incarnation]
 
     def end(self, request: SimulatedRequest, route: Route) -> None:
         decoder = self.decoder_of(route)

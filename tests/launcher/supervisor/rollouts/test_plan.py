@@ -21,13 +21,17 @@ READY, GIVEN_UP = ChildState.READY, ChildState.GIVEN_UP
 LIMITS = RolloutLimits(30.0, 600.0)
 
 
-def snapshot(*names: str, cores: int = 8, is_whole: bool = True, **duties: DrainState) -> LaunchSnapshot:
+def snapshot(*names: str, cores: int = 8, proxies: int = 1, **duties: DrainState) -> LaunchSnapshot:
     workers = []
     for number, name in enumerate(names):
         role, config = name.partition(":")[0], {"peer_endpoint": "ipc:///run/x"}
         plan = ChildPlan(name, role, "cpu", (number,), config)
         workers.append((plan, WorkerSnapshot(name, READY, duties.get(name.replace(":", ""), DrainState.WORKING))))
-    return LaunchSnapshot(workers, HostDevices(tuple(range(cores)), cores, 0), LIMITS, False, is_whole)
+    return LaunchSnapshot(workers, HostDevices(tuple(range(cores)), cores, 0), LIMITS, False, names_of(proxies))
+
+
+def names_of(proxies: int) -> list[str]:
+    return [f"proxy:{number}" for number in range(proxies)]
 
 
 PAIR = snapshot("prefill:0", "decode:0")
@@ -122,7 +126,7 @@ def staged(*workers: tuple[str, str, str]) -> LaunchSnapshot:
         for number, (name, role, node) in enumerate(workers)
     ]
     found = [(plan, WorkerSnapshot(plan.name, READY)) for plan in plans]
-    return LaunchSnapshot(found, HostDevices(tuple(range(8)), 8, 0), LIMITS)
+    return LaunchSnapshot(found, HostDevices(tuple(range(8)), 8, 0), LIMITS, proxies=["proxy"])
 
 
 STAGES = (("decode:0", "decode", "llm"), ("recognizer:0", "node", "recognizer"), ("speaker:0", "node", "speaker"))
@@ -160,7 +164,20 @@ def test_a_worker_that_embeds_keeps_its_role() -> None:
 
 
 def test_workers_that_joined_cannot_know_who_else_serves() -> None:
-    assert planned({"command": "restart", "names": ["decode:0"]}, snapshot("decode:0", is_whole=False)).minimum == 0
+    assert planned({"command": "restart", "names": ["decode:0"]}, snapshot("decode:0", proxies=0)).minimum == 0
+
+
+def test_proxies_are_restarted_where_they_run_and_the_only_one_by_force() -> None:
+    request = {"command": "restart", "proxies": True, "drain_timeout": 3}
+    two = snapshot("decode:0", proxies=2)
+    assert steps(request, two) == [(RolloutGoal.RELIEVED, "proxy:0"), (RolloutGoal.RELIEVED, "proxy:1")]
+    assert planned(request, two).limits.drain == 3.0
+    with pytest.raises(LaunchError, match="launch with --proxies 2, or say --force"):
+        planned(request, PAIR)
+    assert steps(request | {"force": True}) == [(RolloutGoal.RELIEVED, "proxy:0")]
+    for force in (False, True):
+        with pytest.raises(LaunchError, match="no proxy: restart it where it runs"):
+            planned(request | {"force": force}, snapshot("decode:0", proxies=0))
 
 
 def test_a_proxy_alone_has_nothing_to_change() -> None:

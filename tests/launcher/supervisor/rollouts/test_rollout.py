@@ -14,6 +14,7 @@ from pontil.launcher.supervisor.rollouts.rollout import (
     KILL_GRACE,
     MOST_RETREATS,
     PHASES,
+    PROXY_MARGIN,
     STOP_GRACE,
     TELL_TIMEOUT,
     ActionKind,
@@ -81,6 +82,8 @@ class RolloutWorld:
     def act(self, action: WorkerAction) -> None:
         name = action.step.name
         match action.verb:
+            case ActionKind.DRAIN if action.step.aim is RolloutGoal.RELIEVED:
+                self.put(name, state=ChildState.DRAINING)
             case ActionKind.DRAIN:
                 self.put(name, drain_state=DrainState.DRAINING, obeys=False)
             case ActionKind.ASSIGN:
@@ -187,6 +190,61 @@ def test_a_rolling_restart_in_a_kind_world_is_one_at_a_time(names: list[str]) ->
     assert world.change.failure is None
     verbs = [(verb, name) for verb, name in world.told if verb is not ActionKind.SAY]
     assert verbs == [(verb, name) for name in names for verb in (ActionKind.DRAIN, ActionKind.STOP, ActionKind.RENEW)]
+
+
+def proxies(states: dict[str, ChildState], minimum: int = 1) -> RolloutWorld:
+    """Return a world in which all proxies are to be restarted."""
+    steps = tuple(RolloutStep(RolloutGoal.RELIEVED, name) for name in states)
+    return RolloutWorld({name: row(name, state) for name, state in states.items()}, Rollout(steps, minimum, LIMITS))
+
+
+def test_each_proxy_is_drained_ends_and_is_renewed_before_the_next() -> None:
+    world = proxies({"a": ChildState.READY, "b": ChildState.READY})
+    while not world.change.is_over:
+        world.decide()
+        for name in "ab":
+            world.happen(name, 0 if world.places[name].state is ChildState.DRAINING else 2)
+    verbs = [(verb, name) for verb, name in world.told if verb is not ActionKind.SAY]
+    assert verbs == [(verb, name) for name in "ab" for verb in (ActionKind.DRAIN, ActionKind.RENEW)]
+    assert world.change.failure is None
+
+
+def test_a_proxy_that_does_not_end_is_killed_and_one_that_does_not_come_ends_the_change() -> None:
+    world = proxies({"a": ChildState.READY, "b": ChildState.READY})
+    world.decide()
+    world.now = LIMITS.drain + PROXY_MARGIN - 0.1
+    world.decide()
+    assert [verb for verb, _ in world.told] == [ActionKind.DRAIN]
+    world.now += 0.1
+    world.decide()
+    world.put("a", state=ChildState.EXITED)
+    world.decide()
+    assert [verb for verb, _ in world.told] == [ActionKind.DRAIN, ActionKind.KILL, ActionKind.RENEW]
+    world.now += LIMITS.start - 0.1
+    world.decide()
+    assert world.change.failure is None
+    world.now += 0.1
+    world.decide()
+    assert world.change.failure == "a was not ready within 20 s: see the launcher's log; b is left as before"
+
+
+def test_a_proxy_waits_for_another_that_starts() -> None:
+    world = proxies({"a": ChildState.READY, "b": ChildState.BACKOFF})
+    world.now = LIMITS.start
+    world.decide()
+    world.now += LIMITS.start
+    world.decide()
+    assert str(world.change.failure).startswith("b did not come to serve within 20 s, so a goes on")
+    assert not world.told
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.sampled_from(ChildState), min_size=3), st.floats(0, 100))
+def test_no_proxy_is_drained_while_another_is_to_come(states: dict[str, ChildState], now: float) -> None:
+    world = proxies(states)
+    world.now = now
+    world.decide()
+    if (ActionKind.DRAIN, "a") in world.told:
+        assert all(states[name] in (ChildState.READY, ChildState.GIVEN_UP) for name in "bc")
 
 
 def changing(aim: RolloutGoal, *places: WorkerSnapshot, minimum: int = 1, rests: bool = False) -> RolloutWorld:

@@ -74,17 +74,17 @@ def test_the_order_is_shown_before_it_comes(steps: list[tuple[str, int, int] | i
     assert [id(queue.pop()) for _ in shown] == list(map(id, shown))
 
 
-@given(STEPS, PUSHES, st.booleans())
+@given(STEPS, PUSHES, WEIGHTS, st.booleans())
 def test_what_is_ahead_of_a_newcomer(
-    steps: list[tuple[str, int, int] | int | None], newcomer: tuple[str, int, int], fair: bool
+    steps: list[tuple[str, int, int] | int | None], newcomer: tuple[str, int, int], weight: float, fair: bool
 ) -> None:
-    """The estimate is at least what is served before it; too much by one item at most of each other caller with
-    several."""
+    """The estimate is at least what is served before it, whatever it weighs and costs; too much by one item at most of
+    each other caller with several."""
     queue: FairQueue[Item] = FairQueue(fair)
     walk(queue, steps)
-    caller, priority, cost = newcomer
-    told = queue.ahead_of(priority, caller, OF_CALLER[caller], cost)
-    last = push(queue, Item(*newcomer), OF_CALLER[caller])
+    caller, priority, _ = newcomer
+    told = queue.ahead_of(priority, caller)
+    last = push(queue, Item(*newcomer), weight)
     order = list(queue)
     before = sum(item.cost for item in order[: [item is last for item in order].index(True)])
     rivals = [item for item in order if item.priority == priority and item.caller != caller]

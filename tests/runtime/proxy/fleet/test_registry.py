@@ -10,7 +10,7 @@ from pontil.runtime.proxy.answer_frames import MessageRouter
 from pontil.runtime.proxy.fleet.registry import FRESH, REFUSED, WATCHED_TTL, Registry
 from pontil.runtime.proxy.metrics.all_series import Metrics
 from pontil.runtime.proxy.requests.stream import MessageTurn
-from pontil.runtime.proxy.routing.policy import CollocatedRoute, plan
+from pontil.runtime.proxy.routing.policy import Route, plan
 from pontil.runtime.wire.messages import SCHEMA, Heartbeat, Hello, RoleChange
 
 ONE = Hello(
@@ -183,7 +183,7 @@ def test_a_snapshot_stays_what_it_was() -> None:  # C1, D17
     workers.heartbeat(beat())
     workers.expire(99.0)
     assert [(load.name, load.free_blocks) for load in before] == [("decode:0", 9)]
-    assert plan(before, "always") == CollocatedRoute(before[0]) and workers.generating.snapshot().workers == ()
+    assert plan(before, "always") == Route.alone(before[0]) and workers.generating.snapshot().workers == ()
 
 
 @pytest.mark.parametrize("rows", [[row("decode:0", 99)], [row("decode:0", 11, "exited")], [row("decode:0", None)], []])

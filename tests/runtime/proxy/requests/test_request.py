@@ -13,7 +13,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.requests.answer import BrokenAnswer, Delta, Ended, Finished
 from pontil.runtime.proxy.requests.generation import Generation, submits
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import CollocatedRoute, DisaggregatedRoute, WorkerLoad
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Tokens
@@ -27,7 +27,7 @@ EOS = 2
 def request(tokenizer: Tokenizer, whole: bool = False, **params: object) -> Request:
     settings = SamplingParams(**({"max_tokens": 8, "seed": 1} | params))  # type: ignore[arg-type]
     request = Request.start("r", Generation([5, 6, 7], settings), tokenizer, 0.0)
-    request.begin(CollocatedRoute(D) if whole else DisaggregatedRoute(P, D), 0.0)
+    request.begin(Route.alone(D) if whole else Route(P, D), 0.0)
     return request
 
 

@@ -17,7 +17,7 @@ from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.resume.retold_text import PART, RetoldText, recorded_ids
 from pontil.runtime.proxy.resume.state import head_of, label_of, restored, rewind, state_of
-from pontil.runtime.proxy.routing.policy import CollocatedRoute, WorkerLoad
+from pontil.runtime.proxy.routing.policy import Route, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.tokenizer.detokenizer import Detokenizer
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def begun(tokenizer: Tokenizer, **fields: Any) -> tuple[Request, Ledger]:
         Ticket(caller="ann", priority=-2, cache_salt="salt"),
         ledger,
     )
-    request.begin(CollocatedRoute(WORKER), 2.0)
+    request.begin(Route.alone(WORKER), 2.0)
     return request, ledger
 
 
@@ -76,7 +76,7 @@ def test_the_text_is_the_same_however_the_tokens_came(
     rewind(request, tokenizer)
     assert text_of(request.mailbox.drain()) == told
     # Both go on with the same text, at another worker's hands or at the same.
-    made.begin(CollocatedRoute(WORKER), 10.0)
+    made.begin(Route.alone(WORKER), 10.0)
     more = ids[index : index + 1 + after]
     for one in (request, made):
         if more:
@@ -95,7 +95,7 @@ def test_the_books_go_on(tokenizer: Tokenizer) -> None:  # A11
     assert (entry.generated, entry.delivered, made.usage) == (5, 5, request.usage) and entry.imbalance == 0
     assert (made.ticket.caller, made.ticket.priority) == ("ann", -2) and made.times.arrived == 1.0 and made.times.begun
     assert entry.by_worker() == {(0, "w"): ("whole", 5, 2)} and entry.elsewhere == {(0, "w"): "first"}
-    made.begin(CollocatedRoute(WORKER), 10.0)
+    made.begin(Route.alone(WORKER), 10.0)
     (submit,) = submits(made, "second")
     assert (submit.attempt, submit.delivered, submit.choices) == (1, [[10, 11, 12], [20, 21]], [0])
     last = Tokens("w", "p", made.id, 1, 3, [13, 14, 15], finish_reason="length", generated_tokens=3, prompt_tokens=3)

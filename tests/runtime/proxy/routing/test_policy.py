@@ -14,10 +14,9 @@ from pontil.runtime.proxy.routing.policy import (
     PULLED,
     SPARE_SEATS,
     TURN_TOKENS,
-    CollocatedRoute,
     Costs,
-    DisaggregatedRoute,
     OtherLoad,
+    Route,
     WorkerLoad,
     by_cost,
     cheapest,
@@ -40,16 +39,16 @@ def test_a_pair_when_both_roles_are_there() -> None:
         replace(DECODE, in_flight=3),
         replace(DECODE, incarnation="d2"),
     ]
-    assert plan(workers, "always") == DisaggregatedRoute(workers[0], workers[3])
+    assert plan(workers, "always") == Route(workers[0], workers[3])
 
 
 @pytest.mark.parametrize("worker", [PREFILL, DECODE, MIXED])
 def test_any_worker_alone_serves_whole_requests(worker: WorkerLoad) -> None:  # C12
-    assert plan([worker], "always") == CollocatedRoute(worker)
+    assert plan([worker], "always") == Route.alone(worker)
 
 
 def test_never_spreads_whole_requests_over_all() -> None:
-    assert plan([replace(PREFILL, in_flight=3), DECODE], "never") == CollocatedRoute(DECODE)
+    assert plan([replace(PREFILL, in_flight=3), DECODE], "never") == Route.alone(DECODE)
 
 
 def test_nobody_is_none() -> None:  # C1
@@ -58,50 +57,50 @@ def test_nobody_is_none() -> None:  # C1
 
 def test_ties_go_to_more_free_blocks_then_to_the_first() -> None:
     roomy = replace(MIXED, incarnation="m2", free_blocks=20)
-    assert plan([MIXED, roomy], "always") == CollocatedRoute(roomy)
-    assert plan([MIXED, replace(MIXED, incarnation="m3")], "always") == CollocatedRoute(MIXED)
+    assert plan([MIXED, roomy], "always") == Route.alone(roomy)
+    assert plan([MIXED, replace(MIXED, incarnation="m3")], "always") == Route.alone(MIXED)
 
 
 def test_routes_name_their_workers_and_phases() -> None:
-    assert DisaggregatedRoute(PREFILL, DECODE).name == "prefill:0>decode:0"
-    assert DisaggregatedRoute(PREFILL, DECODE).phases == {"p": "prefill", "d": "decode"}
-    assert CollocatedRoute(MIXED).name == "mixed:0" and CollocatedRoute(MIXED).phases == {"m": "whole"}
+    assert Route(PREFILL, DECODE).name == "prefill:0>decode:0"
+    assert Route(PREFILL, DECODE).phases == {"p": "prefill", "d": "decode"}
+    assert Route.alone(MIXED).name == "mixed:0" and Route.alone(MIXED).phases == {"m": "whole"}
 
 
 def test_every_route_is_each_pair_and_whoever_is_in_none() -> None:
     other = replace(DECODE, incarnation="d2")
     assert every_route([PREFILL, DECODE, MIXED, other], "auto") == [
-        DisaggregatedRoute(PREFILL, DECODE), DisaggregatedRoute(PREFILL, other), CollocatedRoute(MIXED)
+        Route(PREFILL, DECODE), Route(PREFILL, other), Route.alone(MIXED)
     ]  # fmt: skip
-    assert every_route([PREFILL, DECODE], "never") == [CollocatedRoute(PREFILL), CollocatedRoute(DECODE)]
-    assert every_route([DECODE], "always") == [CollocatedRoute(DECODE)] and every_route([], "always") == []
+    assert every_route([PREFILL, DECODE], "never") == [Route.alone(PREFILL), Route.alone(DECODE)]
+    assert every_route([DECODE], "always") == [Route.alone(DECODE)] and every_route([], "always") == []
 
 
 def test_a_worker_that_does_both_takes_what_the_pairs_have_no_seat_for() -> None:
     """One that is of no pair is not idle beside a queue."""
     full = replace(DECODE, taken=6)
-    assert next_route([PREFILL, full, MIXED], "auto", 10) == CollocatedRoute(MIXED)
+    assert next_route([PREFILL, full, MIXED], "auto", 10) == Route.alone(MIXED)
     assert next_route([PREFILL, full, replace(MIXED, taken=6)], "auto", 10) is None
     assert next_route([PREFILL, full, MIXED], "always", 10) is None
-    assert next_route([PREFILL, DECODE, MIXED], "auto", 10) == DisaggregatedRoute(PREFILL, DECODE)
+    assert next_route([PREFILL, DECODE, MIXED], "auto", 10) == Route(PREFILL, DECODE)
     busy = replace(PREFILL, uncomputed=50_000)
     for route in (next_route([busy, DECODE, MIXED], "auto", 10), plan([busy, DECODE, MIXED], "auto", prompt_tokens=10)):
         assert route is not None and route.workers[0].role != "prefill"
-    assert plan([busy, replace(DECODE, in_flight=3), MIXED], "auto", prompt_tokens=10) == CollocatedRoute(MIXED)
+    assert plan([busy, replace(DECODE, in_flight=3), MIXED], "auto", prompt_tokens=10) == Route.alone(MIXED)
 
 
 def test_nobody_waits_for_prefill_workers_beside_an_idle_decode_worker() -> None:
     """However long the prompt: a backlog may wait for a decode worker that makes no progress."""
     full, working = replace(PREFILL, uncomputed=AHEAD_STEPS * PREFILL.step_tokens), replace(DECODE, in_flight=1)
     idle = replace(DECODE, incarnation="d2")
-    assert next_route([full, working, idle], "auto", 5000) == CollocatedRoute(idle)
+    assert next_route([full, working, idle], "auto", 5000) == Route.alone(idle)
     assert next_route([full, working], "auto", 5000) is None and next_route([full, idle], "always", 5000) is None
 
 
 def test_auto_splits_while_the_prefill_worker_keeps_up() -> None:
-    assert plan([PREFILL, DECODE], "auto", prompt_tokens=100_000) == DisaggregatedRoute(PREFILL, DECODE)
+    assert plan([PREFILL, DECODE], "auto", prompt_tokens=100_000) == Route(PREFILL, DECODE)
     busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 100 - PULLED_AT_MOST)
-    assert plan([busy, DECODE], "auto", prompt_tokens=100) == DisaggregatedRoute(busy, DECODE)
+    assert plan([busy, DECODE], "auto", prompt_tokens=100) == Route(busy, DECODE)
 
 
 def test_auto_lets_a_decode_worker_read_what_prefill_workers_cannot() -> None:
@@ -109,12 +108,12 @@ def test_auto_lets_a_decode_worker_read_what_prefill_workers_cannot() -> None:
     request is to be split."""
     busy = replace(PREFILL, uncomputed=2 * 100 + DECODE.step_tokens - 99 - PULLED_AT_MOST)
     other = replace(DECODE, incarnation="d2", uncomputed=7)
-    assert plan([busy, other, DECODE], "auto", prompt_tokens=100) == CollocatedRoute(DECODE)
-    assert plan([busy, other, DECODE], "always", prompt_tokens=100) == DisaggregatedRoute(busy, other)
+    assert plan([busy, other, DECODE], "auto", prompt_tokens=100) == Route.alone(DECODE)
+    assert plan([busy, other, DECODE], "always", prompt_tokens=100) == Route(busy, other)
     busy_decode = replace(DECODE, uncomputed=1)
-    assert plan([busy, busy_decode], "auto", prompt_tokens=100) == DisaggregatedRoute(busy, busy_decode)
+    assert plan([busy, busy_decode], "auto", prompt_tokens=100) == Route(busy, busy_decode)
     idle = replace(PREFILL, incarnation="p2")
-    assert plan([busy, idle, DECODE], "auto", prompt_tokens=100) == DisaggregatedRoute(idle, DECODE)
+    assert plan([busy, idle, DECODE], "auto", prompt_tokens=100) == Route(idle, DECODE)
 
 
 @given(counts=lists(integers(1, 3000), min_size=1, max_size=60))
@@ -122,10 +121,11 @@ def test_auto_keeps_both_kinds_of_workers_at_work(counts: list[int]) -> None:
     """Prompts come at once: neither kind has much more to read, in time, than the other."""
     prefill, decode = PREFILL, DECODE
     for count in counts:
-        if isinstance(plan([prefill, decode], "auto", prompt_tokens=count), CollocatedRoute):
-            decode = replace(decode, uncomputed=decode.uncomputed + count)
-        else:
+        route = plan([prefill, decode], "auto", prompt_tokens=count)
+        if route is not None and route.is_pair:
             prefill = replace(prefill, uncomputed=prefill.uncomputed + count)
+        else:
+            decode = replace(decode, uncomputed=decode.uncomputed + count)
     slack = 2 * max(counts) + DECODE.step_tokens
     assert prefill.uncomputed <= 2 * decode.uncomputed + slack
     assert 2 * decode.uncomputed <= prefill.uncomputed + max(counts)
@@ -133,42 +133,40 @@ def test_auto_keeps_both_kinds_of_workers_at_work(counts: list[int]) -> None:
 
 def test_a_request_that_broke_is_split_again_before_it_is_not() -> None:
     busy = replace(PREFILL, uncomputed=100_000)
-    assert plan([busy, DECODE], "auto", {("x", "y")}, 10) == DisaggregatedRoute(busy, DECODE)
-    assert plan([busy, DECODE], "auto", {("p", "d")}, 10) == CollocatedRoute(DECODE)
+    assert plan([busy, DECODE], "auto", {("x", "y")}, 10) == Route(busy, DECODE)
+    assert plan([busy, DECODE], "auto", {("p", "d")}, 10) == Route.alone(DECODE)
 
 
 def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
     other = replace(PREFILL, incarnation="p2", found=600, uncomputed=500)
-    assert plan([PREFILL, other, DECODE], "auto", prompt_tokens=700) == DisaggregatedRoute(other, DECODE)
-    assert plan([PREFILL, replace(other, uncomputed=601), DECODE], "auto", prompt_tokens=700) == DisaggregatedRoute(
-        PREFILL, DECODE
-    )
+    assert plan([PREFILL, other, DECODE], "auto", prompt_tokens=700) == Route(other, DECODE)
+    assert plan([PREFILL, replace(other, uncomputed=601), DECODE], "auto", prompt_tokens=700) == Route(PREFILL, DECODE)
     mixed = replace(MIXED, incarnation="m2", found=64)
-    assert plan([MIXED, mixed], "auto", prompt_tokens=70) == CollocatedRoute(mixed)
+    assert plan([MIXED, mixed], "auto", prompt_tokens=70) == Route.alone(mixed)
 
 
 def test_a_decode_worker_that_has_nearly_all_of_a_prompt_takes_it_whole() -> None:
     """The answer to the last turn is there only; prefill workers have the prompt of that turn."""
     last, holder = replace(PREFILL, found=320), replace(DECODE, incarnation="d2", found=640)
-    assert plan([last, DECODE, holder], "auto", prompt_tokens=680) == CollocatedRoute(holder)
-    assert plan([last, DECODE, holder], "always", prompt_tokens=680) == DisaggregatedRoute(last, holder)
+    assert plan([last, DECODE, holder], "auto", prompt_tokens=680) == Route.alone(holder)
+    assert plan([last, DECODE, holder], "always", prompt_tokens=680) == Route(last, holder)
     # Most of a long prompt is for a prefill worker to compute.
     third = replace(holder, found=3000)
-    assert plan([PREFILL, third], "auto", prompt_tokens=8000) == DisaggregatedRoute(PREFILL, third)
+    assert plan([PREFILL, third], "auto", prompt_tokens=8000) == Route(PREFILL, third)
 
 
 def test_an_answer_is_generated_where_the_prompt_need_not_be_pulled() -> None:
     holder = replace(DECODE, incarnation="d2", found=512)
-    assert plan([PREFILL, DECODE, holder], "always", prompt_tokens=600) == DisaggregatedRoute(PREFILL, holder)
+    assert plan([PREFILL, DECODE, holder], "always", prompt_tokens=600) == Route(PREFILL, holder)
     crowded = replace(holder, in_flight=2)
-    assert plan([PREFILL, DECODE, crowded], "always", prompt_tokens=600) == DisaggregatedRoute(PREFILL, DECODE)
+    assert plan([PREFILL, DECODE, crowded], "always", prompt_tokens=600) == Route(PREFILL, DECODE)
 
 
 def test_a_worker_that_had_more_than_its_share_is_avoided() -> None:
     other = replace(PREFILL, incarnation="p2", recent=1000)
     warm, hot = replace(PREFILL, found=1000, recent=4000), replace(PREFILL, found=1000, recent=8000)
-    assert plan([hot, other, DECODE], "auto", prompt_tokens=1100) == DisaggregatedRoute(other, DECODE)
-    assert plan([warm, other, DECODE], "auto", prompt_tokens=1100) == DisaggregatedRoute(warm, DECODE)
+    assert plan([hot, other, DECODE], "auto", prompt_tokens=1100) == Route(other, DECODE)
+    assert plan([warm, other, DECODE], "auto", prompt_tokens=1100) == Route(warm, DECODE)
 
 
 @composite
@@ -199,7 +197,7 @@ def test_no_request_is_sent_where_there_is_no_room(workers: list[WorkerLoad], pr
     route = next_route(workers, "never" if never else "auto", prompt_tokens)
     if route is None:
         return
-    computes = route.prompt_worker
+    computes = route.prefill
     whole, others = AHEAD_STEPS * computes.step_tokens, computes.others
     least = min(worker.found for worker in workers)
     assert computes.ahead == max(whole - others.uncomputed, max(1, whole // (others.proxies + 1)))
@@ -234,13 +232,13 @@ def test_equal_caches_leave_the_choice_to_load(workers: list[WorkerLoad], prompt
     same = [replace(worker, found=found, recent=0) for worker in workers]
     route = plan(same, "always", prompt_tokens=prompt_tokens)
     assert route is not None
-    rivals = [worker for worker in same if worker.role == route.prompt_worker.role]
-    if isinstance(route, DisaggregatedRoute):
+    rivals = [worker for worker in same if worker.role == route.prefill.role]
+    if route.is_pair:
         assert route.prefill.all_uncomputed == min(worker.all_uncomputed for worker in rivals)
         assert route.decode.all_in_flight == min(worker.all_in_flight for worker in same if worker.role == "decode")
     else:
         assert not any(
-            worker.all_uncomputed < route.worker.all_uncomputed and worker.all_in_flight < route.worker.all_in_flight
+            worker.all_uncomputed < route.decode.all_uncomputed and worker.all_in_flight < route.decode.all_in_flight
             for worker in same
         )
 
@@ -253,7 +251,7 @@ def test_one_hot_prefix_is_no_hot_spot(prefix: int, own: int, count: int, at_onc
     for _ in range(60 * count):
         route = plan([*workers.values(), DECODE], "always", prompt_tokens=prefix + own)
         assert route is not None
-        chosen = route.prompt_worker
+        chosen = route.prefill
         missing = chosen.missing(prefix + own)
         waits = chosen.uncomputed + missing if at_once else 0
         workers[chosen.incarnation] = replace(chosen, found=prefix, recent=chosen.recent + missing, uncomputed=waits)
@@ -284,7 +282,7 @@ def test_a_short_prompt_has_room_beside_a_long_one_and_a_long_one_has_none() -> 
 
 def test_what_others_have_given_counts_in_the_choice() -> None:
     busy = replace(DECODE, others=OtherLoad(1, in_flight=3))
-    assert plan([PREFILL, busy, replace(DECODE, incarnation="d2", in_flight=2)], "always") == DisaggregatedRoute(
+    assert plan([PREFILL, busy, replace(DECODE, incarnation="d2", in_flight=2)], "always") == Route(
         PREFILL, replace(DECODE, incarnation="d2", in_flight=2)
     )
     assert OtherLoad.of({"taken": -4, "in_flight": 1 << 60, "else": 1}) == OtherLoad(in_flight=MOST_STATED)
@@ -296,7 +294,7 @@ def test_in_a_large_fleet_every_worker_is_in_a_pair_that_is_tried() -> None:
     prefill = [replace(PREFILL, incarnation=f"p{number}") for number in range(150)]
     decode = [replace(DECODE, incarnation=f"d{number}") for number in range(151)]
     routes = every_route([*prefill, *decode], "auto")
-    assert len(routes) == 151 == len(set(routes)) and all(isinstance(route, DisaggregatedRoute) for route in routes)
+    assert len(routes) == 151 == len(set(routes)) and all(route.is_pair for route in routes)
     assert {worker for route in routes for worker in route.workers} == {*prefill, *decode}
     assert len(every_route([*prefill[:16], *decode[:16]], "auto")) == 256
     assert len(every_route([*prefill, *decode], "never")) == 301
@@ -321,20 +319,20 @@ def test_the_cheapest_is_the_first_of_all_in_order(workers: list[WorkerLoad], pr
 def test_a_pair_whose_link_is_cut_is_no_route() -> None:
     lonely = replace(DECODE, lost_peers=frozenset({"p"}))
     other, joined = replace(PREFILL, incarnation="p2"), replace(DECODE, incarnation="d2", in_flight=3)
-    assert plan([PREFILL, lonely, joined], "always") == DisaggregatedRoute(PREFILL, joined)
-    assert plan([PREFILL, other, lonely], "always") == DisaggregatedRoute(other, lonely)
-    assert next_route([PREFILL, other, lonely], "always", 20, 1) == DisaggregatedRoute(other, lonely)
-    assert next_route([PREFILL, lonely, joined], "always", 20, 1) == DisaggregatedRoute(PREFILL, joined)
-    assert every_route([PREFILL, lonely, joined], "auto") == [DisaggregatedRoute(PREFILL, joined)]
+    assert plan([PREFILL, lonely, joined], "always") == Route(PREFILL, joined)
+    assert plan([PREFILL, other, lonely], "always") == Route(other, lonely)
+    assert next_route([PREFILL, other, lonely], "always", 20, 1) == Route(other, lonely)
+    assert next_route([PREFILL, lonely, joined], "always", 20, 1) == Route(PREFILL, joined)
+    assert every_route([PREFILL, lonely, joined], "auto") == [Route(PREFILL, joined)]
 
 
 def test_workers_that_are_all_apart_serve_alone() -> None:
     lonely = replace(DECODE, lost_peers=frozenset({"p"}))
     full = replace(lonely, taken=lonely.seats + SPARE_SEATS)
     for disagg in ("auto", "always"):
-        assert plan([PREFILL, lonely], disagg) in (CollocatedRoute(PREFILL), CollocatedRoute(lonely))
+        assert plan([PREFILL, lonely], disagg) in (Route.alone(PREFILL), Route.alone(lonely))
         assert next_route([PREFILL, lonely], disagg, 20, 1) is not None
-        assert next_route([PREFILL, full], disagg, 20, 1) == CollocatedRoute(PREFILL)
+        assert next_route([PREFILL, full], disagg, 20, 1) == Route.alone(PREFILL)
     joined = replace(DECODE, incarnation="d2", taken=DECODE.seats + SPARE_SEATS)
-    assert next_route([PREFILL, lonely, joined], "always", 20, 1) == CollocatedRoute(lonely)
-    assert plan([PREFILL, lonely], "always", frozenset({("d",)})) == CollocatedRoute(PREFILL)
+    assert next_route([PREFILL, lonely, joined], "always", 20, 1) == Route.alone(lonely)
+    assert plan([PREFILL, lonely], "always", frozenset({("d",)})) == Route.alone(PREFILL)
