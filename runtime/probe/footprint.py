@@ -301,7 +301,7 @@ def footprint(
     kv = demand.kv_cache_memory or blocks * layout.block_bytes
     has_kernels = on_host and demand.has_kernels
     quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
-    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host)
+    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host, has_kernels)
     if not on_host:
         return Footprint(weights.held, kv)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
