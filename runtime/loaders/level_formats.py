@@ -4,6 +4,7 @@ are checked by it before a process loads that."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
@@ -25,11 +26,14 @@ def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     without such weights."""
     if not path.is_dir():
         return gguf_formats(path, config)
-    forms = directory_forms(path, config)
-    formats = {name: number_format(form) for name, form in forms.items() if form.has_levels and not is_float(name)}
+    formats = level_forms(directory_forms(path, config))
     if not formats:
         raise ModelError(NO_GGUF)
     return formats
+
+
+def level_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
+    return {name: number_format(form) for name, form in forms.items() if form.has_levels and not is_float(name)}
 
 
 def may_have_levels(path: Path, config: ModelConfig) -> bool:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
+from pontil.runtime.loaders.draft_layers import DraftLayerSource
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
 from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, stacked
-from pontil.runtime.loaders.level_formats import directory_forms, level_formats
+from pontil.runtime.loaders.level_formats import directory_forms, level_formats, level_forms
 from pontil.runtime.models.config import ModelConfig
 
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
@@ -157,6 +158,14 @@ def weight_memory(
     # Behind the head, which is last, nothing keeps the heap from shrinking.
     freed_bytes = min(MOST_FREED_BYTES, max(product.packing for product in products[:-1]))
     return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes)
+
+
+def layer_memory(layer: DraftLayerSource, quantization: str, number_bytes: int) -> int:
+    """Return the bytes of a draft layer's weights. Raises ModelError."""
+    forms = level_forms(layer.forms()) if quantization == "gguf" else {}
+    blocks = None if layer.config.weight_block is None else NumberFormat(8)
+    formats = WeightFormats(NumberFormat(8 * number_bytes), forms, blocks, quantization == "int8", None)
+    return sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in layer.shapes.items())
 
 
 def loaded_products(
