@@ -163,8 +163,8 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     """Find the models, fetching them if needed, check that they fit the memory, and report their paths."""
     die_with_group()
     from pontil.runtime.loaders.builtin import resolve_model
-    from pontil.runtime.probe.footprint import MemoryDemand, check_memory
-    from pontil.runtime.probe.other_workers import OtherWorker, check_others, other_footprints
+    from pontil.runtime.probe.footprint import MemoryDemand, check_memory, check_room
+    from pontil.runtime.probe.other_workers import OtherWorker, other_footprints
 
     cache = Path(config["cache_dir"])
     demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
@@ -176,8 +176,8 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
         check_memory(paths[name], demand, None if draft is None else paths[draft], others)
-    if not demands and others:
-        check_others(others, next(iter(paths.values())))
+    if not demands:
+        check_room(others, config["gpu_memory"])
     paths.pop(MTP, None)
     reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()})
 
@@ -233,7 +233,7 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
     the model is not here yet. `config` is that of the child that finds the model. Raises LaunchError for what would be
     refused."""
     from pontil.runtime.loaders.builtin import local_model
-    from pontil.runtime.probe.footprint import MemoryDemand, memory_lines
+    from pontil.runtime.probe.footprint import MemoryDemand, check_room, memory_lines
     from pontil.runtime.probe.other_workers import OtherWorker, other_footprints, other_lines
 
     cache, beside = Path(config["cache_dir"]), [OtherWorker(**other) for other in config["others"]]
@@ -243,6 +243,8 @@ def memory_of_workers(config: Mapping[str, Any]) -> "list[str] | None":
         others = other_footprints(beside, here)
         demands = {name: MemoryDemand(**demand, shares_weights=True) for name, demand in config["demands"].items()}
         lines = [memory_lines(here[name], demand, others) for name, demand in demands.items() if name in here]
+        if not demands:
+            check_room(others, config["gpu_memory"])
         lines.append(other_lines(beside, here))
         return [line for some in lines for line in some] or None
     except PontilError as error:

@@ -31,6 +31,7 @@ from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.plan.workers import (
     embedding_model,
+    free_gpu_memory,
     plan_demands,
     plan_others,
     plan_workers,
@@ -117,6 +118,7 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
         "log_level": options.log_level,
         "demands": plan_demands(options, workers, machine, graph),
         "others": plan_others(options, workers, graph),
+        "gpu_memory": free_gpu_memory(machine),
     }
     prepare = ChildPlan("prepare", "prepare", CPU, machine.cores, search)
     url = None if options.join else f"http://{url_host(options.host)}:{options.port}"

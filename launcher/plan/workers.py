@@ -230,5 +230,10 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,
         "workers": [[rank.device for rank in worker.members] for worker in workers],
-        "gpu_memory": {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None},
+        "gpu_memory": free_gpu_memory(machine),
     }
+
+
+def free_gpu_memory(machine: HostDevices) -> dict[str, int]:
+    """Return the free bytes of each GPU of which that is known."""
+    return {f"cuda:{gpu}": free for gpu, free in enumerate(machine.gpu_memory) if free is not None}

@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.json_fields import read_json
 from pontil.runtime.loaders.gguf.config import read_gguf_config
 from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.models.config import ModelConfig
@@ -16,3 +17,8 @@ def read_config(path: Path) -> ModelConfig:
     if path.suffix == ".gguf":
         return read_gguf_config(path)
     raise ModelError(f"{path} is neither a directory with config.json nor a .gguf file")
+
+
+def is_encoder(path: Path) -> bool:
+    """Return whether a model is an encoder, and no decoder. Raises ModelError for an unreadable configuration."""
+    return path.is_dir() and read_json(path / "config.json").get("model_type") == "bert"

@@ -28,10 +28,12 @@ from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import read_json, section
 from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
+from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.loaders.facts.weight_forms import Shape
-from pontil.runtime.loaders.facts.weight_schemes import weight_scheme
+from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm
+from pontil.runtime.loaders.facts.weight_schemes import stored_forms, weight_scheme
 from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
+from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 
@@ -82,12 +84,24 @@ class DraftLayerSource:
         return DraftLayerForm(normed=False, bias=self.bias, without_norms=unnormed)
 
     def name_here(self, stored: str) -> str | None:
-        """Return the name of a stored tensor here; None for one that is not of this layer."""
+        """Return the name of a stored tensor here; None for one that is not of this layer. A head's others keep theirs:
+        they are too many."""
         for pattern, name in self.renamed.items():
             found = re.fullmatch(pattern, stored)
             if found is not None:
                 return name + found[1]
-        return None
+        return None if self.is_mtp or re.fullmatch(self.ignored, stored) is not None else stored
+
+    def forms(self) -> dict[str, WeightForm]:
+        """Return the forms of its quantized weights, by their names here. Raises ModelError."""
+        stored = ((name, one) for file in shards(self.directory) for name, one in header_tensors(file).items())
+        found = {
+            here: (own, kind)
+            for one, (shape, kind) in stored
+            for name, own, _ in tensors_in(self.config, one, shape)
+            if (here := self.name_here(name)) is not None
+        }
+        return stored_forms(self.scheme, self.shapes, found)
 
 
 def find_draft_layer(target: Path, name: str | Path) -> DraftLayerSource | None:
@@ -188,8 +202,6 @@ def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, T
                 here = source.name_here(name)
                 if here is not None:
                     yield here, place
-                elif not source.is_mtp and re.fullmatch(source.ignored, name) is None:
-                    yield name, place
 
 
 def check_tensors(source: DraftLayerSource, wanted: Mapping[str, Any], found: Mapping[str, Any]) -> None:

@@ -4,17 +4,18 @@ are checked by it before a process loads that."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.layout import tensor_shapes, usual_name
+from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.loaders.facts.weight_forms import WeightForm
+from pontil.runtime.loaders.facts.weight_forms import FP4, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms
 from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, NumberFormat, gguf_formats, is_float
 from pontil.runtime.loaders.hf.config import read_weight_scheme
-from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.models.config import ModelConfig
 
 NIBBLE, BYTE = 4, 8
@@ -25,11 +26,14 @@ def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
     without such weights."""
     if not path.is_dir():
         return gguf_formats(path, config)
-    forms = directory_forms(path, config)
-    formats = {name: number_format(form) for name, form in forms.items() if form.has_levels and not is_float(name)}
+    formats = level_forms(directory_forms(path, config))
     if not formats:
         raise ModelError(NO_GGUF)
     return formats
+
+
+def level_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
+    return {name: number_format(form) for name, form in forms.items() if form.has_levels and not is_float(name)}
 
 
 def may_have_levels(path: Path, config: ModelConfig) -> bool:
@@ -42,11 +46,11 @@ def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
     scheme = read_weight_scheme(path, config.architecture)
     if scheme is None:
         return {}
-    architecture = ARCHITECTURES[config.architecture]
-    stored = {name: one for file in shards(path) for name, one in header_tensors(file).items()}
-    named = ((usual_name(architecture, name), one) for name, one in stored.items())
-    return stored_forms(scheme, tensor_shapes(config), {name: one for name, one in named if name is not None})
+    stored = ((name, one) for file in shards(path) for name, one in header_tensors(file).items())
+    found = {name: (own, kind) for one, (shape, kind) in stored for name, own, _ in tensors_in(config, one, shape)}
+    return stored_forms(scheme, tensor_shapes(config), found)
 
 
 def number_format(form: WeightForm) -> NumberFormat:
-    return NumberFormat(NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE, form.group)
+    table = FP4 if form.layout == "mxfp4" else None
+    return NumberFormat(NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE, form.group, table=table)

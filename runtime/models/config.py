@@ -115,8 +115,8 @@ class ModelConfig:
     positions turn `rotary_dim` dimensions of a head (None: all): those of its halves together, or `interleaved` ones.
 
     `sinks`: each head has a score that belongs to no key. `head_norms`: queries and keys are normed where the
-    architecture leaves that open. With a `weight_block`, weights are floats of 8 or 4 bits, and so many outputs and
-    inputs share a scale.
+    architecture leaves that open. With a `weight_block`, weights are floats of 8 bits, and so many outputs and inputs
+    share a scale.
     """
 
     architecture: str

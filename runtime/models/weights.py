@@ -57,8 +57,9 @@ class Weights:
     come in the order in which the model takes them, so that the model is never in memory twice.
 
     With `packing`, products are laid out for kernels, which the model must fit. A rank of `communicator` keeps its part
-    of a product, which the product's `cut` says, or its `split`. Floats of 8 or 4 bits stay so; they have a scale for
-    each `block` of outputs and inputs. Where there is a choice, products are computed by this `arithmetic`.
+    of a product, which the product's `cut` says, or its `split`. Floats of 8 bits stay so if they have a scale for
+    each `block` of outputs and inputs, and floats of 4 bits where there is no `packing`. Where there is a choice,
+    products are computed by this `arithmetic`.
     """
 
     def __init__(
@@ -180,7 +181,11 @@ class Weights:
         found = self.packed(name, outputs, inputs) or self.levels(name, outputs, inputs)
         if found is None:
             return self.across(self.rounded(self.part(self.read(name, outputs, inputs), split.outputs)), split)
-        return self.across(found.rows(split.outputs(self.partition, outputs)), split)
+        own: Weight = found.rows(split.outputs(self.partition, outputs))
+        if isinstance(own, PackedWeights) and self.kernels is not None:
+            # Kernels have floats of 4 bits as levels, or as numbers like any others.
+            own = self.rounded(own.dense(self.dtype))
+        return self.across(own, split)
 
     def across(self, weight: Weight, split: Split) -> Weight:
         """This rank's inputs of a weight [outputs, inputs]. Those of other ranks take no memory."""
@@ -218,15 +223,13 @@ class Weights:
 
     def packed(self, name: str, outputs: int, inputs: int) -> PackedWeights | None:
         """Return the checkpoint's own floats of 8 or 4 bits with their scales."""
-        if self.block is None:
-            return None
         fours = f"{name}_blocks"
-        self.read_on(name, fours)
+        self.read_on(name, fours, f"{name}.offsets")
         if fours in self.left:
             groups = inputs // FP4_GROUP
             numbers = self.read(fours, outputs, groups, FP4_GROUP // 2, dtype=torch.uint8)
             return Fp4Weights(numbers, self.read(f"{name}_scales", outputs, groups, dtype=torch.uint8))
-        if name not in self.left or self.left[name].dtype != torch.float8_e4m3fn:
+        if self.block is None or name not in self.left or self.left[name].dtype != torch.float8_e4m3fn:
             return None
         if self.left[name].shape != (outputs, inputs):
             raise wrong_shape(name, self.left[name].shape, (outputs, inputs))

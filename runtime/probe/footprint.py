@@ -14,14 +14,14 @@ from types import MappingProxyType
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
-from pontil.runtime.loaders.draft_layers import find_draft_layer
+from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer
 from pontil.runtime.loaders.gguf.packed_formats import choose_quantization
 from pontil.runtime.loaders.level_formats import may_have_levels
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division, check_shares
 from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
 from pontil.runtime.probe.packed_share import are_shared
-from pontil.runtime.probe.weight_memory import Ranks, weight_memory
+from pontil.runtime.probe.weight_memory import Ranks, layer_memory, weight_memory
 
 CPU = "cpu"
 # A process that has imported torch and this package, beside the pages that it shares with others; and what it takes
@@ -84,7 +84,7 @@ class Footprint:
     a `process` needs more than weights and KV once it serves, and `loading` more than the weights at the worst moment
     before; then it has no KV yet. It maps `ahead` bytes of KV while there is plenty of memory, and does without. Of the
     weights it shares `shared` bytes with the other processes of the host that have the same `part`: the layout of the
-    ranks, and which of them, or what else."""
+    ranks, and which of them, or what else. The `model` is named where it does not fit."""
 
     weights: int
     kv: int
@@ -94,6 +94,7 @@ class Footprint:
     ahead: int = 0
     shared: int = 0
     part: tuple[RankLayout, int] | str = (ONE_RANK, 0)
+    model: str = ""
 
     @property
     def mapping(self) -> Footprint:
@@ -131,6 +132,7 @@ class Footprint:
             max(self.ahead, other.ahead),
             self.shared + other.shared,
             self.part,
+            self.model,
         )
 
     @property
@@ -156,10 +158,16 @@ def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None, ot
     """Raise ModelError when the model cannot be divided as it is planned, or when what all ranks on a device need at
     once, as they start together with others, does not fit its free memory; with the draft model where there is one."""
     own = footprints(path, demand, draft)
-    for device in dict.fromkeys([*own, *others]):
-        device_footprints, room = [*own.get(device, ()), *others.get(device, ())], device_room(device, demand)
+    held = {device: [*own.get(device, ()), *others.get(device, ())] for device in dict.fromkeys([*own, *others])}
+    check_room(held, demand.gpu_memory, max(map(len, demand.workers), default=1))
+
+
+def check_room(held: Others, gpu_memory: Mapping[str, int], ranks: int = 1) -> None:
+    """Raise ModelError where these do not fit the free memory of their device. Workers have up to so many ranks."""
+    for device, device_footprints in held.items():
+        room = host_room() if device == CPU else FreeMemory(gpu_memory.get(device, NO_LIMIT))
         if together(device_footprints) > room.bytes:
-            raise ModelError(refusal(path, device, device_footprints, max(map(len, demand.workers), default=1), room))
+            raise ModelError(refusal(device, device_footprints, ranks, room))
 
 
 def together(held: Sequence[Footprint]) -> int:
@@ -186,7 +194,8 @@ def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> d
     kinds = dict.fromkeys((layout, device == CPU) for layout, worker in placed for device in worker)
     parts = {(layout, on_host): footprint(path, config, demand, layout, on_host) for layout, on_host in kinds}
     extra = {at: draft_footprint(path, draft, demand, at) for _, at in kinds} if draft is not None else {}
-    tier, on_host = Footprint(0, 0, demand.kv_tier_memory), [CPU] if demand.kv_tier_memory else []
+    tier = Footprint(0, 0, demand.kv_tier_memory, model=path.name)
+    on_host = [CPU] if demand.kv_tier_memory else []
     ranks: dict[str, list[Footprint]] = {}
     for device in dict.fromkeys([*(device for worker in demand.workers for device in worker), *on_host]):
         ranks[device] = [
@@ -199,10 +208,6 @@ def footprints(path: Path, demand: MemoryDemand, draft: Path | None = None) -> d
         if on_host and device == CPU:
             ranks[CPU] = [part + tier for part in ranks[CPU]] + [tier for worker in demand.workers if CPU not in worker]
     return ranks
-
-
-def device_room(device: str, demand: MemoryDemand) -> FreeMemory:
-    return host_room() if device == CPU else FreeMemory(demand.gpu_memory.get(device, NO_LIMIT))
 
 
 def drafting(path: Path, demand: MemoryDemand, draft: Path | None) -> list[bool]:
@@ -240,40 +245,52 @@ def one_of(layout: RankLayout, kinds: int) -> str:
 
 
 def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: bool = True) -> Footprint:
-    """Return what a draft model, or a draft layer, takes of a worker. A given size of the KV cache includes it."""
+    """Return what a draft model, or a draft layer, takes of a worker, whose process is that of the target. A given size
+    of the KV cache includes it."""
     layer = find_draft_layer(target, path)
-    if layer is not None or (demand.quantization == "gguf" and not may_have_levels(path, read_config(path))):
-        # A layer's weights become numbers of its type.
-        demand = replace(demand, quantization="none")
-    draft = footprint(path, read_config(path) if layer is None else layer.config, demand, on_host=on_host)
-    # The process is that of the target.
-    draft = replace(draft, process=0, loading=max(0, draft.loading - IMPORTED_BYTES), ahead=0)
     if layer is not None:
-        # The footprint of its configuration has an embedding and a head, which are the target's.
-        dtype = layer.config.dtype if demand.dtype == "auto" else demand.dtype
-        size = layer.count_weights() * (1 if layer.config.weight_block else DTYPE_BYTES[dtype])
-        once = on_host and demand.shares_weights
-        is_shared = once and are_shared(layer.directory, layer.config, demand.quantization, demand.has_kernels)
-        draft = replace(draft, weights=size, loading=0, shared=size if is_shared else 0)
+        draft = layer_footprint(target, layer, demand, on_host)
+    else:
+        config = read_config(path)
+        if demand.quantization == "gguf" and not may_have_levels(path, config):
+            demand = replace(demand, quantization="none")
+        draft = footprint(path, config, demand, on_host=on_host)
+        draft = replace(draft, process=0, loading=max(0, draft.loading - IMPORTED_BYTES), ahead=0)
     return draft if demand.kv_cache_memory is None else replace(draft, kv=0)
 
 
-def refusal(path: Path, device: str, held: Sequence[Footprint], ranks: int, room: FreeMemory) -> str:
+def layer_footprint(target: Path, layer: DraftLayerSource, demand: MemoryDemand, on_host: bool) -> Footprint:
+    """Return what a draft layer takes, in its target's type, and quantized where its files and its target are."""
+    dtype, has_kernels = dtype_of(read_config(target), demand), on_host and demand.has_kernels
+    has_levels = any(form.has_levels for form in layer.forms().values())
+    asked = "none" if demand.quantization == "gguf" and not has_levels else demand.quantization
+    quantization = choose_quantization(asked, has_levels, dtype, has_kernels)
+    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype])
+    is_shared = demand.shares_weights and are_shared(layer.directory, layer.config, quantization, has_kernels)
+    kv = kv_bytes(layer.config, demand, dtype)
+    return Footprint(size, kv, shared=size if is_shared else 0, model=target.name)
+
+
+def refusal(device: str, held: Sequence[Footprint], ranks: int, room: FreeMemory) -> str:
     """Return the sentence that refuses what the processes of workers of up to so many ranks would need on a device: it
     advises only what would help."""
     most = max(held, key=lambda rank: rank.total)
+    # What is beside the model that answers is neither divided nor quantized.
+    beside = isinstance(most.part, str)
     unit = "worker" if ranks == 1 else "rank"
     suffix = "each" if len({replace(rank, part=most.part) for rank in held}) == 1 else "or less each"
     need_phrase = (
         f"{len(held)} {unit}s with {most.words} {suffix} need" if len(held) > 1 else f"a {unit} with {most.words} needs"
     )
     left_phrase = f"{room.where if device == CPU else device} has {gibibytes(room.bytes)} left"
-    fewer = "start fewer workers (--role mixed is one that does both), " if most.total <= room.bytes else ""
-    split_advice = "" if device == CPU else "divide it over more GPUs with +, "
+    mixed = "" if beside else " (--role mixed is one that does both)"
+    fewer = f"start fewer workers{mixed}, " if most.total <= room.bytes else ""
+    split_advice = "" if device == CPU or beside else "divide it over more GPUs with +, "
     lower = f", or lower {'--kv-tier, ' if most.tier else ''}--kv-cache-memory or --max-model-len" if most.kv else ""
+    smaller = "choose a smaller model" + ("" if beside else " or --quantization")
     return (
-        f"the model {path.name} is too large: {need_phrase} {gibibytes(together(held))}, and {left_phrase}: {fewer}"
-        f"{split_advice}choose a smaller model or --quantization{lower if most.total == most.serving else ''}"
+        f"the model {most.model} is too large: {need_phrase} {gibibytes(together(held))}, and {left_phrase}: {fewer}"
+        f"{split_advice}{smaller}{lower if most.total == most.serving else ''}"
     )
 
 
@@ -282,28 +299,13 @@ def footprint(
 ) -> Footprint:
     """Return the footprint of one of a worker's ranks. Raise ModelError for types or a block size that are not
     possible."""
-    dtype = config.dtype if demand.dtype == "auto" else demand.dtype
-    if dtype not in DTYPE_BYTES:
-        raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
-    cells = choose_kv_dtype(demand.kv_cache_dtype, dtype)
-    divided = Ranks(ranks.size, demand.row_parallel, ranks.data_parallel)
-    layout = KVLayout(
-        demand.block_size,
-        config.num_layers,
-        config.num_kv_heads,
-        config.head_dim,
-        cells,
-        ranks=divided.divisions,
-        planes=config.kv_planes,
-    )
-    # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
-    blocks = layout.blocks_for(demand.max_model_len or 1) + 1
-    kv = demand.kv_cache_memory or blocks * layout.block_bytes
+    dtype, divided = dtype_of(config, demand), Ranks(ranks.size, demand.row_parallel, ranks.data_parallel)
+    kv = kv_bytes(config, demand, dtype, divided.divisions)
     has_kernels = on_host and demand.has_kernels
     quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
-    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host)
+    weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host, has_kernels)
     if not on_host:
-        return Footprint(weights.held, kv)
+        return Footprint(weights.held, kv, model=path.name)
     ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
     is_shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
     return Footprint(
@@ -314,4 +316,29 @@ def footprint(
         IMPORTED_BYTES + weights.packing,
         ahead,
         weights.held if is_shared else 0,
+        model=path.name,
     )
+
+
+def dtype_of(config: ModelConfig, demand: MemoryDemand) -> str:
+    """Return the type of a model's numbers. Raises ModelError for one that is not possible."""
+    dtype = config.dtype if demand.dtype == "auto" else demand.dtype
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"--dtype {dtype} is not possible: choose one of {', '.join(DTYPE_BYTES)}")
+    return dtype
+
+
+def kv_bytes(config: ModelConfig, demand: MemoryDemand, dtype: str, divisions: int = 1) -> int:
+    """Return the bytes of a KV cache of a rank, of so many that divide the heads."""
+    layout = KVLayout(
+        demand.block_size,
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+        choose_kv_dtype(demand.kv_cache_dtype, dtype),
+        ranks=divisions,
+        planes=config.kv_planes,
+    )
+    # Without a requested length a sequence is as long as fits, so one block is enough. Block 0 is padding.
+    blocks = layout.blocks_for(demand.max_model_len or 1) + 1
+    return demand.kv_cache_memory or blocks * layout.block_bytes

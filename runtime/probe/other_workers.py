@@ -12,18 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.config import is_encoder, read_config
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import INDEX, WHOLE, shards
-from pontil.runtime.probe.footprint import CPU, IMPORTED_BYTES, SERVING_BYTES, Footprint, refusal, together
-from pontil.runtime.probe.host_memory import host_room
+from pontil.runtime.probe.footprint import CPU, IMPORTED_BYTES, SERVING_BYTES, Footprint
 from pontil.runtime.probe.packed_share import LEAST_BYTES
+from pontil.runtime.probe.weight_memory import HEAD, formats_of
 
 EMBEDDER = "embedder"
 # An embedding model computes in float32, and has no use for a head.
-FLOAT_BYTES, HEAD = 4, "lm_head."
+FLOAT_BYTES = 4
 TYPE_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16}
 OTHER_BITS = 8
 
@@ -41,13 +40,15 @@ class OtherWorker:
 
     def footprint(self, path: Path, device: str) -> Footprint:
         """Return what it takes of a device. Raises ModelError."""
-        size = embedder_bytes(path) if self.stage is None else stage_bytes(path, self.stage, self.own)
-        if device != CPU:
-            return Footprint(size, 0)
+        on_host, part = device == CPU, f"{self.title} of {path}"
+        has_kernels = on_host and self.has_kernels
+        size = embedder_bytes(path, has_kernels) if self.stage is None else stage_bytes(path, self.stage, self.own)
+        if not on_host:
+            return Footprint(size, 0, part=part, model=path.name)
         # Other parts than these have their weights as torch and other libraries read them.
-        is_shared = self.has_kernels and (self.stage is None or not self.own) and size >= LEAST_BYTES
+        is_shared = has_kernels and (self.stage is None or not self.own) and size >= LEAST_BYTES
         process, shared = IMPORTED_BYTES + SERVING_BYTES, size if is_shared else 0
-        return Footprint(size, 0, 0, process, IMPORTED_BYTES, 0, shared, f"{self.title} of {path}")
+        return Footprint(size, 0, 0, process, IMPORTED_BYTES, 0, shared, part, path.name)
 
     @property
     def title(self) -> str:
@@ -72,19 +73,14 @@ def other_lines(others: Sequence[OtherWorker], paths: Mapping[str, Path]) -> lis
     ]
 
 
-def check_others(others: Mapping[str, Sequence[Footprint]], path: Path) -> None:
-    """Raise ModelError where they do not fit this host, without a worker that answers; `path` is their model's."""
-    held, room = others.get(CPU, ()), host_room()
-    if together(held) > room.bytes:
-        raise ModelError(refusal(path, CPU, held, 1, room))
-
-
-def embedder_bytes(path: Path) -> int:
-    if path.is_dir():
-        stored = {name: shape for name, (shape, _) in tensors_of(path).items()}
-    else:
-        stored = tensor_shapes(read_config(path))
-    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in stored.items() if not name.startswith(HEAD))
+def embedder_bytes(path: Path, has_kernels: bool = True) -> int:
+    """Return the bytes of an embedding model. A decoder's are what its tensors are read as, quantized ones too."""
+    if is_encoder(path):
+        return FLOAT_BYTES * sum(math.prod(shape) for shape, _ in tensors_of(path).values())
+    config = read_config(path)
+    formats = formats_of(path, config, "none", FLOAT_BYTES, has_kernels)
+    shapes = ((name, shape) for name, shape in tensor_shapes(config).items() if name != HEAD)
+    return sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in shapes)
 
 
 def stage_bytes(path: Path, stage: str, own: bool) -> int:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
+from pontil.runtime.loaders.draft_layers import DraftLayerSource
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
-from pontil.runtime.loaders.facts.quantization import FP4_GROUP
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
 from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, stacked
-from pontil.runtime.loaders.level_formats import directory_forms, level_formats
+from pontil.runtime.loaders.level_formats import directory_forms, level_formats, level_forms
 from pontil.runtime.models.config import ModelConfig
 
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
@@ -30,6 +30,8 @@ JOINING, EXPERTS = (".o_proj", ".down_proj"), ".experts."
 HEAD = "lm_head.weight"
 # A product of several weights has the name of the first.
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+# Floats of 4 bits as a file has them, in as many bytes as their groups and exponents take.
+STORED_FLOATS = NumberFormat(4, block_bytes=136)
 # Outputs that are packed at once, and the bytes of temporaries for each number of these.
 PIECE, UNPACKED_BYTES = 64, 24
 # Levels of one number besides its scale and offset, both float32.
@@ -90,7 +92,7 @@ class WeightFormats:
     """The formats of a model's weights in memory: in `blocks` that share a scale if there are such, rounded to bytes if
     they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers. An `embedding` that
     stays as it is in its file has so many bytes. Those that are `unpacked` when they are read have parts in their
-    directory."""
+    directory that they do not keep."""
 
     plain: NumberFormat
     stored: Mapping[str, NumberFormat]
@@ -121,20 +123,31 @@ class WeightFormats:
         return READING_BYTES * max(sizes, default=0) + self.plain.size(max(numbers, default=0))
 
 
-def formats_of(path: Path, config: ModelConfig, quantization: str, number_bytes: int) -> WeightFormats:
+def formats_of(
+    path: Path, config: ModelConfig, quantization: str, number_bytes: int, has_kernels: bool = True
+) -> WeightFormats:
     levels = level_formats(path, config) if quantization == "gguf" else {}
-    blocks = None if config.weight_block is None else NumberFormat(4 if config.weight_block == (1, FP4_GROUP) else 8)
+    blocks = None if config.weight_block is None else NumberFormat(8)
     embedding = stored_embedding(path) if quantization == "gguf" and path.is_file() else None
-    forms = directory_forms(path, config) if path.is_dir() else ()
-    return WeightFormats(NumberFormat(8 * number_bytes), levels, blocks, quantization == "int8", embedding, forms)
+    forms = directory_forms(path, config) if path.is_dir() else {}
+    kept = () if has_kernels else [name for name, form in forms.items() if form.stays]
+    stored, unpacked = levels | dict.fromkeys(kept, STORED_FLOATS), forms.keys() - kept
+    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding, unpacked)
 
 
 def weight_memory(
-    path: Path, config: ModelConfig, quantization: str, number_bytes: int, ranks: Ranks = ONE, on_host: bool = True
+    path: Path,
+    config: ModelConfig,
+    quantization: str,
+    number_bytes: int,
+    ranks: Ranks = ONE,
+    on_host: bool = True,
+    has_kernels: bool = True,
 ) -> WeightMemory:
     """Return the memory of one rank's part of the weights, as `quantization` makes them; numbers that it leaves are of
     the model's type, with so many bytes. A device's weights are not packed. Raises ModelError."""
-    products = list(loaded_products(config, formats_of(path, config, quantization, number_bytes), ranks, on_host))
+    formats = formats_of(path, config, quantization, number_bytes, on_host and has_kernels)
+    products = list(loaded_products(config, formats, ranks, on_host))
     held_bytes = sum(product.held for product in products)
     if not on_host:
         return WeightMemory(held_bytes)
@@ -145,6 +158,14 @@ def weight_memory(
     # Behind the head, which is last, nothing keeps the heap from shrinking.
     freed_bytes = min(MOST_FREED_BYTES, max(product.packing for product in products[:-1]))
     return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes)
+
+
+def layer_memory(layer: DraftLayerSource, quantization: str, number_bytes: int) -> int:
+    """Return the bytes of a draft layer's weights. Raises ModelError."""
+    forms = level_forms(layer.forms()) if quantization == "gguf" else {}
+    blocks = None if layer.config.weight_block is None else NumberFormat(8)
+    formats = WeightFormats(NumberFormat(8 * number_bytes), forms, blocks, quantization == "int8", None)
+    return sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in layer.shapes.items())
 
 
 def loaded_products(

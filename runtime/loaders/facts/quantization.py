@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of less than 16 bits in a Hugging Face directory: floats of 8 bits with a scale for each block, as those of
-DeepSeek V3 are published, and floats of 4 bits in groups of 32 with a power of two each, as the experts of GPT-OSS. No
-torch here."""
+"""Weights of a Hugging Face directory that stay in blocks of floats of 8 bits with a scale for each, as those of
+DeepSeek V3 are published. No torch here."""
 
 from __future__ import annotations
 
@@ -14,9 +13,6 @@ from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.loaders.facts.weight_schemes import keeps_blocks
 
 SCALE = "_scale_inv"
-FP4_GROUP = 32
-# Two numbers of 4 bits in a byte, and an exponent for each group: tensors in the place of a weight.
-FP4_PARTS = ("_blocks", "_scales")
 
 
 def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:
@@ -25,8 +21,6 @@ def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:
     found = section(data, SECTION)
     if not keeps_blocks(found):
         return None
-    if found.get("quant_method") == "mxfp4":
-        return 1, FP4_GROUP
     only(found, "fmt", ("e4m3", None))
     block = found["weight_block_size"]
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
@@ -35,15 +29,11 @@ def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def with_scales(wanted: dict[str, Shape], found: dict[str, Shape], block: tuple[int, int] | None) -> dict[str, Shape]:
-    """The wanted tensors as the file has them: not every weight is in 8 bits, with its scales behind it, or in 4."""
+    """The wanted tensors as the file has them: not every weight is in 8 bits, with its scales behind it."""
     if block is None:
         return wanted
     shapes: dict[str, Shape] = {}
     for name, shape in wanted.items():
-        if len(shape) == 2 and name + FP4_PARTS[0] in found:
-            groups = (shape[0], -(-shape[1] // FP4_GROUP))
-            shapes |= {name + FP4_PARTS[0]: (*groups, FP4_GROUP // 2), name + FP4_PARTS[1]: groups}
-            continue
         shapes[name] = shape
         if len(shape) == 2 and name + SCALE in found:
             shapes[name + SCALE] = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))

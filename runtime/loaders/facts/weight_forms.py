@@ -10,14 +10,21 @@ from typing import Literal
 Shape = tuple[int, ...]
 FLOAT8, WEIGHT, BIAS = "F8_E4M3", "weight", "bias"
 EMBEDDING = "model.embed_tokens.weight"
-NUMBERS, WORDS = ("F32", "F16", "BF16"), ("I32",)
-"""Types of safetensors: of scales, and of words that hold whole numbers one behind the other."""
+NUMBERS, WORDS, BYTES = ("F32", "F16", "BF16"), ("I32",), ("U8",)
+"""Types of safetensors: of scales, of words that hold whole numbers one behind the other, and of bytes."""
 WORD_BITS = 32
+FP4_GROUP = 32
+"""Neighbouring floats of 4 bits that share a power of two."""
+FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the floats of 4 bits, by their bits."""
+FP4_BIAS = 127
+"""What is added to the exponent of a group as it is stored."""
 FINEST_GROUP = 16
 """Neighbouring inputs that share a scale, at the least, in the kernels' own form."""
 # The places of whole numbers: in words along the outputs, with an order of their own (AWQ), in words along the inputs
-# of a weight that is stored by inputs (GPTQ) or by outputs (compressed-tensors), or one in a byte.
-Layout = Literal["awq", "gptq", "packed", "bytes"]
+# of a weight that is stored by inputs (GPTQ) or by outputs (compressed-tensors), or one in a byte; and places of floats
+# of 4 bits, two in a byte (MXFP4).
+Layout = Literal["awq", "gptq", "packed", "bytes", "mxfp4"]
 Meaning = tuple[Layout, int | None, int, int, bool, int]
 """What decides the numbers of a weight, beside its tensors."""
 
@@ -74,6 +81,11 @@ class WeightForm:
         return self.bits is not None and divided and not self.own_order
 
     @property
+    def stays(self) -> bool:
+        """Return whether products without a CPU's kernels read such weights as the file has them."""
+        return self.layout == "mxfp4"
+
+    @property
     def words(self) -> str:
         """The form, for somebody who reads that it is unpacked."""
         if self.bits is None:
@@ -116,3 +128,12 @@ def gptq_form(shape: Shape, bits: int, group: int | None, added: int, ordered: b
         "g_idx": StoredPart((inputs,), WORDS),
     }
     return WeightForm("gptq", shape, parts, bits, size, own_order=not ordered and groups > 1, added=added)
+
+
+def mxfp4_form(shape: Shape) -> WeightForm:
+    """The experts of GPT-OSS: floats of 4 bits, two in a byte, and the exponent of each group, with a bias of 127
+    ("OCP Microscaling Formats", Open Compute Project, 2023)."""
+    outputs, inputs = shape
+    groups = (outputs, -(-inputs // FP4_GROUP))
+    parts = {"weight_blocks": StoredPart((*groups, FP4_GROUP // 2), BYTES), "weight_scales": StoredPart(groups, BYTES)}
+    return WeightForm("mxfp4", shape, parts, 4, FP4_GROUP)

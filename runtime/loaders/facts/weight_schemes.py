@@ -25,6 +25,7 @@ from pontil.runtime.loaders.facts.weight_forms import (
     WeightForm,
     awq_form,
     gptq_form,
+    mxfp4_form,
     part_of,
 )
 
@@ -62,6 +63,16 @@ class GptqScheme:
         return [gptq_form(shape, self.bits, self.group, self.added, self.ordered)]
 
 
+@dataclass(frozen=True, slots=True)
+class Mxfp4Scheme:
+    """Floats of 4 bits in groups."""
+
+    method: str = "mxfp4"
+
+    def forms(self, shape: Shape) -> list[WeightForm]:
+        return [mxfp4_form(shape)]
+
+
 def awq_scheme(found: dict[str, Any]) -> AwqScheme:
     for key in ("version", "checkpoint_format", "format"):
         only(found, key, ("gemm", "GEMM", None))
@@ -85,6 +96,7 @@ def gptq_scheme(found: dict[str, Any]) -> GptqScheme:
 
 SCHEMES: dict[str, Callable[[dict[str, Any]], WeightScheme]] = {
     "awq": awq_scheme, "gptq": gptq_scheme, "compressed-tensors": compressed_scheme, "fp8": fp8_scheme,
+    "mxfp4": lambda found: Mxfp4Scheme(),
 }  # fmt: skip
 
 
@@ -94,13 +106,12 @@ def weight_scheme(data: dict[str, Any]) -> WeightScheme | None:
     found = section(data, SECTION)
     if not found or keeps_blocks(found):
         return None
-    return SCHEMES[only(found, "quant_method", (*SCHEMES, "mxfp4"))](found)
+    return SCHEMES[only(found, "quant_method", tuple(SCHEMES))](found)
 
 
 def keeps_blocks(found: dict[str, Any]) -> bool:
-    """Return whether weights stay in the blocks of their file, of floats of 8 or 4 bits."""
-    method = found.get("quant_method")
-    return method == "mxfp4" or (method == "fp8" and found.get("weight_block_size") is not None)
+    """Return whether weights stay in the blocks of their file, of floats of 8 bits."""
+    return found.get("quant_method") == "fp8" and found.get("weight_block_size") is not None
 
 
 def stored_forms(

@@ -15,14 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pontil.runtime.loaders.facts.weight_forms import FP4
 from pontil.runtime.loaders.gguf.ggml_codebooks import SCALES, Parts, half_at
 from pontil.runtime.loaders.gguf.ggml_codebooks import levels as codebook_levels
 from pontil.runtime.loaders.gguf.packed_formats import UNEVEN
 
 Split = Callable[[Tensor], tuple[Tensor, Tensor, Tensor | int]]
-
-# The weights of MXFP4 by their numbers of 4 bits, doubled.
-FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def signed(bytes_: Tensor) -> Tensor:

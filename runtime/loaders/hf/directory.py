@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.form_choice import WeightScheme
-from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes, usual_name
-from pontil.runtime.loaders.facts.quantization import FP4_PARTS, SCALE, with_scales
+from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
+from pontil.runtime.loaders.facts.quantization import SCALE, with_scales
 from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import FLOAT8, Shape, WeightForm, part_of
 from pontil.runtime.loaders.facts.weight_schemes import in_parts, is_beside, stored_forms
 from pontil.runtime.loaders.hf.config import read_hf_config, read_weight_scheme
-from pontil.runtime.loaders.hf.fused_experts import parts_of
+from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
-from pontil.runtime.loaders.hf.weight_parts import StoredNumbers, WeightParts
+from pontil.runtime.loaders.hf.weight_parts import WeightParts
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
@@ -72,27 +73,35 @@ class HfCheckpoint:
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         wanted = dtype or DTYPES[self.config.dtype]
-        for name, stored in self.stored():
-            yield name, stored.dense(wanted) if isinstance(stored, StoredNumbers) else stored
+        for name, place, file in self.opened_places():
+            if isinstance(place, TensorLocation):
+                yield name, place.read(file)
+            elif place.form.stays:
+                yield from place.read_parts(file).items()
+            else:
+                yield name, place.read(file).dense(wanted)
 
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the kernels multiply as they are, `name.numbers` (int8,
-        or uint8 below 128), `name.scales` and `name.offsets` (float32) replace `name`."""
+        or uint8 below 128), `name.scales` and `name.offsets` (float32) replace `name`. Floats of 4 bits have a
+        `name.table` (int8), in which their numbers are places (uint8)."""
         wanted = dtype or DTYPES[self.config.dtype]
-        for name, stored in self.stored():
-            if isinstance(stored, StoredNumbers) and stored.form.has_levels:
-                for part, tensor in zip(("numbers", "scales", "offsets"), stored.levels(), strict=True):
+        for name, place, file in self.opened_places():
+            if isinstance(place, TensorLocation):
+                yield name, place.read(file)
+            elif place.form.has_levels:
+                for part, tensor in place.read(file).levels().items():
                     yield f"{name}.{part}", tensor
             else:
-                yield name, stored.dense(wanted) if isinstance(stored, StoredNumbers) else stored
+                yield name, place.read(file).dense(wanted)
 
-    def stored(self) -> Iterator[tuple[str, torch.Tensor | StoredNumbers]]:
-        """Read the files one after the other."""
+    def opened_places(self) -> Iterator[tuple[str, TensorLocation | WeightParts, Any]]:
+        """Open the files one after the other, each for the tensors that are read with it."""
         for path in dict.fromkeys(place.path for place in self.places.values()):
             with opened(path) as file:
                 for name, place in self.places.items():
                     if place.path == path:
-                        yield name, place.read(file)
+                        yield name, place, file
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +142,9 @@ def location_of(
 
 
 def located(config: ModelConfig, path: Path, stored: str, shape: Shape, kind: str) -> Iterator[tuple[str, Placed]]:
-    """The model's tensors that a stored one holds, by their usual names: none if it is of another part of a model of
-    several."""
-    architecture = ARCHITECTURES[config.architecture]
-    name = usual_name(architecture, stored)
-    if name is None:
-        return
-    parts = parts_of(name, shape, config.experts.count if config.experts else 0, architecture.fused_experts)
-    for part in parts:
-        yield part.name, (part.shape, TensorLocation(path, stored, kind, part))
-    if not parts:
-        yield name, (shape, TensorLocation(path, stored, kind))
+    """The model's tensors that a stored one holds, by their usual names."""
+    for name, own, part in tensors_in(config, stored, shape):
+        yield name, (own, TensorLocation(path, stored, kind, part))
 
 
 def check_kinds(
@@ -161,9 +162,8 @@ def check_kinds(
                 f"{source} stores the tensor {name} as {place.kind}: floats of 8 bits, and only these, need a tensor "
                 f"{name + SCALE} with their scales: fetch the model again"
             )
-        fours = scaled and name.endswith(FP4_PARTS) and place.kind == "U8"
         known = parts.get(name, READABLE + (FLOAT8,) * scaled)
-        if not fours and place.kind not in known:
+        if place.kind not in known:
             raise ModelError(
                 f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(known)} there, "
                 "and quantized weights from GGUF files, or as quantization_config in config.json says"

@@ -29,11 +29,6 @@ POOLINGS: dict[str, Pooling] = {
 }
 
 
-def is_encoder(path: Path) -> bool:
-    """Return whether a model is an encoder, and no decoder. Raises ModelError for an unreadable configuration."""
-    return path.is_dir() and read_json(path / "config.json").get("model_type") == "bert"
-
-
 def read_encoder_config(directory: Path) -> EncoderConfig:
     """Read the configuration. Raises ModelError for one that this version cannot compute."""
     data = read_json(directory / "config.json")

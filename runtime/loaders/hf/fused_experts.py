@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pontil.runtime.loaders.facts.layout import usual_name
 from pontil.runtime.loaders.facts.weight_forms import Shape
+from pontil.runtime.models.architectures import ARCHITECTURES
+from pontil.runtime.models.config import ModelConfig
 
 # The places of the gate's and the up projection's outputs: of `rows` [experts, outputs, inputs] or of columns [experts,
 # inputs, outputs] one behind the other, or every other one of columns.
@@ -33,6 +36,17 @@ class FusedPart:
     end: int
     step: int = 1
     transposed: bool = False
+
+
+def tensors_in(config: ModelConfig, stored: str, shape: Shape) -> list[tuple[str, Shape, FusedPart | None]]:
+    """The model's tensors that a stored one holds, by their usual names, with their parts of it: none if it is of
+    another part of a model of several."""
+    architecture = ARCHITECTURES[config.architecture]
+    name = usual_name(architecture, stored)
+    if name is None:
+        return []
+    parts = parts_of(name, shape, config.experts.count if config.experts else 0, architecture.fused_experts)
+    return [(part.name, part.shape, part) for part in parts] or [(name, shape, None)]
 
 
 def parts_of(name: str, shape: Shape, experts: int, form: Form) -> list[FusedPart]:

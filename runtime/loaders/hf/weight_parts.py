@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.errors import ModelError
-from pontil.runtime.loaders.facts.weight_forms import BIAS, WORD_BITS, WeightForm, part_of
+from pontil.runtime.loaders.facts.weight_forms import BIAS, FP4, FP4_BIAS, WORD_BITS, WeightForm, part_of
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened
 
 OUTPUTS = 256
@@ -28,25 +28,31 @@ NO_ORDER = -1
 @dataclass(frozen=True, slots=True)
 class StoredNumbers:
     """A weight [outputs, inputs] is (numbers - zeros) * scales: numbers int8, uint8 below 128 or float8, scales and
-    zeros float32 [outputs, groups], of which each input has one of `groups`, int64 [inputs]."""
+    zeros float32 [outputs, groups], of which each input has one of `groups`, int64 [inputs]. With a `table`, int8,
+    numbers stand there, and what is stored are their places, uint8."""
 
     form: WeightForm
     numbers: Tensor
     scales: Tensor
     zeros: Tensor
     groups: Tensor
+    table: Tensor | None = None
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight by way of float32, which has all products of whole numbers and scales of 16 bits."""
         result = torch.empty(self.numbers.shape, dtype=dtype)
         rows = zip(*(one.split(OUTPUTS) for one in (result, self.numbers, self.scales, self.zeros)), strict=True)
         for part, numbers, scales, zeros in rows:
-            part.copy_((numbers.float() - zeros[:, self.groups]) * scales[:, self.groups])
+            levels = numbers if self.table is None else self.table[numbers.int()]
+            part.copy_((levels.float() - zeros[:, self.groups]) * scales[:, self.groups])
         return result
 
-    def levels(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The kernels' form: numbers int8, or uint8 below 128, scales and offsets float32 [outputs, groups]."""
-        return self.numbers, self.scales, (0 - self.zeros) * self.scales
+    def levels(self) -> dict[str, Tensor]:
+        """The kernels' form: numbers int8, or uint8 below 128, scales and offsets float32 [outputs, groups], which are
+        last."""
+        table = {} if self.table is None else {"table": self.table}
+        offsets = (0 - self.zeros) * self.scales
+        return table | {"numbers": self.numbers, "scales": self.scales, "offsets": offsets}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,12 @@ class WeightParts:
         numbers, scales, zeros = READERS[self.form.layout](self.form, found)
         shared = (one.float().reshape(-1, self.form.groups) for one in (scales, zeros))
         own, zero = (one.repeat_interleave(self.form.outputs, dim=0)[: len(numbers)] for one in shared)
-        return StoredNumbers(self.form, numbers, own, zero, self.order(found))
+        table = torch.tensor(FP4, dtype=torch.int8) if self.form.layout == "mxfp4" else None
+        return StoredNumbers(self.form, numbers, own, zero, self.order(found), table)
+
+    def read_parts(self, file: Any) -> dict[str, Tensor]:
+        """Read the tensors as they are stored, by their names."""
+        return {part_of(self.name, end): self.read_part(place, file) for end, place in self.parts.items()}
 
     def read_part(self, place: TensorLocation, file: Any) -> Tensor:
         if place.path == self.path:
@@ -161,7 +172,14 @@ def read_bytes(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
     return found["weight"], scales, found.get("weight_zero_point", torch.zeros_like(scales))
 
 
-READERS = {"awq": read_awq, "gptq": read_gptq, "packed": read_packed, "bytes": read_bytes}
+def read_mxfp4(form: WeightForm, found: Mapping[str, Tensor]) -> Read:
+    """The table has twice the floats, so that they are whole numbers."""
+    blocks, exponents = found["weight_blocks"], found["weight_scales"].int()
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents - FP4_BIAS - 1)
+    return torch.stack((blocks & 15, blocks >> 4), dim=-1).view(form.shape), scales, torch.zeros_like(scales)
+
+
+READERS = {"awq": read_awq, "gptq": read_gptq, "packed": read_packed, "bytes": read_bytes, "mxfp4": read_mxfp4}
 
 
 def fields(words: Tensor, bits: int) -> Tensor:

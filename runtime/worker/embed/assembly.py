@@ -10,7 +10,8 @@ import torch
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.loaders.checkpoint import open_checkpoint
-from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, is_encoder, stated_pooling
+from pontil.runtime.loaders.config import is_encoder
+from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, stated_pooling
 from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel, text_vectors
 from pontil.runtime.models.families.bert import Bert
 from pontil.runtime.models.families.registry import build_embedder

@@ -69,8 +69,10 @@ def load_draft_layer(
     ModelError."""
     checkpoint = open_draft_layer(source)
     shape = replace(source.config, max_model_len=min(source.config.max_model_len, target.config.max_model_len))
-    kernels = target.model.kernels if kernels_fit(shape, TORCH_DTYPES[target.dtype]) else None
-    settings = replace(config, quantization="none", weights_memory=config.weights_memory[1:])
+    dtype = TORCH_DTYPES[target.dtype]
+    kernels = target.model.kernels if kernels_fit(shape, dtype) else None
+    quantization = draft_quantization(config, checkpoint, target.dtype, kernels)
+    settings = replace(config, quantization=quantization, weights_memory=config.weights_memory[1:])
     weights = read_weights(settings, checkpoint, target.model.device, target.dtype, kernels, report)
     layer = build_draft_layer(shape, weights, target.model, source.form)
     cells = choose_kv_dtype(config.kv_cache_dtype, target.dtype)
@@ -83,9 +85,9 @@ def load_draft_layer(
         packed=kernels is not None,
         planes=shape.kv_planes,
     )
+    number_bytes = 1 if settings.quantization != "none" else dtype.itemsize
     count = source.count_weights()
-    size = count * TORCH_DTYPES[target.dtype].itemsize
-    return LoadedDraft(layer, layout, size, count, weights.shelf.mapped)
+    return LoadedDraft(layer, layout, count * number_bytes, count, weights.shelf.mapped)
 
 
 def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report: Reporter) -> LoadedDraft:
@@ -115,7 +117,7 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
 
 
 def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
-    """Return the draft model's quantization: the target's, where it is possible."""
+    """Return the quantization of what guesses: the target's, where it is possible."""
     possible = kernels is not None and (config.quantization != "gguf" or checkpoint.has_levels)
     return quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
 

@@ -6,11 +6,13 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.gpu_ops.kernels.weights.packed_file import PackedFileError
 from pontil.gpu_ops.kernels.weights.places import NamedFile, SealedMemory
 from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, PrivateShelf, Shelf, WritingShelf, verify
@@ -32,6 +34,8 @@ logger = logging.getLogger("pontil.worker")
 READ_BYTES = 1 << 20
 # All locks and leases of this host's processes (proc_locks(5)), and the words of a lease that somebody waits for.
 LOCKS, BREAKING = Path("/proc/locks"), ["LEASE", "BREAKING"]
+# The end of the name of a file by which it is seen whether there are leases.
+PROBE = ".lease"
 # Times that a file is mapped: a copy has replaced it meanwhile.
 ATTEMPTS = 3
 
@@ -155,19 +159,55 @@ def damage(file: PackedFile) -> str | None:
 
 def whole_shelf(path: Path) -> MappedShelf | None:
     """Map a file that is there and whole, and that nobody is about to write to: those who map it then move to a copy,
-    which gets the name."""
-    shelf = None
+    which gets the name. After the time that the system gives them the file is what it is, whoever writes to it."""
+    shelf, deadline = None, time.monotonic() + break_time()
     for _ in range(ATTEMPTS):
-        wait_within(break_time(), lambda: not is_breaking(path))
+        is_free = wait_within(deadline - time.monotonic(), lambda: not is_breaking(path))
         shelf = mapped_shelf(path)
         mapped = None if shelf is None else shelf.mapped
-        if mapped is None or mapped.leased or not (mapped.is_replaced or is_breaking(path)):
+        if mapped is None or mapped.leased or not is_free or not (mapped.is_replaced or is_breaking(path)):
             break
     return shelf
 
 
 def is_breaking(path: Path) -> bool:
-    """Return whether somebody who wants to write to a file waits for the leases of others."""
+    """Return whether somebody who wants to write to a file waits for the leases of others, or has it open by now. The
+    system refuses another lease then, whoever has the others; it lists only those of this PID namespace."""
+    try:
+        with path.open("rb") as file:
+            return not may_lease(path, file) and gives_leases(path.parent)
+    except OSError:
+        return is_listed(path)
+
+
+def may_lease(path: Path, file: IO[bytes]) -> bool:
+    """Raises OSError where there are no leases, or none for this user."""
+    mapped = MappedFile(path, file, [])
+    try:
+        mapped.take_lease()
+    except BlockingIOError:
+        return False
+    mapped.hand_back()
+    return True
+
+
+def gives_leases(folder: Path) -> bool:
+    """Return whether there is a lease on a file that nobody has open to write: NFS and CIFS may never have one, and say
+    the same as of one that somebody writes to."""
+    made = folder / f"{os.getpid()}{PROBE}"
+    try:
+        made.touch()
+        with made.open("rb") as file:
+            return may_lease(made, file)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            made.unlink()
+
+
+def is_listed(path: Path) -> bool:
+    """Return whether somebody waits for a lease of this PID namespace."""
     try:
         place, lines = f":{path.stat().st_ino}", LOCKS.read_text().splitlines()
     except OSError:

@@ -12,6 +12,7 @@ import torch
 from architectures import SIZES, VOCAB, hugging_model
 from effort import by_default
 from fp8_directory import write_fp8
+from mxfp4_directory import write_mxfp4
 from rank_models import PromptRun
 from rank_processes import RankProcesses
 from tiny_omni import write_tiny_omni
@@ -85,6 +86,22 @@ def test_kernels_give_the_bits_of_one_process(
         for answer in answers:
             assert isinstance(answer, tuple), answer
             assert torch.equal(answer[0], logits) and answer[1] == highest
+    library.close()
+
+
+@pytest.mark.parametrize("row_parallel", [False, True])
+def test_experts_of_4_bits_are_divided_too(processes: RankProcesses, tmp_path: Path, row_parallel: bool) -> None:
+    """A rank has a part of the groups of a product that joins what all have made."""
+    write_mxfp4(hugging_model("gpt_oss", EVEN), tmp_path)
+    processes.share(2)
+    library = kernels.opened()
+    run = PromptRun(tmp_path, torch.bfloat16, PROMPT, CUTS[1], row_parallel=row_parallel, quantization="gguf")
+    found = joined(processes.call(range(2), rank_models.compute_model, run, True))
+    logits, highest = rank_models.computed(run, library)
+    if row_parallel:
+        assert near(found[0], logits, torch.bfloat16)
+    else:
+        assert torch.equal(found[0], logits) and found[1] == highest
     library.close()
 
 

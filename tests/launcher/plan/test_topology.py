@@ -224,8 +224,11 @@ def test_a_proxy_embeds_where_it_is_asked_to() -> None:
     (plain,), (other,) = topology(role="proxy").children, topology(role="proxy", embedding_model="/models/e").children
     assert proxy_config(plain.config).embedding_model is None
     assert proxy_config(other.config).served_embedding_model_name == "e"
-    joined = topology(role="embed", join=JOIN, embedding_model="/models/e", max_model_len=64)
+    machine = HostDevices((0, 1), 2, 2, gpu_memory=(5, None))
+    joined = topology(machine, role="embed", join=JOIN, embedding_model="/models/e", max_model_len=64)
     assert joined.prepare.config["models"] == ["/models/e"] and joined.prepare.config["demands"] == {}
+    # Such a launch is compared with the memory of GPUs too.
+    assert joined.prepare.config["gpu_memory"] == {"cuda:0": 5}
     assert worker_config(joined.children[0].config).max_model_len == 64
 
 

@@ -207,7 +207,7 @@ def test_gpt_oss_20b(tmp_path: Path) -> None:
         32, 4, 2880, True, routing=RoutingConfig(product_bias=True), clamp=(1.702, 7.0)
     )
     assert config.windows == (128, None) * 12 and config.sinks and config.qkv_bias and config.output_bias
-    assert config.weight_block == (1, 32) and config.max_model_len == 131072
+    assert config.weight_block is None and config.max_model_len == 131072
     assert config.rope_scaling is not None and not config.rope_scaling.truncate
 
 

@@ -1,28 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of embedders and later stages count in what a launch takes."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from architectures import hugging_model
+from mxfp4_directory import EVEN, write_mxfp4
 from safetensors.torch import load_file, save_file
 from tiny_gguf import write_tiny_gguf
 from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
+from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.probe import footprint, other_workers
-from pontil.runtime.probe.footprint import IMPORTED_BYTES, SERVING_BYTES, MemoryDemand, check_memory, memory_lines
+from pontil.runtime.probe.footprint import (
+    IMPORTED_BYTES,
+    SERVING_BYTES,
+    MemoryDemand,
+    check_memory,
+    check_room,
+    memory_lines,
+)
 from pontil.runtime.probe.host_memory import FreeMemory
 from pontil.runtime.probe.other_workers import (
     OtherWorker,
-    check_others,
     embedder_bytes,
     other_footprints,
     other_lines,
     stage_bytes,
 )
+from pontil.runtime.probe.weight_memory import HEAD
 
 DEMAND = MemoryDemand("bfloat16", "auto", "none", None, 1 << 20, 16, [["cpu"]], {})
 PROCESS = IMPORTED_BYTES + SERVING_BYTES
@@ -35,8 +47,7 @@ def tiny(tmp_path: Path) -> Path:
 
 
 def room_of(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    for module in (footprint, other_workers):
-        monkeypatch.setattr(module, "host_room", lambda: FreeMemory(size))
+    monkeypatch.setattr(footprint, "host_room", lambda: FreeMemory(size))
 
 
 def test_an_embedder_has_all_but_the_head_in_float32(tiny: Path, tmp_path: Path) -> None:
@@ -76,10 +87,42 @@ def test_a_launch_is_refused_for_what_its_embedders_need_besides(tiny: Path, mon
     check_memory(tiny, DEMAND)
     with pytest.raises(ModelError, match="too large: 3 workers"):
         check_memory(tiny, DEMAND, None, others)
-    check_others(others, tiny)
+
+
+def test_a_launch_of_embedders_alone_is_refused_by_their_model_s_name(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = write_large(tmp_path / "large")
+    weights, one = embedder_bytes(large), OtherWorker("e", None, True, ["cpu"])
+    pair = other_footprints([one, one], {"e": large})
+    room_of(monkeypatch, 2 * (weights + PROCESS))
+    check_room(pair, {})
     room_of(monkeypatch, 2 * (weights + PROCESS) - 1)
-    with pytest.raises(ModelError, match="2 workers .* choose a smaller model or --quantization$"):
-        check_others(others, tiny)
+    with pytest.raises(ModelError, match=r"the model large is too large: 2 workers .*choose a smaller model$"):
+        check_room(pair, {})
+    # So is one beside a model that would fit.
+    with pytest.raises(ModelError, match=r"the model large is too large: 3 workers .*choose a smaller model$"):
+        check_memory(tiny, DEMAND, None, pair)
+    there = other_footprints([replace(one, devices=["cuda:0"])], {"e": large})
+    check_room(there, {"cuda:0": weights})
+    check_room(there, {})
+    with pytest.raises(ModelError, match=r"the model large .* and cuda:0 has .* left: choose a smaller model$"):
+        check_room(there, {"cuda:0": weights - 1})
+
+
+def write_large(folder: Path) -> Path:
+    write_tiny_llama(folder, dtype="bfloat16", hidden_size=256, intermediate_size=1024)
+    return folder
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_quantized_embedder_takes_what_its_numbers_become(tmp_path: Path, has_kernels: bool) -> None:
+    write_mxfp4(hugging_model("gpt_oss", EVEN), tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    numbers = sum(math.prod(shape) for name, shape in tensor_shapes(checkpoint.config).items() if name != HEAD)
+    stored = sum(one.nbytes for name, one in checkpoint.tensors() if name.endswith(("_blocks", "_scales")))
+    experts = 2 * stored * 16 // 17
+    assert embedder_bytes(tmp_path, has_kernels) == 4 * numbers - (0 if has_kernels else 4 * experts - stored)
 
 
 def test_embedders_share_packed_weights_and_count_on_their_device(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +133,8 @@ def test_embedders_share_packed_weights_and_count_on_their_device(tiny: Path, mo
     apart = other_footprints([replace(one, has_kernels=False)] * 2, {"e": tiny})["cpu"]
     assert footprint.together(apart) == 2 * (weights + PROCESS)
     there = other_footprints([replace(one, devices=["cuda:1"])], {"e": tiny})
-    assert there == {"cuda:1": [footprint.Footprint(weights, 0)]}
+    (held,) = there["cuda:1"]
+    assert (held.weights, held.total) == (weights, weights)
     demand = replace(DEMAND, gpu_memory={"cuda:1": weights - 1})
     with pytest.raises(ModelError, match="cuda:1 has"):
         check_memory(tiny, demand, None, there)

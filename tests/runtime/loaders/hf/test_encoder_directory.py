@@ -9,9 +9,9 @@ from tiny_bert import write_tiny_bert
 from tiny_llama import write_tiny_llama
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.config import is_encoder
 from pontil.runtime.loaders.hf.encoder_directory import (
     EncoderCheckpoint,
-    is_encoder,
     read_encoder_config,
     stated_pooling,
 )

@@ -22,6 +22,7 @@ from pontil.gpu_ops.kernels.weights.shelf import MappedShelf, WritingShelf, veri
 from pontil.runtime.probe.host_memory import FreeMemory
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.worker.start import packed_copy, packed_weights
+from pontil.runtime.worker.start.packed_copy import break_time
 from pontil.runtime.worker.start.packed_files import mappers
 from pontil.runtime.worker.start.packed_guard import LOOK, PackedGuard
 
@@ -155,9 +156,13 @@ def test_who_still_loads_when_the_file_is_cut_off_moves_once_it_guards_it(
     assert [one.end() for one in processes] == [0, 0]
 
 
+@pytest.mark.parametrize("here", [True, False], ids=["", "in-another-container"])
 def test_who_starts_while_somebody_waits_to_write_has_the_copy(
-    model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+    model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch, here: bool
 ) -> None:
+    """The system's list of leases has those of this PID namespace only."""
+    if not here:
+        monkeypatch.setattr(packed_weights, "LOCKS", cache / "none")
     expected, (holder,) = digest(model, None), start(1, guarded=False)
     (path,) = packed_files_of(cache)
     cutting = threading.Thread(target=os.truncate, args=(path, 0))
@@ -320,7 +325,7 @@ def test_who_has_no_lease_when_others_move_to_a_copy_moves_too(
     model: Path, cache: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They had theirs before somebody waited for it, and the system does not tell of that."""
-    monkeypatch.setattr(packed_weights, "LOCKS", cache / "none")
+    monkeypatch.setattr(packed_weights, "is_breaking", lambda path: False)
     expected, (holder,) = digest(model, None), start(1, guarded=False)
     (path,) = packed_files_of(cache)
     cutting = threading.Thread(target=os.truncate, args=(path, 0))
@@ -359,6 +364,30 @@ def test_a_child_process_that_has_the_file_open_too_holds_nobody_up(model: Path,
         os.waitpid(child, 0)
         cutting.join(TIMEOUT)
     assert digest_of(bits(built)) == digest(model, None)
+
+
+def test_who_starts_waits_for_a_writer_once_and_only_where_there_are_leases(
+    model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some systems of files answer as if somebody had each file open to write."""
+    expected, waited = digest(model, cache), list[float]()
+
+    def waits(seconds: float, is_over: Callable[[], bool]) -> bool:
+        waited.append(seconds)
+        return is_over()
+
+    monkeypatch.setattr(packed_weights, "wait_within", waits)
+    (path,) = packed_files_of(cache)
+    path.chmod(0o600)
+    for gives_leases in (True, False):
+        monkeypatch.setattr(packed_weights, "gives_leases", lambda folder, answer=gives_leases: answer)
+        with path.open("r+b"):
+            assert packed_weights.is_breaking(path) == gives_leases
+            assert digest(model, cache) == expected
+        assert len(waited) == 1 and 0 < waited.pop() <= break_time()
+    monkeypatch.undo()
+    assert packed_weights.gives_leases(path.parent) and not packed_weights.gives_leases(Path("/proc"))
+    assert sorted(one.suffix for one in path.parent.iterdir()) == [".digest", ".lock", ".packed"]
 
 
 def test_a_file_that_can_have_no_lease_is_used_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

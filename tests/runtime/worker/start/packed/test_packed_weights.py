@@ -19,6 +19,7 @@ import pytest
 import torch
 from architectures import hugging_model
 from gguf.constants import GGMLQuantizationType
+from mxfp4_directory import EVEN, write_mxfp4
 from packed_loading import Loading, bits, change, packed_files_of
 from quantized_directory import FORMS, LARGE, quantize, write_quantized
 from tiny_gguf import write_tiny_gguf
@@ -42,6 +43,7 @@ Q8_0 = GGMLQuantizationType.Q8_0
     [
         *(("llama", "none"), ("llama", "int8"), ("deepseek", "none"), ("deepseek", "int8"), ("gguf", "gguf")),
         *(("awq", "gguf"), ("awq", "none"), ("gptq", "gguf"), ("packed-zeros", "gguf"), ("fp8-rows", "none")),
+        *(("mxfp4", "gguf"), ("mxfp4", "int8")),
     ],
 )
 def test_the_next_process_maps_the_same_bits_and_reads_nothing(
@@ -50,6 +52,8 @@ def test_the_next_process_maps_the_same_bits_and_reads_nothing(
     path = tmp_path / "model"
     if kind == "deepseek":
         write_tiny_deepseek(path, "bfloat16", by_kernels=True)
+    elif kind == "mxfp4":
+        write_mxfp4(hugging_model("gpt_oss", EVEN), path)
     elif kind in FORMS:
         write_quantized(hugging_model("llama", LARGE), path, *FORMS[kind])
     else:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A draft layer is multiplied as its files have it, in the memory that a plan counts."""
+
+from pathlib import Path
+
+import kernels
+import pytest
+from quantized_directory import FORMS, quantize
+from tiny_draft_layers import write_eagle_head
+from tiny_llama import write_tiny_llama
+from workers import Silent
+
+from pontil.gpu_ops.collectives.communicator import SingleRank
+from pontil.gpu_ops.kernels.linear import matrix_of
+from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.loaders.draft_layers import find_draft_layer
+from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
+from pontil.runtime.worker.start.draft_loading import load_draft_layer
+from pontil.runtime.worker.start.loading import load
+
+
+@pytest.mark.parametrize(
+    ("form", "quantization", "kind"),
+    [("gptq-8", "auto", BYTES), ("gptq-8", "none", BFLOAT16), ("", "auto", BFLOAT16), ("", "int8", BYTES)],
+)
+def test_a_layer_keeps_the_numbers_of_its_files(tmp_path: Path, form: str, quantization: str, kind: int) -> None:
+    target, head = tmp_path / "target", tmp_path / "head"
+    write_tiny_llama(target, dtype="bfloat16")
+    write_eagle_head(head, target)
+    if form:
+        quantize(head, *FORMS[form], kept=("embed", "head", "norm"))
+    config = WorkerConfig(
+        name="decode:0", role="decode", device="cpu", cores=(0,), model=str(target), served_model_name="tiny",
+        control="", peer_endpoint="", cache_dir=str(kernels.CACHE), quantization=quantization, kv_cache_memory=1 << 20,
+    )  # fmt: skip
+    part = load(config, Silent(), lambda *given: SingleRank())
+    source = find_draft_layer(target, head)
+    assert source is not None
+    draft = load_draft_layer(config, source, part, Silent())
+    own = [matrix_of(product) for product in draft.model.linears if product not in part.model.linears]
+    assert own and {one.kind for one in own} == {kind}
+    taken = sum(each.nbytes for one in own for each in (one.data, one.scales) if each is not None)
+    demand = MemoryDemand("auto", "auto", quantization, None, 1 << 20, 16, [["cpu"]], {})
+    said = draft_footprint(target, head, demand)
+    assert said.weights == pytest.approx(taken, rel=0.1) and said.kv == 0 and said.model == "target"
