@@ -38,11 +38,9 @@ class GrammarCheck:
         self.known: OrderedDict[bytes, Judgement] = OrderedDict()
         self.turns = CallerTurns(MOST_WAITING, "grammars")
 
-    async def check(self, structure: OutputStructure | None) -> OutputStructure | None:
+    async def check(self, structure: OutputStructure) -> OutputStructure:
         """Return the structure as it can be used: its first check leaves out of the grammar what no grammar holds of
         a schema, unless that is strict. Raises RequestError, naming the parameter, for one that cannot be used."""
-        if structure is None:
-            return None
         try:
             judgement = await self.remembered(structure.grammar, self.process.check)
             if (

@@ -65,7 +65,7 @@ class Registrar:
         if worker is None or grown is None:
             self.send(StillHere(NOBODY, message.sender))
         else:
-            self.metrics.add_worker_counters(self.registry.workers[message.sender].hello.name, grown)
+            self.metrics.of_workers.add(self.registry.workers[message.sender].hello.name, grown)
             self.ledger.state(message.sender, message.counters)
             self.send(StillHere(self.incarnation, message.sender))
             if worker.lost_peers != lost:

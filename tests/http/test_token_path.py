@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -26,6 +26,14 @@ ROW = re.compile(r"^\| (\w+) \| `([\w/.]+)` \| [^|]+ \|$", re.MULTILINE)
 LETTERS = "abc"
 
 
+def product_file(code: CodeType) -> str | None:
+    """Return the file of the product that this code is of, if it is of one."""
+    if not code.co_filename.startswith(str(ROOT)):
+        return None
+    name = str(Path(code.co_filename).relative_to(ROOT))
+    return name if name.startswith(("launcher/", "runtime/", "gpu_ops/", "http/")) else None
+
+
 class Turns:
     """A profile function for an event loop's thread. For each callback of the loop that writes to a client it keeps the
     product's files whose functions were called before the write, in order."""
@@ -38,10 +46,8 @@ class Turns:
         code = frame.f_code
         if event == "call" and code.co_name == "_run" and code.co_filename == asyncio.events.__file__:
             self.turn = []
-        elif event == "call" and code.co_filename.startswith(str(ROOT)):
-            name = str(Path(code.co_filename).relative_to(ROOT))
-            if name.startswith(("launcher/", "runtime/", "gpu_ops/", "http/")):
-                self.turn.append(name)
+        elif event == "call" and (name := product_file(code)) is not None:
+            self.turn.append(name)
         elif event == "c_call" and argument.__name__ == "send":
             connection = argument.__self__
             if isinstance(connection, socket.socket) and connection.family == socket.AF_INET:
@@ -108,6 +114,20 @@ def test_a_streamed_token_is_in_the_files_that_the_page_names(
         files = trace(served, joined)
     listed = "\n".join(files)
     assert rows_of_page()["token"] == files, f"the page's table is not what a token does:\n{listed}"
+
+
+def test_a_plain_request_passes_the_files_that_the_page_names(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    files: set[str | None] = set()
+    with site(tmp_path, tokenizer) as served:
+        worker = served.worker(script=silent)
+        served.loop.call_soon_threadsafe(sys.setprofile, lambda frame, *_: files.add(product_file(frame.f_code)))
+        connection = served.connect()
+        body = b'{"stream": true, "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}'
+        connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+        worker.submits.get(timeout=60)
+        served.loop.call_soon_threadsafe(sys.setprofile, None)
+        connection.close()
+    assert set(rows_of_page()["request"]) <= files, set(rows_of_page()["request"]) - files
 
 
 def test_the_page_names_files_that_are_there_once() -> None:

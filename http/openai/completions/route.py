@@ -166,18 +166,18 @@ class Preparation:
         get."""
         tools, own_structure = chat_request.prompt.tools, chat_request.sampling.structure
         structure = await self.structure(tools, own_structure, thinking)
+        if structure is own_structure:
+            return chat_request
+        sampling = replace(chat_request.sampling, structure=structure)
         try:
-            await self.grammars.check(structure)
+            await self.usable(sampling)
         except RequestError as error:
             if error.param != "tools":
                 raise
             structure = await self.structure(await self.grammars.relaxed(tools), own_structure, thinking)
-            await self.grammars.check(structure)
-        return (
-            chat_request
-            if structure is own_structure
-            else replace(chat_request, sampling=replace(chat_request.sampling, structure=structure))
-        )
+            sampling = replace(sampling, structure=structure)
+            await self.usable(sampling)
+        return replace(chat_request, sampling=sampling)
 
     async def structure(
         self, tools: ToolFields, own_structure: OutputStructure | None, thinking: bool

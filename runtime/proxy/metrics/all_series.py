@@ -11,7 +11,6 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.accounting.ledger import Ledger
 from pontil.runtime.accounting.usage_log import UsageLog
-from pontil.runtime.foundation.connectors import CONNECTORS
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
@@ -22,7 +21,6 @@ from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.messages import Message
 
 LOG = logging.getLogger("pontil.proxy")
-HANDOFFS = "handoffs_"
 # Causes of a failed attempt: its worker died or went silent, reported a failure, sent invalid frames, could not be
 # reached, or drains and returned the request.
 CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
@@ -35,15 +33,8 @@ CAUSES = DIED, SILENT, FAILED, BROKEN, UNREACHABLE, MOVED = (
 )
 # Causes of a refusal: the wait would be too long, it was too long, or the request exceeded the limits of its key.
 REFUSALS = OVERLOAD, TOO_LATE, KEY_LIMIT = "overload", "deadline", "key_limit"
-THREAD_FAILURES = "thread_failures_"
-# The threads of workers; names that a worker makes up are no series.
-WORKER_THREADS = ("doorkeeper", "grammars", "kv-tier", *(name for row in CONNECTORS.values() for name in row.threads))
-RESULTS = ("complete", "failed", "expired", "cancelled")
 # The finished_reason of a request, in vLLM's words where it has one.
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
-# A counter of right guesses by their place in the draft; places that a worker makes up are no series.
-PLACED = "accepted_draft_tokens_at_"
-PLACES = tuple(str(place) for place in range(16))
 # Causes of a dropped span: too many traces waited, the collector did not take it, or we could not make it.
 DROPS = QUEUE_FULL, REFUSED, FAULT = ("queue", "collector", "fault")
 
@@ -85,31 +76,6 @@ class RoutingMetrics:
         self.found.inc(found)
 
 
-class DraftMetrics:
-    """The series, under vLLM's names but for the prefix."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, says: str, *labels: str) -> Counter:
-            return Counter(f"pontil_spec_decode_num_{name}", says, ["worker", *labels], registry=registry)
-
-        self.by_worker = {
-            "drafts": counter("drafts", "Drafts verified, of one or more tokens each"),
-            "draft_tokens": counter("draft_tokens", "Tokens guessed and verified"),
-            "accepted_draft_tokens": counter("accepted_tokens", "Guesses that were right"),
-        }
-        self.by_place = counter("accepted_tokens_per_pos", "Right guesses by their place in the draft", "position")
-
-    def add(self, worker: str, name: str, difference: int) -> bool:
-        """Add the growth of a counter; return whether it is one of these."""
-        if name in self.by_worker:
-            self.by_worker[name].labels(worker).inc(difference)
-        elif name.startswith(PLACED) and name.removeprefix(PLACED) in PLACES:
-            self.by_place.labels(worker, name.removeprefix(PLACED)).inc(difference)
-        else:
-            return False
-        return True
-
-
 class RunMetrics:
     """The series of one proxy's runs. `audio` counts the seconds that clients were given."""
 
@@ -136,7 +102,9 @@ class Metrics:
         self.threads = ThreadFailures()
         self.threads_shown: dict[str, int] = {}
         self.make_request_counters(self.registry)
-        self.make_worker_counters(self.registry)
+        self.of_workers = HeartbeatCounters(self.registry)
+        self.thread_failures = self.of_workers.families["thread_failures_"]
+        self.thread_failures.labels("proxy", "usage-log")
         self.make_ledger_gauges(self.registry)
         self.runs = RunMetrics(self.registry)
         self.routing = RoutingMetrics(self.registry)
@@ -175,36 +143,6 @@ class Metrics:
         for reason in ("stale", "malformed", "broken"):
             self.dropped.labels(reason)
 
-    def make_worker_counters(self, registry: CollectorRegistry) -> None:
-        """Create the series of the counters in workers' heartbeats."""
-
-        def counter(name: str, says: str) -> Counter:
-            return Counter(f"pontil_{name}", says, registry=registry)
-
-        self.handoffs = Counter("pontil_handoffs", "Handoffs from prefill to decode", ["result"], registry=registry)
-        for result in RESULTS:
-            self.handoffs.labels(result)
-        self.of_worker = (DraftMetrics(registry), HeartbeatCounters(registry))
-        self.plain = {
-            "kv_transfer_bytes": counter("kv_transfer_bytes", "Bytes of KV blocks pulled"),
-            "prefix_cache_queries": counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),
-            "prefix_cache_hits": counter("prefix_cache_hits", "Prompt tokens found there"),
-            "preemptions": counter("num_preemptions", "Sequences that lost their blocks to an older one"),
-            "recomputed_tokens": counter(
-                "recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure"
-            ),
-            "results_dropped": counter("results_dropped", "Results for requests that their worker no longer knew"),
-            "stale_messages": counter("worker_stale_messages", "Messages to workers that came too late to be used"),
-            "malformed_frames": counter("worker_malformed_frames", "Frames to workers that were no messages"),
-        }
-        self.thread_failures = Counter(
-            "pontil_thread_failures",
-            "Faults of ours that a thread met and survived",
-            ["process", "thread"],
-            registry=registry,
-        )
-        self.thread_failures.labels("proxy", "usage-log")
-
     def make_ledger_gauges(self, registry: CollectorRegistry) -> None:
         self.imbalance = Gauge(
             "pontil_ledger_imbalance", "Tokens generated that were neither delivered nor discarded", registry=registry
@@ -221,18 +159,6 @@ class Metrics:
     def watch(self, requests: Mapping[str, Request], workers: Registry, about: Mapping[str, str]) -> None:
         """Also show requests in flight, workers and facts about this server. Call once."""
         self.registry.register(ScrapeCollector(requests, workers, lambda: self.delivered, about))
-
-    def add_worker_counters(self, worker: str, grown: Mapping[str, int]) -> None:
-        """Add the growth of a worker's counters. Unknown names are ignored."""
-        for name, difference in grown.items():
-            if any(some.add(worker, name, difference) for some in self.of_worker):
-                continue
-            if name in self.plain:
-                self.plain[name].inc(difference)
-            elif name.startswith(HANDOFFS) and name.removeprefix(HANDOFFS) in RESULTS:
-                self.handoffs.labels(name.removeprefix(HANDOFFS)).inc(difference)
-            elif name.startswith(THREAD_FAILURES) and name.removeprefix(THREAD_FAILURES) in WORKER_THREADS:
-                self.thread_failures.labels(worker, name.removeprefix(THREAD_FAILURES)).inc(difference)
 
     def add_dispatch(self, request: Request) -> None:
         """Observe the wait of a client's request that is given to workers for the first time."""

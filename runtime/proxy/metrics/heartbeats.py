@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus series by worker of what heartbeats measure: streams between stages, and tiers below KV pools."""
+"""The Prometheus series of what workers count and measure in their heartbeats."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import GaugeMetricFamily
 
+from pontil.runtime.foundation.connectors import CONNECTORS
+
 TIERS = ("memory", "disk")
+RESULTS = ("complete", "failed", "expired", "cancelled")
+# The places of right guesses in a draft, and the threads of workers.
+PLACES = tuple(str(place) for place in range(16))
+THREADS = ("doorkeeper", "grammars", "kv-tier", *(name for row in CONNECTORS.values() for name in row.threads))
 # By their names in a heartbeat.
 STREAM_COUNTERS = {
     "stream_items": "Items of another stage that a worker pulled",
@@ -35,20 +42,78 @@ TIER_GAUGES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CounterRow:
+    """A counter in heartbeats, or several that begin with this `name` and go on with one of the `parts`, which are a
+    label then: what a worker makes up is no series. `worker` is the label for the worker's name, if it has one. The
+    `series` is named as the counter unless it says otherwise."""
+
+    name: str
+    says: str
+    worker: str | None = None
+    series: str | None = None
+    part: str | None = None
+    parts: tuple[str, ...] = ("",)
+
+
+# The series of drafts have vLLM's names but for the prefix.
+DRAFTS = "spec_decode_num_"
+COUNTERS = (
+    CounterRow("handoffs_", "Handoffs from prefill to decode", None, "handoffs", "result", RESULTS),
+    CounterRow("drafts", "Drafts verified, of one or more tokens each", "worker", f"{DRAFTS}drafts"),
+    CounterRow("draft_tokens", "Tokens guessed and verified", "worker", f"{DRAFTS}draft_tokens"),
+    CounterRow("accepted_draft_tokens", "Guesses that were right", "worker", f"{DRAFTS}accepted_tokens"),
+    CounterRow(
+        "accepted_draft_tokens_at_",
+        "Right guesses by their place in the draft",
+        "worker",
+        f"{DRAFTS}accepted_tokens_per_pos",
+        "position",
+        PLACES,
+    ),
+    *(CounterRow(name, says, "worker") for name, says in (STREAM_COUNTERS | TIER_COUNTERS).items()),
+    CounterRow("kv_transfer_bytes", "Bytes of KV blocks pulled"),
+    CounterRow("prefix_cache_queries", "Prompt tokens looked up in a prefix cache"),
+    CounterRow("prefix_cache_hits", "Prompt tokens found there"),
+    CounterRow("preemptions", "Sequences that lost their blocks to an older one", None, "num_preemptions"),
+    CounterRow("recomputed_tokens", "Positions computed again, after preemption or a failed transfer or at leisure"),
+    CounterRow("results_dropped", "Results for requests that their worker no longer knew"),
+    CounterRow("stale_messages", "Messages to workers that came too late to be used", None, "worker_stale_messages"),
+    CounterRow("malformed_frames", "Frames to workers that were no messages", None, "worker_malformed_frames"),
+    CounterRow(
+        "thread_failures_",
+        "Faults of ours that a thread met and survived",
+        "process",
+        "thread_failures",
+        "thread",
+        THREADS,
+    ),
+)
+
+
 class HeartbeatCounters:
-    """A counter for each name that a heartbeat may have, by worker."""
+    """The series of COUNTERS: each family by its counters' `name`, and by the name of each counter in a heartbeat."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.by_name = {
-            name: Counter(f"pontil_{name}", says, ["worker"], registry=registry)
-            for name, says in (STREAM_COUNTERS | TIER_COUNTERS).items()
-        }
+        self.families: dict[str, Counter] = {}
+        self.by_name: dict[str, tuple[CounterRow, str]] = {}
+        for row in COUNTERS:
+            labels = [label for label in (row.worker, row.part) if label is not None]
+            family = Counter(f"pontil_{row.series or row.name}", row.says, labels, registry=registry)
+            self.families[row.name] = family
+            for part in row.parts:
+                self.by_name[row.name + part] = row, part
+                if labels == [row.part]:
+                    family.labels(part)
 
-    def add(self, worker: str, name: str, difference: int) -> bool:
-        """Add the growth of a counter; return whether it is one of these."""
-        if name in self.by_name:
-            self.by_name[name].labels(worker).inc(difference)
-        return name in self.by_name
+    def add(self, worker: str, grown: Mapping[str, int]) -> None:
+        """Add the growth of a worker's counters. Unknown names are ignored."""
+        for name, difference in grown.items():
+            if name in self.by_name:
+                row, part = self.by_name[name]
+                labels = [value for label, value in ((row.worker, worker), (row.part, part)) if label is not None]
+                family = self.families[row.name]
+                (family.labels(*labels) if labels else family).inc(difference)
 
 
 def heartbeat_gauges(workers: Iterable[tuple[str, Mapping[str, int]]]) -> Iterator[Metric]:

@@ -4,7 +4,7 @@
 from prometheus_client import CollectorRegistry
 
 from pontil.runtime.engine.engine import DraftCounts
-from pontil.runtime.proxy.metrics.all_series import DraftMetrics
+from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 
 
 def test_right_guesses_are_counted_by_their_place() -> None:
@@ -17,10 +17,12 @@ def test_right_guesses_are_counted_by_their_place() -> None:
 
 def test_only_known_counters_become_series() -> None:
     registry = CollectorRegistry()
-    series = DraftMetrics(registry)
-    assert series.add("decode:0", "drafts", 3) and series.add("decode:0", "accepted_draft_tokens_at_15", 2)
-    for name in ("accepted_draft_tokens_at_16", "accepted_draft_tokens_at_x", "accepted_draft_tokens_at_", "other"):
-        assert not series.add("decode:0", name, 1)
+    series = HeartbeatCounters(registry)
+    families = len(list(registry.collect()))
+    made_up = ("accepted_draft_tokens_at_16", "accepted_draft_tokens_at_x", "accepted_draft_tokens_at_", "other")
+    series.add("decode:0", dict.fromkeys(made_up, 1))
+    assert len(list(registry.collect())) == families and "16" not in str(list(registry.collect()))
+    series.add("decode:0", {"drafts": 3, "accepted_draft_tokens_at_15": 2})
     prefix = "pontil_spec_decode_num"
     assert registry.get_sample_value(f"{prefix}_drafts_total", {"worker": "decode:0"}) == 3
     labels = {"worker": "decode:0", "position": "15"}
