@@ -275,7 +275,7 @@ def refusal(device: str, held: Sequence[Footprint], ranks: int, room: FreeMemory
     """Return the sentence that refuses what the processes of workers of up to so many ranks would need on a device: it
     advises only what would help."""
     most = max(held, key=lambda rank: rank.total)
-    # What is beside the model that answers is neither divided nor quantized.
+    # A model beside the one that answers is neither divided nor quantized.
     beside = isinstance(most.part, str)
     unit = "worker" if ranks == 1 else "rank"
     suffix = "each" if len({replace(rank, part=most.part) for rank in held}) == 1 else "or less each"

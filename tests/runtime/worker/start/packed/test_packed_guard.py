@@ -2,7 +2,6 @@
 """Packed weights whose file is cut off or written to under the processes that map it, and have a lease on it."""
 
 import errno
-import hashlib
 import logging
 import os
 import select
@@ -10,10 +9,11 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from guarded_process import IN_ORDER, GuardedProcess, digest, digest_of
 from packed_loading import LOCKS, TIMEOUT, Loading, bits, change, packed_files_of, wait_for_leases
 
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile, path_of
@@ -26,94 +26,8 @@ from pontil.runtime.worker.start.packed_copy import break_time
 from pontil.runtime.worker.start.packed_files import mappers
 from pontil.runtime.worker.start.packed_guard import LOOK, PackedGuard
 
-IN_ORDER = 5
 Faults = Callable[[pytest.MonkeyPatch], None]
-Start = Callable[..., list["GuardedProcess"]]
-
-
-def digest(model: Path, cache: Path | None) -> bytes:
-    return digest_of(bits(Loading(model, cache).model()))
-
-
-def digest_of(parts: list[bytes]) -> bytes:
-    return hashlib.sha256(b"".join(parts)).digest()
-
-
-class GuardedProcess:
-    """Another process, which has the weights in a file and guards it. It reads them each time that it is told to, and
-    ends in order with `IN_ORDER` by a SIGTERM."""
-
-    def __init__(self, model: Path, cache: Path) -> None:
-        (self.told, saying), (hearing, self.order) = os.pipe(), os.pipe()
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                self.serve(Loading(model, cache), saying, hearing)
-            finally:
-                os._exit(2)
-        os.close(saying)
-        os.close(hearing)
-        self.kind = self.hear(1)
-
-    def guard(self) -> None:
-        os.write(self.order, b"g")
-        assert self.hear(1) == b"g"
-
-    def serve(self, loading: Loading, saying: int, hearing: int) -> None:
-        for number in (signal.SIGBUS, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(IN_ORDER if built and bits(built) else 1))
-        built, guard, failures = loading.model(), PackedGuard(loading.shelf.mapped), ThreadFailures()
-        os.write(saying, b"m" if isinstance(loading.shelf, MappedShelf) else b"w")
-        assert select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"g"
-        with ExitStack() as opened:
-            while guard.turn() == 0.0:
-                pass
-            assert all(one.leased for one in guard.files), "there is no lease"
-            guard.begin(opened, failures)
-            os.write(saying, b"g")
-            while select.select([hearing], [], [], TIMEOUT)[0] and os.read(hearing, 1) == b"r":
-                os.write(saying, digest_of(bits(built)))
-        os._exit(1 if failures.counts() else 0)
-
-    def hear(self, size: int) -> bytes:
-        assert select.select([self.told], [], [], TIMEOUT)[0], "the process says nothing"
-        return os.read(self.told, size)
-
-    def read(self) -> bytes:
-        os.write(self.order, b"r")
-        return self.hear(32)
-
-    def end(self) -> int:
-        """Have the process end, unless it has by now, and return its exit code."""
-        with suppress(BrokenPipeError):
-            os.write(self.order, b"e")
-        return self.wait()
-
-    def wait(self) -> int:
-        pid, self.pid = self.pid, 0
-        os.close(self.order)
-        os.close(self.told)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-@pytest.fixture
-def start(model: Path, cache: Path) -> Iterator[Start]:
-    """Start so many processes, one after the other, and have them guard the file unless they are still to be told."""
-    started: list[GuardedProcess] = []
-
-    def more(count: int, guarded: bool = True) -> list[GuardedProcess]:
-        for _ in range(count):
-            started.append(GuardedProcess(model, cache))
-            if guarded:
-                started[-1].guard()
-        return started
-
-    yield more
-    for one in started:
-        if one.pid:
-            os.kill(one.pid, signal.SIGKILL)
-            one.wait()
+Start = Callable[..., list[GuardedProcess]]
 
 
 @pytest.mark.parametrize("size", [0, 4096])
