@@ -123,6 +123,9 @@ class HashTalker:
             raise RequestError(f"this model has no voice {voice!r}", param="voice")
         return HashRows(len(prompt), voice)
 
+    def angles(self, prompt: Sequence[int], options: Mapping[str, Any]) -> None:
+        return None
+
     def is_frame(self, codes: Sequence[int]) -> bool:
         return is_frame(codes)
 
