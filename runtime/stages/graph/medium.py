@@ -11,6 +11,8 @@ from pontil.runtime.errors import RequestError
 # The option of a run that lists them, in the order of the prompt. The edge of a stage that encodes them.
 MEDIA = "media"
 SOUND, IMAGE = "audio", "image"
+# The most rows of a prompt's media.
+MOST_MEDIA_ROWS = 1 << 14
 # Rows of one item of the stream; the last one of a medium has the rest.
 MEDIA_UNIT = 32
 
@@ -35,7 +37,10 @@ def media_of(options: Mapping[str, Any]) -> tuple[Medium, ...]:
     values = options.get(MEDIA, [])
     if not isinstance(values, Sequence) or not all(map(is_medium, values)):
         raise RequestError("the recordings and images of a run are malformed")
-    return tuple(Medium(*value) for value in values)
+    media = tuple(Medium(*value) for value in values)
+    if sum(one.rows for one in media) > MOST_MEDIA_ROWS:
+        raise RequestError(f"recordings and images have more than {MOST_MEDIA_ROWS} rows: send fewer, or smaller ones")
+    return media
 
 
 def is_medium(value: Any) -> bool:

@@ -12,7 +12,7 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.processes.bounded_child import ChildLimits
 from pontil.runtime.grammar.processes.bounded_process import BoundedProcess
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
-from pontil.runtime.stages.graph.medium import IMAGE, SOUND, Medium
+from pontil.runtime.stages.graph.medium import IMAGE, MOST_MEDIA_ROWS, SOUND, Medium
 from pontil.runtime.stages.media.child import MediaAnswer
 from pontil.runtime.stages.nodes.squares import Squares
 from pontil.runtime.stages.qwen3_omni.encoders.forms import read_media_forms
@@ -93,6 +93,9 @@ class MediaReader:
             medium, part = await self.read_one(kind, data, place)
             media.append(medium)
             parts.append(part)
+            if (rows := sum(one.rows for one in media)) > MOST_MEDIA_ROWS:
+                says = f"recordings and images have {rows} tokens, and at most {MOST_MEDIA_ROWS} are taken: send fewer"
+                raise RequestError(says, param="messages")
             if sum(map(len, parts)) > MOST_MEDIA_BYTES:
                 says = f"recordings and images have more than {MOST_MEDIA_BYTES} bytes when decoded: send fewer"
                 raise RequestError(says, param="messages")

@@ -61,6 +61,11 @@ class OpenTask:
         return self.worker, self.message.sender, *self.key
 
     @property
+    def is_source(self) -> bool:
+        """True if it makes items of the data of the message alone."""
+        return self.writer is not None and not self.buffers
+
+    @property
     def is_at_end(self) -> bool:
         """True once each stream has had its final chunk."""
         return all(buffer.finished for buffer in self.buffers.values())
