@@ -3,8 +3,11 @@
 
 import base64
 import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from pontil.http.fields.picture import Picture
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.wav_header import is_wav
@@ -31,18 +34,26 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenContent:
-    """The content of a message with recordings, in order with its texts."""
+class MixedContent:
+    """The content of a message with recordings or images, in order with its texts."""
 
-    parts: tuple[str | Recording, ...]
+    parts: tuple[str | Recording | Picture, ...]
 
     def __len__(self) -> int:
         """The number of characters of its texts."""
         return sum(len(part) for part in self.parts if isinstance(part, str))
 
     @property
-    def recordings(self) -> tuple[Recording, ...]:
-        return tuple(part for part in self.parts if isinstance(part, Recording))
+    def media(self) -> tuple[Recording | Picture, ...]:
+        return tuple(part for part in self.parts if not isinstance(part, str))
+
+
+class GivenMedia(Protocol):
+    """The recordings and images of a prompt, as the model's encoder is given them."""
+
+    def expanded(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a prompt in which one mark stands for each of them, with a mark for each of their rows.
+        Raises RequestError."""
 
 
 def read_recording(fields: Fields) -> Recording:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pontil.runtime.errors import RequestError
+from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.proxy import Proxy
 
@@ -61,6 +62,9 @@ class ServedModel:
         if graph is None:
             return {}
         input_modalities = ["text"] if graph.recognizer is None else ["text", "audio"]
+        encoder = graph.encoder
+        if encoder is not None and self.proxy.registry.of(group_of(graph, encoder)).available:
+            input_modalities = ["text", "audio", "image"]
         output_modalities = ["text", "audio"] if graph.answers_in_sound else ["text"]
         return {
             "input_modalities": input_modalities,

@@ -53,8 +53,8 @@ def endpoints(
     LOG.info("%s", dialect)
     model = ServedModel(proxy)
     prompts = PromptReader(proxy.tokenizer, dialect)
-    # A recording takes more room than its text.
-    hears = proxy.graph is not None and proxy.graph.recognizer is not None
+    # A recording or an image takes more room than its text.
+    hears = proxy.graph is not None and (proxy.graph.recognizer or proxy.graph.encoder) is not None
     bodies = BodyReader(
         lambda: config.max_body_size or largest_body(None if hears else model.known_context),
         intake.in_flight,

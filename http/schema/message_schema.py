@@ -26,7 +26,19 @@ AUDIO_PART: Schema = {
     },
     "required": ["type", "input_audio"],
 }
-PART: Schema = {"anyOf": [TEXT_PART, AUDIO_PART]}
+IMAGE_PART: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {
+            "type": "object",
+            "properties": {"url": {"type": "string", "pattern": "^data:"}, "detail": TEXT},
+            "required": ["url"],
+        },
+    },
+    "required": ["type", "image_url"],
+}
+PART: Schema = {"anyOf": [TEXT_PART, AUDIO_PART, IMAGE_PART]}
 FUNCTION: Schema = {
     "properties": {"name": {"type": "string"}, "arguments": {"type": ["string", "object", "null"]}},
     "required": ["name"],

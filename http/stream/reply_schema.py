@@ -43,7 +43,9 @@ UNMET = closed({"state": {"enum": ["not met", "not checked"]}, "reason": TEXT})
 COUNTS = {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
 USAGE = closed(COUNTS | {"prompt_tokens_details": closed({"cached_tokens": COUNT})})
 CHAT_USAGE = closed(COUNTS | {
-    "prompt_tokens_details": closed({"cached_tokens": COUNT, "audio_tokens": COUNT}),
+    "prompt_tokens_details": closed(
+        {"cached_tokens": COUNT, "audio_tokens": COUNT, "image_tokens": COUNT}, ("image_tokens",)
+    ),
     "completion_tokens_details": closed(dict.fromkeys(
         (
             "reasoning_tokens", "audio_tokens", "text_tokens", "accepted_prediction_tokens",

@@ -64,7 +64,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-# No token of a prompt is audio, since recordings become text. Predictions are sent by a client, which is not
+# No token of a prompt is audio where recordings become text. Predictions are sent by a client, which is not
 # supported: the server's own drafts are no predictions, and clients would take rejected ones as billed.
 PROMPT_DETAILS = {"audio_tokens": 0}
 COMPLETION_DETAILS = {
@@ -74,13 +74,13 @@ COMPLETION_DETAILS = {
 }
 
 
-def chat_usage_object(usage: Usage, reasoning_tokens: int | None) -> dict[str, Any]:
+def chat_usage_object(usage: Usage, reasoning_tokens: int | None, prompt_details: dict[str, int]) -> dict[str, Any]:
     """Return the usage object of a chat, without reasoning tokens if they could not be counted."""
     usage_fields = usage_object(usage)
     reasoning = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
     audio = {"audio_tokens": usage.audio_tokens} if usage.audio_tokens else {}
     return usage_fields | {
-        "prompt_tokens_details": usage_fields["prompt_tokens_details"] | PROMPT_DETAILS,
+        "prompt_tokens_details": usage_fields["prompt_tokens_details"] | prompt_details,
         "completion_tokens_details": reasoning | COMPLETION_DETAILS | audio,
     }
 
@@ -364,6 +364,7 @@ class ChatShape(ReplyShape):
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    prompt_details = PROMPT_DETAILS
 
     def choice(self, index: int, choice: ReplyChoice) -> dict[str, Any]:
         message = {"role": "assistant", "content": self.shown.continued + choice.text} | UNFILLED
@@ -386,7 +387,7 @@ class ChatShape(ReplyShape):
         return chat_logprobs(tokens, self.shown.tokenizer, self.delivery.tokens_as_ids) | NO_REFUSAL
 
     def usage(self, usage: Usage) -> dict[str, Any]:
-        return chat_usage_object(usage, self.reasoning_tokens())
+        return chat_usage_object(usage, self.reasoning_tokens(), self.prompt_details)
 
     def reasoning_tokens(self) -> int | None:
         """Return how many tokens so far were reasoning; None if that is not known."""

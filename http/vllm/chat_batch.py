@@ -138,7 +138,7 @@ class ChatBatchShape:
             about = {name: chat_answer[name] for name in OF_PROMPTS if name in chat_answer}
             choice_objects.append(chat_answer["choices"][0] | {"index": index} | about)
         first = self.shapes[0]
-        usage_shown = chat_usage_object(usage, self.reasoning_tokens())
+        usage_shown = chat_usage_object(usage, self.reasoning_tokens(), first.prompt_details)
         return {"object": first.whole_object} | first.base | {"choices": choice_objects, "usage": usage_shown}
 
     def reasoning_tokens(self) -> int | None:

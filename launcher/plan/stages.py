@@ -48,7 +48,8 @@ def joined_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevice
 
 
 def all_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) -> list[WorkerList]:
-    """Return the workers of every stage: as placed, or one on what suits the machine for each."""
+    """Return the workers of every stage: as placed, or one on what suits the machine for each. An optional stage that a
+    placement leaves out has none."""
     entries_by_stage = placed_stages(options, graph)
     first = graph.node(graph.first)
     if graph.first in entries_by_stage:
@@ -60,7 +61,7 @@ def all_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) 
     for node in others(graph):
         if node.name in entries_by_stage:
             lists += lists_of(graph, node, entries_by_stage[node.name])
-        else:
+        elif not (entries_by_stage and node.optional):
             items = [item for workers in lists for item in workers.items]
             role = "mixed" if node.generates else NODE
             lists.append(
@@ -88,11 +89,12 @@ def placed_stages(options: LaunchOptions, graph: StagedModel) -> dict[str, list[
     for entry in entries:
         entries_by_stage.setdefault(entry.node, []).append(entry)
     flag_stages = {graph.first} if any(getattr(options, role) is not None for role in GENERATING_ROLES) else set[str]()
-    missing = [name for name in graph.node_names if name not in entries_by_stage and name not in flag_stages]
+    needed = [node.name for node in graph.nodes if not node.optional]
+    missing = [name for name in needed if name not in entries_by_stage and name not in flag_stages]
     if entries_by_stage and missing:
         raise OptionError(
             f"The placement says nothing of {', '.join(missing)}: place every stage of {graph.name} "
-            f"({', '.join(graph.node_names)}), or none."
+            f"({', '.join(needed)}), or none."
         )
     return entries_by_stage
 

@@ -33,6 +33,10 @@ class ModelStage(Protocol):
     def splits(self) -> bool:
         """True if its prefill and its decode may be on different workers."""
 
+    @property
+    def optional(self) -> bool:
+        """True if requests that do not need it are served without it."""
+
 
 class StagedModel(Protocol):
     """A model of several stages. `first` is the stage that answers in text, to which a client's request goes, `audio`
@@ -62,6 +66,10 @@ class StagedModel(Protocol):
 
     @property
     def recognizer(self) -> str | None: ...
+
+    @property
+    def encoder(self) -> str | None:
+        """The stage that makes rows of the first stage's prompt, of recordings and images."""
 
     def node(self, name: str) -> ModelStage:
         """Return a stage. An unknown name raises GraphError."""

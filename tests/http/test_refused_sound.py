@@ -14,6 +14,15 @@ def content(**changes: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [PART | {"input_audio": PART["input_audio"] | changes}]}]}  # type: ignore[operator]
 
 
+PNG = "data:image/png;base64,iVBORw0KGgo="
+IMAGE_PLACE = "messages[0].content[0].image_url.url"
+
+
+def shown(role: str = "user", **fields: Any) -> dict[str, Any]:
+    part = {"type": "image_url", **({"image_url": fields} if fields else {})}
+    return {"messages": [{"role": role, "content": [part]}]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
@@ -35,8 +44,17 @@ def content(**changes: Any) -> dict[str, Any]:
         (content(data="AAAA"), "messages[0].content[0].input_audio.data", "is no WAV file"),
         ({"messages": [{"role": "system", "content": [PART]}]}, "messages[0].content[0].type", "messages of the user"),
         ({"messages": [{"role": "user", "content": [PART] * 17}]}, "messages[0].content", "at most 16 may be"),
-        ({"messages": [{"role": "user", "content": [PART] * 9}] * 2}, "messages", "18 recordings: at most 16"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", '"text"'),
+        ({"messages": [{"role": "user", "content": [PART] * 9}] * 2}, "messages", "18 recordings and images"),
+        (shown(), "messages[0].content[0].image_url", "is missing"),
+        (shown(url="https://example.com/a.png"), IMAGE_PLACE, "an address on the network, and this server fetches"),
+        (shown(url="HTTP://x/a.png"), IMAGE_PLACE, "an address on the network"),
+        (shown(url="file:///etc/passwd"), IMAGE_PLACE, "no data URL"),
+        (shown(url="data:image/png,abc"), IMAGE_PLACE, "no data URL"),
+        (shown(url="data:image/png;base64,a"), IMAGE_PLACE, "must be base64"),
+        (shown(url="data:image/gif;base64,R0lGODlh"), IMAGE_PLACE, "no PNG or JPEG"),
+        (shown(url=PNG, detail="high"), "messages[0].content[0].image_url.detail", "not supported"),
+        (shown(url=PNG), IMAGE_PLACE, "sees none"),
+        (shown("assistant", url=PNG), "messages[0].content[0].type", "messages of the user"),
         (
             {"messages": [{"role": "assistant", "content": "a", "audio": {"id": "audio_1"}}]},
             "messages[0].audio", "send its transcript as content",

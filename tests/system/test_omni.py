@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from effort import by_default, is_long
+from media_questions import check_answers, let_see
 from oracle import settled, steady
 from served import Served, launched, wait_for
 from slow_process import SlowProcess
@@ -37,7 +38,7 @@ STAGES = {
     "talker split": ("thinker=cpu:0", "talker.prefill=cpu:0", "talker.decode=cpu:1", "code2wav=cpu:1"),
     "both split": (
         "thinker.prefill=cpu:0", "thinker.decode=cpu:1", "talker.prefill=cpu:0", "talker.decode=cpu:1",
-        "code2wav=cpu:0",
+        "code2wav=cpu:0", "encoder=cpu:1",
     ),
     "thinker of two ranks": ("thinker=cpu:0+cpu:1", "talker=cpu:0", "code2wav=cpu:1"),
     "ranks everywhere": (
@@ -63,6 +64,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> "OmniPair":
     from tiny_omni import OmniPair, write_tiny_omni
 
     folder = tmp_path_factory.mktemp("omni")
+    let_see(folder)
     return OmniPair(write_tiny_omni(folder, talker_positions=400), folder)
 
 
@@ -106,6 +108,13 @@ def test_the_answer_is_that_of_transformers(pair: "OmniPair", alone: list[Spoken
         assert pair.decoded(text[0, prompt.shape[1] :].tolist()) == spoken.text
         heard = np.frombuffer(spoken.sound, "<i2")[: sound.numel()] / 32767
         assert np.abs(heard - sound.flatten().numpy()).max() < 1e-4
+
+
+def test_recordings_and_images_are_answered_as_by_transformers(pair: "OmniPair", site: Served) -> None:
+    """Their rows are made by a stage of encoders, the prompt by one worker and the answer by another. `test_media.py`
+    has sound, kills and other placements."""
+    check_answers(site, pair)
+    settled(site)
 
 
 @pytest.mark.parametrize("placed", PLACED)

@@ -50,9 +50,9 @@ def small_omni() -> GraphModel:
         replace(one, codes=CODES, max_tokens=MOST_FRAMES, sampling=()) if one.codes > 1 else one
         for one in QWEN3_OMNI.nodes
     ]
-    states, codes = QWEN3_OMNI.graph.connections
+    states, codes, media = QWEN3_OMNI.graph.connections
     connections = (
-        replace(states, capacity=STATES_AHEAD), replace(codes, policy=CHUNKS, capacity=FRAMES_AHEAD),
+        replace(states, capacity=STATES_AHEAD), replace(codes, policy=CHUNKS, capacity=FRAMES_AHEAD), media,
     )  # fmt: skip
     graph = replace(QWEN3_OMNI.graph, name="small-omni", connections=connections)
     return replace(
@@ -122,6 +122,9 @@ class HashTalker:
         if voice not in VOICES:
             raise RequestError(f"this model has no voice {voice!r}", param="voice")
         return HashRows(len(prompt), voice)
+
+    def angles(self, prompt: Sequence[int], options: Mapping[str, Any]) -> None:
+        return None
 
     def is_frame(self, codes: Sequence[int]) -> bool:
         return is_frame(codes)

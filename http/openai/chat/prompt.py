@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pontil.http.fields.recording import INPUT_AUDIO, Recording, SpokenContent, read_recording
+from pontil.http.fields.picture import IMAGE_URL, Picture, read_picture
+from pontil.http.fields.recording import INPUT_AUDIO, MixedContent, Recording, read_recording
 from pontil.http.fields.tools import TOOLS, ToolFields, read_function, tool_fields
 from pontil.http.openai.chat.function_messages import FUNCTION_CALL, ROLE, as_tools
 from pontil.http.schema.json_body import parse
@@ -28,7 +29,7 @@ NEUTRAL_MESSAGE: dict[str, tuple[Any, ...]] = {"images": ([],)}
 # Members without effect: the values with which a strict server takes them too.
 INERT_MESSAGE: dict[str, tuple[Any, ...]] = {"refusal": ("",), "annotations": ([],)}
 MAX_OPTION = 64
-MAX_RECORDINGS = 16
+MAX_MEDIA = 16
 # Each is tried with the template.
 MAX_OWN_ROLES = 8
 RESERVED = (
@@ -71,15 +72,13 @@ class ChatPrompt:
         return str(last.get("content", "")) if same else ""
 
     @property
-    def recordings(self) -> tuple[Recording, ...]:
-        """The recordings in messages, which have to become text before the prompt is rendered."""
+    def media(self) -> tuple[Recording | Picture, ...]:
+        """The recordings and images in messages, which have to become text before the prompt is rendered."""
         contents = (message.get("content") for message in self.messages)
-        return tuple(
-            recording for content in contents if isinstance(content, SpokenContent) for recording in content.recordings
-        )
+        return tuple(medium for content in contents if isinstance(content, MixedContent) for medium in content.media)
 
-    def heard(self, texts: Mapping[Recording, str]) -> "ChatPrompt":
-        """Return the prompt with each recording replaced by the text that was recognised in it."""
+    def heard(self, texts: Mapping[Recording | Picture, str]) -> "ChatPrompt":
+        """Return the prompt with each recording and image replaced by the text that stands for it."""
         return replace(self, messages=tuple(heard_message(message, texts) for message in self.messages))
 
     @property
@@ -89,17 +88,15 @@ class ChatPrompt:
 
     @property
     def characters(self) -> int:
-        """Number of characters in the messages' contents, recordings excepted."""
+        """Number of characters in the messages' contents, recordings and images excepted."""
         return sum(len(message.get("content", "")) for message in self.messages)
 
 
-def heard_message(message: Message, texts: Mapping[Recording, str]) -> Message:
+def heard_message(message: Message, texts: Mapping[Recording | Picture, str]) -> Message:
     content = message.get("content")
-    if not isinstance(content, SpokenContent):
+    if not isinstance(content, MixedContent):
         return message
-    return message | {
-        "content": "".join(texts[part] if isinstance(part, Recording) else part for part in content.parts)
-    }
+    return message | {"content": "".join(part if isinstance(part, str) else texts[part] for part in content.parts)}
 
 
 def chat_prompt(fields: Fields, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> ChatPrompt:
@@ -211,30 +208,31 @@ def read_texts(fields: Fields, role: str, message: Message) -> None:
         raise fields.wrong("name", "is missing: give the name of the function whose result this is")
 
 
-def read_content(fields: Fields, role: str) -> str | SpokenContent:
-    """Return a string: text parts are joined. Recordings stay apart, until they are recognised."""
+def read_content(fields: Fields, role: str) -> str | MixedContent:
+    """Return a string: text parts are joined. Recordings and images stay apart, until they are read."""
     value = fields.take("content")
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise fields.typed("content", value, "a string or a list of text parts")
     parts = [read_part(fields.item(item, f"content[{index}]"), role) for index, item in enumerate(value)]
-    recordings = sum(isinstance(part, Recording) for part in parts)
-    if not recordings:
+    media = sum(not isinstance(part, str) for part in parts)
+    if not media:
         return "".join(part for part in parts if isinstance(part, str))
-    if recordings > MAX_RECORDINGS:
-        raise fields.wrong("content", f"holds {recordings} recordings: at most {MAX_RECORDINGS} may be in a message")
-    return SpokenContent(tuple(parts))
+    if media > MAX_MEDIA:
+        raise fields.wrong("content", f"holds {media} recordings and images: at most {MAX_MEDIA} may be in a message")
+    return MixedContent(tuple(parts))
 
 
-def read_part(fields: Fields, role: str) -> str | Recording:
+def read_part(fields: Fields, role: str) -> str | Recording | Picture:
     kind = fields.take("type")
-    if kind == INPUT_AUDIO:
+    if kind in (INPUT_AUDIO, IMAGE_URL):
         if role != "user":
-            raise fields.wrong("type", "is input_audio, which is for messages of the user: send text")
-        return read_recording(fields)
+            raise fields.wrong("type", f"is {kind}, which is for messages of the user: send text")
+        return read_recording(fields) if kind == INPUT_AUDIO else read_picture(fields)
     if kind != "text":
-        raise fields.unfit("type", kind, '"text", or "input_audio" where the model hears', "unsupported_parameter")
+        says = '"text", or "input_audio" or "image_url" where the model hears or sees'
+        raise fields.unfit("type", kind, says, "unsupported_parameter")
     text = fields.required_text("text")
     fields.ignore_rest()
     return text

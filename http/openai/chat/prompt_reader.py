@@ -5,6 +5,7 @@ within the limits on both that the context sets."""
 from dataclasses import dataclass
 from functools import partial
 
+from pontil.http.fields.recording import Recording
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.openai.chat.prompt import ChatPrompt, Message
 from pontil.http.openai.chat.tool_prompt import teacher_for
@@ -152,11 +153,12 @@ class PromptReader:
     async def chat(
         self, prompt: ChatPrompt, limit: TextLimit, add_special_tokens: bool = False, param: str = "messages"
     ) -> ReadPrompt:
-        """Render and tokenize a chat, whose recordings have become text. The template writes the special tokens
-        itself, so more are seldom wanted."""
-        for recording in prompt.recordings:
-            says = f"{recording.place} is a recording, which only /v1/chat/completions takes: send text"
-            raise RequestError(says, param=recording.place, code="unsupported_parameter")
+        """Render and tokenize a chat, whose recordings and images have become text. The template writes the special
+        tokens itself, so more are seldom wanted."""
+        for medium in prompt.media:
+            kind = "a recording" if isinstance(medium, Recording) else "an image"
+            says = f"{medium.place} is {kind}, which only /v1/chat/completions takes: send text"
+            raise RequestError(says, param=medium.place, code="unsupported_parameter")
         render = partial(self.rendered, prompt, self.encoder.most_bytes(limit))
         try:
             text = await self.executor.run(render, prompt.characters) if is_long(prompt) else render()

@@ -10,6 +10,7 @@ from pontil.http.fields.client_fields import INERT, UNSUPPORTED
 from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
+from pontil.http.fields.recording import GivenMedia
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
 from pontil.http.openai.chat.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
@@ -21,7 +22,8 @@ from pontil.http.schema.reader import Fields, IgnoredFields
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
     """A chat completion request. `prompt` is the input of the chat template. Reasoning is left out of the reply unless
-    `include_reasoning`. With `audio` the answer comes in sound too."""
+    `include_reasoning`. With `audio` the answer comes in sound too. `media` are the recordings and images of the
+    prompt, once they are read for a model that encodes them."""
 
     model: str | None
     prompt: ChatPrompt
@@ -32,6 +34,7 @@ class ChatRequest:
     echo: bool = False
     audio: AudioOutput | None = None
     kv_transfer: KVTransferFields | None = None
+    media: GivenMedia | None = None
 
 
 def read_chat(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> ChatRequest:

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from sanic import HTTPResponse, Request
 
-from pontil.http.fields.audio_output import AudioOutput
 from pontil.http.fields.sampling import SamplingFields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
@@ -120,7 +119,8 @@ class Preparation:
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens, prompt_name)
         chat_request = await self.with_structure(chat_request, prompt.thinking)
-        work = moved(self.fit(prompt.ids, chat_request, snapshot, prompt_name), remote)
+        ids = prompt.ids if chat_request.media is None else chat_request.media.expanded(prompt.ids)
+        work = moved(self.fit(ids, chat_request, snapshot, prompt_name), remote)
         return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def rendered(self, chat_request: ChatRequest) -> list[int]:
@@ -227,8 +227,8 @@ class GenerationRoutes:
         remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
         ready = await self.preparation.chat(ticket, await self.sounds.heard(chat_request, ticket), remote=remote)
         shape = self.chat_shape(ready, self.heading(request, "chatcmpl", ready.snapshot))
-        if chat_request.audio is not None:
-            return await self.speak(request, ready, shape, chat_request.audio)
+        if chat_request.audio is not None or ready.wanted.media is not None:
+            return await self.speak(request, ready, shape)
         return await self.send(request, ready, shape)
 
     async def send(
@@ -243,14 +243,12 @@ class GenerationRoutes:
         stream, shape = self.resumable.stream(request, ready.works, shape, submit)
         return await reply(request, stream, shape, keep)
 
-    async def speak(
-        self, request: Request, ready: ReadyChat, shape: ChatShape, audio_output: AudioOutput
-    ) -> HTTPResponse | None:
-        """Send an answer in sound, which all stages of the model make."""
+    async def speak(self, request: Request, ready: ReadyChat, shape: ChatShape) -> HTTPResponse | None:
+        """Send an answer in sound, or about recordings and images, which several stages of the model make."""
         understood(request)
         check_not_continued(request)
         shape.schema_watch = self.schema_watch(ready.sampling)
-        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, audio_output)
+        return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted)
 
     def heading(self, request: Request, kind: str, snapshot: RegistrySnapshot) -> ReplyHeading:
         """Return the heading of a reply: the earlier one of a stream that is continued, else a new one."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The view that chats have of sound, in recordings and in answers, which a room that may be left out serves."""
+"""The view that chats have of sound, in recordings and in answers, and of images, which a room that may be left out
+serves."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -30,15 +31,16 @@ class Sounds(Protocol):
         """Raise RequestError for a chat that needs a stage, or a voice, that the model has not."""
 
     async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
-        """Return the chat with the text of its recordings in their places."""
+        """Return the chat with text in the places of its recordings and images: what was recognised, or what stands for
+        its `media`."""
 
     def form(self, form: type[ChatShape], audio_output: AudioOutput | None) -> Callable[..., ChatShape]:
         """Return the form of a reply, in sound where that was asked for and can be."""
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, chat_request: ChatRequest
     ) -> HTTPResponse | None:
-        """Submit a chat through all stages, and send the reply in a form of this room."""
+        """Submit a chat through the stages that it needs, and send the reply in its form."""
 
 
 class NoSounds:
@@ -56,7 +58,7 @@ class NoSounds:
         place = (
             "modalities"
             if chat_request.audio is not None
-            else next((recording.place for recording in chat_request.prompt.recordings), None)
+            else next((medium.place for medium in chat_request.prompt.media), None)
         )
         if place is not None:
             raise RequestError(self.sentence, param=place, code="unsupported_parameter")
@@ -68,9 +70,9 @@ class NoSounds:
         return form
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, chat_request: ChatRequest
     ) -> HTTPResponse | None:
-        raise AssertionError("a chat in sound was refused before")
+        raise AssertionError("a chat in sound or with media was refused before")
 
 
 def open_sounds(proxy: Proxy, model: ServedModel, bodies: BodyReader) -> Sounds:

@@ -14,12 +14,13 @@ from sanic.response import text as text_response
 
 from pontil.http.access.endpoint import Endpoint
 from pontil.http.fields.audio_output import AudioOutput
+from pontil.http.fields.picture import Picture
 from pontil.http.fields.recording import Recording
 from pontil.http.fields.sampling import SEED_BITS, mint_seed
 from pontil.http.intake.body import GENERATION_ERRORS, BodyReader
 from pontil.http.intake.caller_turns import CALLER, RETRY_SECONDS
 from pontil.http.intake.served_model import ServedModel
-from pontil.http.openai.chat.prompt import MAX_RECORDINGS
+from pontil.http.openai.chat.prompt import MAX_MEDIA
 from pontil.http.openai.chat.request import ChatRequest
 from pontil.http.openai.sound.sound_reply import reply_sound
 from pontil.http.openai.sound.speech_request import SPEECH, read_speech
@@ -28,12 +29,14 @@ from pontil.http.openai.sound.transcription_request import TRANSCRIPTION, read_t
 from pontil.http.stream.reply import reply
 from pontil.http.stream.reply_schema import SOUND_FILE, TRANSCRIBED
 from pontil.http.stream.reply_shape import ChatShape
-from pontil.runtime.errors import RequestError, Unavailable
+from pontil.runtime.errors import ModelError, RequestError, Unavailable
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.shared_room import SharedRoom
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.stages.graph.catalog import GraphModel
+from pontil.runtime.stages.graph.medium import IMAGE, MEDIA, SOUND, counted
+from pontil.runtime.stages.media.reader import MediaReader, PromptMedia, media_forms
 from pontil.runtime.stages.runs.entry import RunEntry, runs_of
 
 VOICE = "voice"
@@ -48,6 +51,8 @@ class SoundRoutes:
     def __init__(self, proxy: Proxy, model: ServedModel, bodies: BodyReader) -> None:
         self.proxy, self.model, self.bodies = proxy, model, bodies
         self.held = SharedRoom(MOST_HELD)
+        # Opened by the first recording or image for a model that encodes them.
+        self.reader: MediaReader | None = None
 
     @property
     def runs(self) -> RunEntry:
@@ -111,8 +116,20 @@ class SoundRoutes:
                     code="unsupported_parameter",
                 )
             self.options(graph, chat_request.audio.voice, "audio.voice", request)
-        if chat_request.prompt.recordings:
-            self.hearing(chat_request.prompt.recordings[0].place)
+        if chat_request.prompt.media and not self.encodes:
+            for medium in chat_request.prompt.media:
+                self.sees_no(medium) if isinstance(medium, Picture) else self.hearing(medium.place)
+
+    @property
+    def encodes(self) -> bool:
+        """True if the model has a stage that encodes recordings and images."""
+        return self.graph is not None and self.graph.encoder is not None
+
+    def sees_no(self, picture: Picture) -> None:
+        """Refuse an image."""
+        says = f"{picture.place} is an image, and the model {self.model.name!r} sees none: send text, or ask a server"
+        says = f"{says} whose model sees (Qwen3-Omni does)"
+        raise RequestError(says, param=picture.place, code="unsupported_parameter")
 
     def speaking(self, param: str) -> GraphModel:
         """Return the graph of a model that makes sound. Raises RequestError for any other."""
@@ -149,18 +166,43 @@ class SoundRoutes:
         return {VOICE: voices[voice.lower()]}
 
     async def heard(self, chat_request: ChatRequest, ticket: Ticket) -> ChatRequest:
-        """Return the chat with the text of its recordings in their places."""
-        recordings = chat_request.prompt.recordings
-        if not recordings:
+        """Return the chat with text in the places of its recordings and images."""
+        media = chat_request.prompt.media
+        if not media:
             return chat_request
-        if len(recordings) > MAX_RECORDINGS:
-            says = (
-                f"messages hold {len(recordings)} recordings: at most {MAX_RECORDINGS} may be; send older ones as text"
-            )
+        if len(media) > MAX_MEDIA:
+            says = f"messages hold {len(media)} recordings and images: at most {MAX_MEDIA} may be; leave out older ones"
             raise RequestError(says, param="messages")
-        with self.holding(sum(len(recording.data) for recording in recordings)):
-            texts = {recording: await self.recognised(recording, ticket) for recording in recordings}
+        with self.holding(sum(len(medium.data) for medium in media)):
+            if self.encodes:
+                return await self.encoded(chat_request)
+            texts = dict[Recording | Picture, str]()
+            for medium in media:
+                assert isinstance(medium, Recording), "an image was refused before"
+                texts[medium] = await self.recognised(medium, ticket)
         return replace(chat_request, prompt=chat_request.prompt.heard(texts))
+
+    async def encoded(self, chat_request: ChatRequest) -> ChatRequest:
+        """Return the chat with its media as the model's encoder is given them, and what stands for them."""
+        assert self.graph is not None and self.graph.encoder is not None
+        self.runs.check_there(self.graph, self.graph.encoder)
+        if self.reader is None:
+            try:
+                forms = media_forms(self.graph.name, self.proxy.config.model_path)
+            except ModelError as error:
+                raise RequestError(f"this server cannot read recordings or images: {error}", param="messages") from None
+            assert forms is not None, "a model with a stage of encoders takes media"
+            self.reader = MediaReader(forms)
+        texts, files = dict[Recording | Picture, str](), list[tuple[str, bytes, str]]()
+        for medium in chat_request.prompt.media:
+            kind = SOUND if isinstance(medium, Recording) else IMAGE
+            if kind not in self.reader.forms.kinds:
+                says = f"{medium.place}: the model {self.model.name!r} has no encoder of the kind {kind}: send text"
+                raise RequestError(says, param=medium.place, code="unsupported_parameter")
+            texts[medium] = self.reader.forms.texts[kind]
+            files.append((kind, medium.data, medium.place))
+        given = await self.reader.read(files)
+        return replace(chat_request, prompt=chat_request.prompt.heard(texts), media=given)
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
@@ -188,10 +230,17 @@ class SoundRoutes:
         return spoken_form(form, audio_output, self.graph)
 
     async def answer(
-        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, audio_output: AudioOutput
+        self, request: Request, ticket: Ticket, work: Generation, shape: ChatShape, chat_request: ChatRequest
     ) -> HTTPResponse | None:
-        """Submit a chat through all stages, and send the reply."""
+        """Submit a chat through the stages that it needs, and send the reply."""
+        media, options, given = chat_request.media, dict[str, Any](), None
+        if isinstance(media, PromptMedia):
+            options, given = {MEDIA: [one.to_wire() for one in media.media]}, media.data
+            shape.prompt_details = {f"{kind}_tokens": counted(media.media, kind) for kind in (SOUND, IMAGE)}
+        if chat_request.audio is None:
+            assert given is not None, "a chat that needs several stages"
+            return await reply(request, self.runs.answer(ticket, work.prompt, work.params, options, given), shape)
         assert isinstance(shape, SpokenForm)
-        options = self.options(self.speaking("modalities"), audio_output.voice, "audio.voice", request)
-        stream = self.runs.submit(ticket, work.prompt, work.params, options)
+        options |= self.options(self.speaking("modalities"), chat_request.audio.voice, "audio.voice", request)
+        stream = self.runs.submit(ticket, work.prompt, work.params, options, given)
         return await reply(request, stream, shape, write=partial(shape.written, stream))

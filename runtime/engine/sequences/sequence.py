@@ -168,8 +168,7 @@ class Sequence:
     def due(self) -> int:
         """Return how many positions can be computed now: all that remain, or those whose rows are here. Another stage
         makes more rows only when it hears that these were computed (E13)."""
-        inputs = self.streams.inputs
-        return self.remaining if inputs is None else inputs.ready(self.computed, self.length)
+        return self.remaining if self.streams is NO_STREAMS else self.streams.ready(self.computed, self.length)
 
     @property
     def rests(self) -> bool:

@@ -40,16 +40,20 @@ class RowInputs(Protocol):
 
 
 class MediaInputs(Protocol):
-    """The rows of a sequence whose prompt has recordings or images: all are known from the beginning."""
+    """The rows of a sequence whose prompt has recordings or images, which arrive over time; those of text are known
+    from the beginning."""
+
+    def ready(self, start: int, stop: int) -> int:
+        """Return how many rows from `start` on are known, of those before `stop`. Those of a prompt that another worker
+        computed are asked for when they are wanted after all."""
 
     def rows(self, start: int, ids: Sequence[int]) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """Return the rows of positions from `start` on, float32 [rows, hidden_size], the cosines and sines by which
         they turn, each float32 [rows, rotated / 2], and what is added behind the first layers, float32
         [layers, rows, hidden_size]. `ids` are the positions' tokens."""
 
-    @property
-    def text(self) -> "MediaInputs":
-        """The same of a sequence of text alone, in company of this one."""
+    def beside(self, inputs: RowInputs | None) -> "MediaInputs":
+        """Return the same of a sequence without media in company of this one, whose rows are these or its ids."""
 
 
 class StateOutputs(Protocol):
@@ -85,9 +89,14 @@ class StageStreams:
     outflow: Outflow | None = None
     media: MediaInputs | None = None
 
+    def ready(self, start: int, stop: int) -> int:
+        """Return how many rows from `start` on can be computed, of those before `stop`."""
+        source = self.media if self.inputs is None else self.inputs
+        return stop - start if source is None else source.ready(start, stop)
+
     def rest(self, start: int, stop: int) -> bool:
         """Return whether no row from `start` to before `stop` can be computed, or a consumer is behind."""
-        if self.inputs is not None and not self.inputs.ready(start, stop):
+        if not self.ready(start, stop):
             return True
         behind = self.states is not None and self.states.is_full
         return behind or (self.outflow is not None and self.outflow.is_full)

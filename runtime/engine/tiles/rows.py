@@ -64,7 +64,8 @@ def plan_of(tile: Tile, rows: list[int], recorded: list[int], drawn: list[int]) 
 
 def media_of(tile: Tile, seeing: MediaInputs) -> tuple[Tensor, MediaRows]:
     """The rows of a tile with this sequence, and what they have besides their embeddings."""
-    parts = [(span.sequence.streams.media or seeing.text).rows(span.start, span.ids) for span in tile.spans]
+    streams = [(span, span.sequence.streams) for span in tile.spans]
+    parts = [(one.media or seeing.beside(one.inputs)).rows(span.start, span.ids) for span, one in streams]
     layers = max(len(deep) for _, _, deep in parts)
     deep = torch.cat([pad(one, (0, 0, 0, 0, 0, layers - len(one))) for _, _, one in parts], 1)
     cosines, sines = (torch.cat([angles[place] for _, angles, _ in parts]) for place in range(2))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The owner of a child process that works on clients' texts (`bounded_child.py`): starts it, asks it, ends it. There
-are two kinds: one compiles grammars (`compile_child.py`), one checks answers (`check_child.py`)."""
+"""The owner of a child process that works on clients' texts (`bounded_child.py`): starts it, asks it, ends it. One
+kind compiles grammars (`compile_child.py`), one checks answers (`check_child.py`), one decodes media
+(`runtime/stages/media/child.py`)."""
 
 import asyncio
 import json
@@ -21,7 +22,6 @@ from pontil.runtime.grammar.processes.verdict import SchemaState, Verdict
 LOG = logging.getLogger("pontil.grammars")
 # A machine that has just booted, or is full, may take long to start a process.
 START_TIMEOUT = 30.0
-MAX_REPLY_BYTES = 1 << 20
 # Finds the package as app.py does, in a checkout and in an installation. Nothing is imported from the working
 # directory.
 PROGRAM = """
@@ -38,12 +38,13 @@ FOLDER = str(Path(__file__).resolve().parents[3])
 class BoundedProcess:
     """Started by the first question, and again by the next one after its end. One question at a time; used and closed
     by one event loop, whose thread must outlive the process. `module` has the child's `main`, `name` shows in lists of
-    processes."""
+    processes. No answer has more than `most_reply` bytes."""
 
     name: str
     module: str
     # The work, as log lines and messages call it.
     work: str
+    most_reply = 1 << 20
 
     def __init__(self, limits: ChildLimits, timeout: float) -> None:
         self.limits, self.timeout = limits, timeout
@@ -121,7 +122,7 @@ class BoundedProcess:
     async def reply(self) -> str:
         assert self.reader is not None
         size = int.from_bytes(await self.reader.readexactly(LENGTH_BYTES), "big")
-        if size > MAX_REPLY_BYTES:
+        if size > self.most_reply:
             raise OSError(f"a reply of {size} bytes")
         return (await self.reader.readexactly(size)).decode()
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pontil.runtime.errors import GraphError
 from pontil.runtime.stages.graph.connection import Connection
 from pontil.runtime.stages.graph.graph import Graph
+from pontil.runtime.stages.graph.medium import MEDIA
 from pontil.runtime.stages.graph.partition import Authority, GraphPartition
 from pontil.runtime.stages.graph.policies import Fixed, LeftContext, SlidingWindow
 from pontil.runtime.stages.graph.walk import Loop, Node, Walk, WalkPart
@@ -24,7 +25,8 @@ class GraphNode:
     `splits` if it has `prefill_walks`: then prefill and decode of it may be on different workers, and these walks are
     those of its prefill worker. A step of it makes `codes`, of which the first is the sampled id. As a later stage of a
     run, or one that speaks a given text, it makes at most `max_tokens` (0: as its context has room for), and samples by
-    `sampling` unless the client's own request is greedy."""
+    `sampling` unless the client's own request is greedy. Without workers of one that is `optional` the model serves all
+    requests that do not need it."""
 
     name: str
     kind: NodeKind
@@ -33,6 +35,7 @@ class GraphNode:
     codes: int = 1
     max_tokens: int = 0
     sampling: tuple[tuple[str, Any], ...] = ()
+    optional: bool = False
 
     @property
     def generates(self) -> bool:
@@ -95,6 +98,11 @@ class GraphModel:
     def answers_in_sound(self) -> bool:
         return self.audio is not None and self.speech is None
 
+    @property
+    def encoder(self) -> str | None:
+        """The stage that makes rows of the first stage's prompt, of recordings and images, if there is one."""
+        return next((one.source for one in self.graph.incoming(self.first)), None)
+
     def node(self, name: str) -> GraphNode:
         """Return a stage. An unknown name raises GraphError."""
         for node in self.nodes:
@@ -139,7 +147,8 @@ def stage_mistakes(model: GraphModel) -> Iterator[str]:
             yield f"the stage '{node.name}' has no walk '{unknown[0]}' for its prefill worker"
         if node.splits and len(node.prefill_walks) == len(stage.walks):
             yield f"the stage '{node.name}' leaves no walk to its decode worker"
-        if node.splits and streams and not stage.is_driven:
+        # The stream into the first stage has rows of its prompt: whoever computes that takes it.
+        if node.splits and streams and not stage.is_driven and node.name != model.first:
             yield (
                 f"the stage '{node.name}' is STATE_MACHINE and takes a stream, so all of its walks are on one worker:"
                 " give it no prefill walks"
@@ -175,7 +184,7 @@ def step_mistakes(model: GraphModel, node: GraphNode) -> Iterator[str]:
     for one in model.graph.incoming(node.name):
         if one.policy.most_context:
             yield f"'{node.name}' generates, and no step of it sees an item again, as {one.policy.label} says"
-        if not model.node(one.source).generates:
+        if not model.node(one.source).generates and node.name != model.first:
             yield f"'{node.name}' generates and takes the stream '{one.edge}' of '{one.source}', which does not"
 
 
@@ -240,6 +249,7 @@ TALKER_SAMPLING = (("temperature", 0.9), ("top_k", 50), ("top_p", 1.0), ("repeti
 QWEN3_OMNI = GraphModel(
     name="qwen3-omni",
     nodes=(
+        GraphNode("encoder", "node", optional=True),
         GraphNode("thinker", "engine", prefill_walks=(PREFILL,)),
         GraphNode(
             "talker", "engine", prefill_walks=(TALKER_PREFILL, TALKER_LAST_PREFILL), codes=16,
@@ -257,10 +267,13 @@ QWEN3_OMNI = GraphModel(
                 (TALKER_DECODE, Loop(Node("talker"))), terminal=TALKER_DECODE,
             ),
             partition("code2wav", ("code2wav_chunk", Node("code2wav"))),
+            partition("encoder", ("encode", Node("encoder")), driven=False),
         ),
         (
             Connection("thinker", "talker", STATES, Fixed(1), talker_walk, 64),
             Connection("talker", "code2wav", "codes", CODES_POLICY, code2wav_walk, 400),
+            # An item has rows of one recording or image, and those for the Thinker's first layers.
+            Connection("encoder", "thinker", MEDIA, Fixed(1), capacity=64),
         ),
     ),
     audio="code2wav",

@@ -26,10 +26,11 @@ class TaskInput:
 @dataclass(frozen=True, slots=True)
 class WalkValues:
     """The values that a part of a walk made, by name. At the end of a pass those that are named as edges become their
-    items. `stops`: the loop around it ends with this round."""
+    items. `stops`: the loop around it ends with this round. `goes_on`: a stage without streams has another pass."""
 
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     stops: bool = False
+    goes_on: bool = False
 
 
 NOTHING = WalkValues()
@@ -38,7 +39,7 @@ NOTHING = WalkValues()
 @dataclass(frozen=True, slots=True)
 class NodeInput:
     """The input of a node in a pass under `walk`: for each stream the `items` of a chunk, after the `context` of
-    earlier ones; or, behind another part of the walk, what that made. With `final` no pass follows."""
+    earlier ones; or, behind another part of the walk, what that made. With `final` no items follow."""
 
     walk: str
     items: Mapping[str, Items]

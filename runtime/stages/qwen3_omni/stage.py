@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen3-Omni's Talker as a stage: its rows, and its frames."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,15 @@ from pontil.runtime.stages.qwen3_omni.talker import Talker
 from pontil.runtime.stages.qwen3_omni.talker_input import TalkerInput
 from pontil.runtime.stages.streams.state_stream import units_of
 
+# Returns the angles of the rows that are made of this prompt of the Thinker, with these options; None: as places say.
+FindAngles = Callable[[Sequence[int], Mapping[str, Any]], Callable[[int, int], Any] | None]
+
 
 class OmniTalker:
     """A TalkerStage, and its FrameMaker."""
 
-    def __init__(self, talker: Talker) -> None:
-        self.talker = talker
+    def __init__(self, talker: Talker, angles: FindAngles) -> None:
+        self.talker, self.angles = talker, angles
 
     @property
     def maker(self) -> "OmniTalker":

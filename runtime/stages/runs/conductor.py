@@ -24,7 +24,7 @@ from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.stages.graph.catalog import GraphNode
 from pontil.runtime.stages.graph.partition import GraphPartition
-from pontil.runtime.stages.runs.run import BYTES_PER_SAMPLE, Run, StageRun, inputs_of, producer_of
+from pontil.runtime.stages.runs.run import BYTES_PER_SAMPLE, Run, StageRun, producer_of
 from pontil.runtime.wire.messages import Inputs, PassDone, Release, Starved, Unread
 
 LOG = logging.getLogger("pontil.proxy")
@@ -82,7 +82,8 @@ class Conductor:
         budget = self.budget(run, node, len(prompt)) if node.generates else 0
         budget = min(budget, TRIAL_TOKENS) if first.trial else budget
         params = SamplingParams(max_tokens=budget, seed=first.params.seed, **sampling)
-        work = StageRun(prompt, params, run.graph, node, self, run=run, options=run.options)
+        given = run.given.get(node.name)
+        work = StageRun(prompt, params, run.graph, node, self, run=run, data=given, options=run.options)
         request = self.in_flight.add(f"{run.id}.{node.name}", first.ticket, work, trial=first.trial)
         if (whole := first.mailbox.whole) is not None:
             whole.add()
@@ -116,7 +117,7 @@ class Conductor:
         if request is None or run is None or not request.attempts.expects(message.sender, message.attempt):
             self.metrics.dropped.labels("stale").inc()
             return
-        if message.edge not in inputs_of(run.graph, str(request.work.stage)):
+        if message.edge not in run.inputs(str(request.work.stage)):
             self.metrics.drop_malformed(message, "it does not fit its graph")
             return
         self.metrics.runs.starved.inc()
@@ -156,7 +157,7 @@ class Conductor:
         again = self.in_flight.add(f"{run.id}.{stage}.{number}", ticket, work)
         again.trial = True
         run.replays[stage] = again
-        for source in dict.fromkeys(map(producer_of, inputs_of(run.graph, stage))):
+        for source in dict.fromkeys(map(producer_of, run.inputs(stage))):
             # An attempt that began when this stage had ended makes no items for it.
             if (producer := run.latest(source)).mailbox.end is None:
                 self.dispatcher.retry(producer, f"{stage} is computed again", FAILED)
@@ -191,7 +192,7 @@ class Conductor:
     def tell_producers(self, run: Run, stage: str) -> None:
         """Tell the workers that make a stage's items that it has ended. Its own worker tells them too, unless it dies
         as it ends: nobody would then make room for more (E13)."""
-        for edge in inputs_of(run.graph, stage):
+        for edge in run.inputs(stage):
             producer = run.latest(producer_of(edge))
             for worker in producer.attempts.phases if producer.mailbox.end is None else ():
                 self.dispatcher.cancels.post(worker, Unread(self.incarnation, worker, run.id, edge))

@@ -17,7 +17,7 @@ from pontil.runtime.proxy.routing.policy import WorkerLoad
 from pontil.runtime.proxy.self_test import StageTrial
 from pontil.runtime.proxy.stage_runs import Handlers
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.graph.catalog import GraphModel, SpeechPrompt
+from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode, SpeechPrompt
 from pontil.runtime.stages.runs.conductor import Conductor
 from pontil.runtime.stages.runs.run import NO_TOKENS, StageRun, later_stages
 from pontil.runtime.stages.runs.stream import RunStream
@@ -75,18 +75,42 @@ class RunEntry:
         self.conductor, self.door, self.encode = conductor, door, encode
 
     def submit(
-        self, ticket: Ticket, prompt: list[int], params: SamplingParams, options: Mapping[str, Any] = NO_OPTIONS
+        self,
+        ticket: Ticket,
+        prompt: list[int],
+        params: SamplingParams,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        media: bytes | None = None,
     ) -> RunStream:
-        """Admit a request through all stages from the first on. `options` are the client's for the later ones, such as
-        a voice."""
-        graph = self.graph
+        """Admit a request through all stages from the first on, and the one that encodes the prompt's `media`, if there
+        are any. `options` are the client's for these stages, such as a voice."""
+        work = self.run_work(prompt, params, options, media, later_stages(self.graph))
+        return self.begin(ticket, work)
+
+    def answer(
+        self, ticket: Ticket, prompt: list[int], params: SamplingParams, options: Mapping[str, Any], media: bytes
+    ) -> Stream:
+        """Admit a request for an answer in text to a prompt with media."""
+        return self.admit(ticket, self.run_work(prompt, params, options, media, ()))
+
+    def run_work(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        options: Mapping[str, Any],
+        media: bytes | None,
+        later: tuple[GraphNode, ...],
+    ) -> StageRun:
+        graph, given = self.graph, dict[str, bytes]()
         if params.n != 1:
-            raise RequestError(f"n is {params.n}, but an answer with audio has one choice: ask for n 1", param="n")
-        later = later_stages(graph)
+            says = f"n is {params.n}, but an answer with audio, or about media, has one choice: ask for n 1"
+            raise RequestError(says, param="n")
+        if media is not None and graph.encoder is not None:
+            later, given = (graph.node(graph.encoder), *later), {graph.encoder: media}
         for node in later:
             self.check_there(graph, node.name)
         first = graph.node(graph.first)
-        return self.begin(ticket, StageRun(prompt, params, graph, first, self.conductor, later, options=options))
+        return StageRun(prompt, params, graph, first, self.conductor, later, given=given, options=options)
 
     def speak(self, ticket: Ticket, data: bytes, options: Mapping[str, Any] = NO_OPTIONS, seed: int = 0) -> RunStream:
         """Admit a request for the audio of a text in UTF-8: to the stage that makes audio, whose stream has no text, or

@@ -72,6 +72,9 @@ class Run:
 
     def __init__(self, first: Request, work: "StageRun", workers: Mapping[str, object]) -> None:
         self.graph, self.first, self.later, self.options = work.graph, first, work.later, work.options
+        self.given = work.given
+        # The stages that take part: an edge to any other is as if it were not there.
+        self.stages = {work.node.name, *(node.name for node in work.later)}
         self.workers, self.id, self.secret = workers, first.id, secrets.token_hex(SECRET_BYTES)
         self.requests = {work.node.name: first}
         self.replays: dict[str, Request] = {}
@@ -127,19 +130,26 @@ class Run:
         """Return the part of a worker that is about to do a `phase` of a stage."""
         self.served[worker] = None
         name = work.node.name
-        has_consumers = bool(self.later) and name != self.graph.recognizer
-        outputs = [edge for edge in outputs_of(self.graph, name) if self.is_read(edge)] if has_consumers else []
+        outputs = [edge for edge in self.outputs(name) if self.is_read(edge)]
         return GraphPart(
             self.id,
             name,
             self.secret,
             tuple(outputs),
-            {edge: self.producers(edge) for edge in inputs_of(self.graph, name)} if work.data is None else {},
+            {edge: self.producers(edge) for edge in self.inputs(name)} if work.data is None else {},
             walks_of(work, phase),
             work.positions,
             work.answer or (),
             self.options,
         )
+
+    def inputs(self, stage: str) -> list[str]:
+        """Return the streams of this run into a stage."""
+        return [edge for edge in inputs_of(self.graph, stage) if producer_of(edge) in self.stages]
+
+    def outputs(self, stage: str) -> list[str]:
+        """Return the streams of this run out of a stage."""
+        return [edge for edge in outputs_of(self.graph, stage) if consumer_of(edge) in self.stages]
 
     def is_read(self, edge: str) -> bool:
         """Return whether the stage that takes a stream's items may need any. Nobody would make room for more of them
@@ -149,8 +159,11 @@ class Run:
 
     def producers(self, edge: str) -> tuple[Producer, ...]:
         """Return the workers that make, or keep, the items of a stream. One that is gone has no endpoint: a consumer
-        that needs its items says so at once. One that was replaced is not named then."""
+        that needs its items says so at once. One that was replaced is not named then. Nobody makes items of a stage
+        whose request is still to be opened: its consumers hear of it then."""
         stage = producer_of(edge)
+        if stage not in self.requests:
+            return ()
         latest, found = self.latest(stage), dict[str, str]()
         for request in (self.requests[stage], latest):
             for worker in () if request.attempts.route is None else request.attempts.route.workers:
@@ -161,10 +174,9 @@ class Run:
 
     def consumers(self, stage: str) -> Iterator[tuple[str, Request]]:
         """Yield each edge out of a stage with a request, at work now, that takes its items."""
-        for edge in outputs_of(self.graph, stage):
+        for edge in self.outputs(stage):
             for request in self.open:
-                consumer = request.work.stage
-                if consumer is not None and request.attempts.phases and edge in inputs_of(self.graph, consumer):
+                if request.work.stage == consumer_of(edge) and request.attempts.phases:
                     yield edge, request
 
 
@@ -181,9 +193,9 @@ class RunKeeper(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StageRun(Work):
-    """A stage's work: for a `run`, which its `keeper` begins with the first stage's request and the stages that come
-    `later`; or (without) a question to a node by itself, of the bytes in `data`. No tokens count for a question, as
-    nothing of it is billed.
+    """A stage's work: for a `run`, which its `keeper` begins with the first stage's request and the stages whose
+    requests come `later`, to some of which bytes are `given`; or (without) a question to a node by itself, of the bytes
+    in `data`. No tokens count for a question, as nothing of it is billed.
 
     `frames` has all codes of each accepted id's frame, for an engine stage whose steps make several. `outputs`
     counts those accepted of a node, `text` is what they say. A stage that is computed again for its items alone has
@@ -196,6 +208,7 @@ class StageRun(Work):
     later: tuple[GraphNode, ...] = ()
     run: Run | None = None
     data: bytes | None = None
+    given: Mapping[str, bytes] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     frames: list[list[int]] = field(default_factory=list)
     outputs: int = 0
@@ -248,7 +261,7 @@ class StageRun(Work):
     @property
     def is_spoken(self) -> bool:
         """True if its rows are made of another stage's items, not of a prompt of its own."""
-        return bool(inputs_of(self.graph, self.node.name))
+        return self.node.name != self.graph.first and bool(inputs_of(self.graph, self.node.name))
 
     def cost(self, expected: float) -> float:
         """Return its cost in a fair share: of what a node is to compute, in bytes. No queue has work of both kinds."""

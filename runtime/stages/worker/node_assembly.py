@@ -25,6 +25,7 @@ from pontil.runtime.stages.qwen3_omni.code2wav import Code2Wav
 from pontil.runtime.stages.qwen3_omni.config import SAMPLE_RATE
 from pontil.runtime.stages.qwen3_omni.config_file import read_code2wav_config
 from pontil.runtime.stages.qwen3_omni.directory import code2wav_checkpoint
+from pontil.runtime.stages.qwen3_omni.encoders.loading import load_media_node, product_inputs
 from pontil.runtime.worker.start.loading import PartWeights, find_kernels, name_of_kernels
 from pontil.runtime.worker.start.packed_guard import PackedGuard
 
@@ -141,6 +142,16 @@ def make_code2wav(config: WorkerConfig, report: Reporter) -> MadeNode:
     return MadeNode(node, PackedGuard(*parts.mapped), name_of_kernels(device, kernels))
 
 
+def make_encoder(config: WorkerConfig, report: Reporter) -> MadeNode:
+    """Load the encoders of recordings and images, in float32 and on one thread like Code2Wav."""
+    torch.set_num_threads(1)
+    path, device = config.model_path, torch.device("cpu")
+    kernels = find_kernels(config, can_compute(torch.float32, *product_inputs(path)), report)
+    parts = PartWeights(config, device, torch.float32, kernels, report, config.weights_memory)
+    node = load_media_node(path, parts.read)
+    return MadeNode(node, PackedGuard(*parts.mapped), name_of_kernels(device, kernels))
+
+
 def make_snac(config: WorkerConfig, report: Reporter) -> MadeNode:
     """Load SNAC, on one thread like Code2Wav."""
     torch.set_num_threads(1)
@@ -149,6 +160,7 @@ def make_snac(config: WorkerConfig, report: Reporter) -> MadeNode:
 
 MAKERS: Mapping[tuple[str, str], Callable[[WorkerConfig, Reporter], MadeNode]] = MappingProxyType(
     {
+        (QWEN3_OMNI.name, "encoder"): make_encoder,
         (QWEN3_OMNI.name, "code2wav"): make_code2wav,
         (ORPHEUS.name, "snac"): make_snac,
         (SPEECH_DEMO.name, "recognizer"): make_recognizer,

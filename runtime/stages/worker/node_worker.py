@@ -135,8 +135,10 @@ class NodeWorker(Workload):
         self.ports.failed.clear()
 
     def look(self, task: OpenTask, now: float) -> None:
-        """Give a task its turn if it has anything to compute."""
-        if task.key not in self.ready and task.look(now):
+        """Give a task its turn if it has anything to compute. One that makes items of data alone begins when those that
+        are kept have left room: they are of runs that go on without it."""
+        waits = task.is_source and task.begun_at is None and not self.ports.has_room
+        if task.key not in self.ready and not waits and task.look(now):
             self.ready[task.key] = task
 
     def step(self, now: float) -> None:

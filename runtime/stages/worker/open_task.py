@@ -20,7 +20,8 @@ REPORT_EACH = 0.25
 @dataclass(slots=True, eq=False)
 class OpenTask:
     """One attempt, at the `worker` of this incarnation, at a stage with the walks of `partition`. Its input are the
-    streams in `buffers`, by edge, or (with none) the data of the message. What its passes make goes to `writer`.
+    streams in `buffers`, by edge, or (with none) the data of the message, of which it makes passes as long as it
+    `goes_on`. What its passes make goes to `writer`.
 
     A pass takes a chunk of each stream that has not ended, so number n has the same ones in every attempt. `chunks` are
     those that were taken from the buffers for the next pass, or the one whose work is `pieces`, under `walk`. `passes`
@@ -40,6 +41,7 @@ class OpenTask:
     pieces: Pieces | None = None
     walk: str | None = None
     passes: int = 0
+    goes_on: bool = False
     ready_at: float | None = None
     begun_at: float | None = None
     outputs: int = 0
@@ -59,8 +61,13 @@ class OpenTask:
         return self.worker, self.message.sender, *self.key
 
     @property
+    def is_source(self) -> bool:
+        """True if it makes items of the data of the message alone."""
+        return self.writer is not None and not self.buffers
+
+    @property
     def is_at_end(self) -> bool:
-        """True while the last pass is computed: each stream has had its final chunk."""
+        """True once each stream has had its final chunk."""
         return all(buffer.finished for buffer in self.buffers.values())
 
     def skip(self, outputs: int) -> None:
@@ -142,6 +149,7 @@ class OpenTask:
     def emit(self, made: WalkValues) -> None:
         """Send what a pass made to the stages behind."""
         self.passes += 1
+        self.goes_on = made.goes_on
         if self.writer is not None and self.walk is not None:
             self.writer.write(self.walk, made.values)
 
@@ -151,12 +159,12 @@ class OpenTask:
         chunks, self.chunks, self.seen = self.chunks, {}, None
         for edge, chunk in chunks.items():
             self.buffers[edge].record(chunk)
-        return self.is_at_end
+        return self.is_at_end and not self.goes_on
 
     def is_report_due(self, done: bool, now: float) -> bool:
         """Return whether to report the pass that has run, and note that it is: the last one, and so many that the proxy
         sees the stage advance. A task without streams shows that by its outputs."""
-        due = bool(self.buffers) and (done or now - max(self.arrived, self.reported_at) >= REPORT_EACH)
+        due = bool(self.buffers or self.writer) and (done or now - max(self.arrived, self.reported_at) >= REPORT_EACH)
         self.reported_at = now if due else self.reported_at
         return due
 

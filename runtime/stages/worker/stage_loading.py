@@ -2,9 +2,10 @@
 """The decoder of a stage that generates, and what its worker loads beside it: a row for each stage that has anything
 but a checkpoint of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
@@ -13,6 +14,8 @@ from pontil.runtime.stages.graph.catalog import ORPHEUS, QWEN3_OMNI
 from pontil.runtime.stages.orpheus.speech_ids import read_speech_ids
 from pontil.runtime.stages.qwen3_omni.config_file import read_talker_config, speech_obstacle
 from pontil.runtime.stages.qwen3_omni.directory import talker_checkpoint
+from pontil.runtime.stages.qwen3_omni.encoders.config import media_kinds
+from pontil.runtime.stages.qwen3_omni.encoders.media_prompt import OmniMedia, TalkerTurns
 from pontil.runtime.stages.qwen3_omni.speech_loading import ReadPart, load_talker
 from pontil.runtime.stages.qwen3_omni.stage import OmniTalker
 from pontil.runtime.stages.worker.stage_parts import StageParts
@@ -37,7 +40,9 @@ class StageLoader:
 def thinker_parts(config: WorkerConfig, decoder: Model, read: ReadPart) -> StageParts:
     """In a directory that cannot speak no stage reads the Thinker's states."""
     path = config.model_path
-    return StageParts() if speech_obstacle(path) is not None else StageParts(read_talker_config(path).accept_layer)
+    media = OmniMedia(path, decoder) if media_kinds(path) else None
+    layers = None if speech_obstacle(path) is not None else read_talker_config(path).accept_layer
+    return StageParts(layers, media=media)
 
 
 def open_talker(config: WorkerConfig) -> Checkpoint:
@@ -47,8 +52,14 @@ def open_talker(config: WorkerConfig) -> Checkpoint:
 def talker_parts(config: WorkerConfig, decoder: Model, read: ReadPart) -> StageParts:
     """Load what stands beside the Talker's decoder, on its device and computed as it is. The ids that are no codes are
     never drawn."""
-    talker = load_talker(config.model_path, decoder, read)
-    return StageParts(talker=OmniTalker(talker), sampling={"bad_token_ids": talker.config.suppressed})
+    path = config.model_path
+    talker = load_talker(path, decoder, read)
+    angles = TalkerTurns(path, talker.config) if media_kinds(path) else no_angles
+    return StageParts(talker=OmniTalker(talker, angles), sampling={"bad_token_ids": talker.config.suppressed})
+
+
+def no_angles(prompt: Sequence[int], options: Mapping[str, Any]) -> None:
+    """Turn no rows otherwise than their places say."""
 
 
 def orpheus_parts(config: WorkerConfig, decoder: Model, read: ReadPart) -> StageParts:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pontil.runtime.engine.sequences.streamed import FrameMaker
+from pontil.runtime.engine.sequences.streamed import FrameMaker, MediaInputs
+from pontil.runtime.stages.graph.medium import Medium
 
 
 class RowBuilder(Protocol):
@@ -43,6 +44,17 @@ class RowBuilder(Protocol):
         """Return the row that follows frame number `number`; None while the state that it needs has not arrived."""
 
 
+class PositionAngles(Protocol):
+    """The angles of a sequence's positions, where those of its prompt do not follow from their places."""
+
+    def __call__(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of positions from `start` on, each float32 [count, rotated / 2]."""
+
+    @property
+    def plain(self) -> "PositionAngles":
+        """Those of a sequence whose angles follow from its places."""
+
+
 class TalkerStage(Protocol):
     """The parts of a stage that speaks, besides its decoder."""
 
@@ -52,20 +64,50 @@ class TalkerStage(Protocol):
     def rows(self, prompt: Sequence[int], options: Mapping[str, Any]) -> RowBuilder:
         """Begin the rows of a run with this prompt of the first stage. Raises RequestError, or MalformedFrame."""
 
+    def angles(self, prompt: Sequence[int], options: Mapping[str, Any]) -> PositionAngles | None:
+        """Return the angles of these rows; None where they follow from places. Raises RequestError."""
+
     def is_frame(self, codes: Sequence[int]) -> bool:
         """Return whether codes that came with a message can be a frame."""
+
+
+class MediaBuilder(MediaInputs, Protocol):
+    """A prompt of `length` positions with recordings and images, whose rows arrive in order. Those of all positions
+    before `known` are there."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def known(self) -> int: ...
+
+    def push(self, rows: Tensor) -> None:
+        """Take the next rows of the media, float32 [rows, 1 + layers, hidden_size]. Raises StreamFault for others."""
+
+
+class MediaStage(Protocol):
+    """The part of a stage whose prompts may have recordings and images, besides its decoder."""
+
+    def begin(self, prompt: Sequence[int], media: Sequence[Medium]) -> MediaBuilder:
+        """Begin a prompt with these media. Raises RequestError where its positions are not theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageParts:
     """The parts of a stage beside its decoder: the number of layers after which others read its states; the maker of
-    the rows of a stage that another one drives; of a stage whose steps make one code each, the ids that are `codes`.
-    Settings of `sampling` that its runs need replace those asked for."""
+    the rows of a stage that another one drives, or of the `media` in a prompt; of a stage whose steps make one code
+    each, the ids that are `codes`. Settings of `sampling` that its runs need replace those asked for."""
 
     state_layers: int | None = None
     talker: TalkerStage | None = None
+    media: MediaStage | None = None
     codes: range = range(0)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_items(self) -> bool:
+        """True if requests may have an input of another stage's items."""
+        return self.talker is not None or self.media is not None
 
     @property
     def maker(self) -> FrameMaker | None:

@@ -11,6 +11,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.sequence import FinishReason
 from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
+from pontil.runtime.stages.graph.medium import media_of
 from pontil.runtime.stages.graph.part import GraphPart, graph_part
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
 from pontil.runtime.stages.streams.code_stream import CodeStream
@@ -18,10 +19,17 @@ from pontil.runtime.stages.streams.edge_writer import EdgeWriter
 from pontil.runtime.stages.streams.frame_stream import FrameStream
 from pontil.runtime.stages.streams.state_stream import StateStream, units_of
 from pontil.runtime.stages.streams.text_stream import TextStream
-from pontil.runtime.stages.worker.stage_parts import RowBuilder, StageParts, TalkerStage
+from pontil.runtime.stages.worker.stage_parts import (
+    MediaBuilder,
+    PositionAngles,
+    RowBuilder,
+    StageParts,
+    TalkerStage,
+)
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.stages.worker.stream_rows import StreamRows
-from pontil.runtime.wire.messages import Message, PassDone, Starved, Submit, Tokens
+from pontil.runtime.stages.worker.streamed_media import StreamedMedia, TurnedRows
+from pontil.runtime.wire.messages import Inputs, Message, PassDone, Starved, Submit, Tokens
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.worker_request import WorkerRequest, make_request
 from pontil.runtime.worker.start.assembly import WorkerResources
@@ -42,6 +50,16 @@ class IdStream(Protocol):
     def finish(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedPart:
+    """The part of a request that was made and not begun, and what makes its rows, where these are no ids alone."""
+
+    part: GraphPart
+    make_rows: Callable[[], RowBuilder] | None = None
+    angles: PositionAngles | None = None
+    media: MediaBuilder | None = None
+
+
 @dataclass(slots=True)
 class StageRequest:
     """A request of a run: what flows into its sequence and out of it."""
@@ -51,7 +69,19 @@ class StageRequest:
     states: StateStream | None = None
     ids: IdStream | None = None
     rows: StreamRows | None = None
+    media: StreamedMedia | None = None
     is_done: bool = False
+
+    @property
+    def buffer(self) -> StreamBuffer | None:
+        """The items of its input, if it has one and asked for it."""
+        source = self.rows or self.media
+        return None if source is None else source.buffer
+
+    @property
+    def fault(self) -> str | None:
+        source = self.rows or self.media
+        return None if source is None else source.fault
 
     @property
     def writers(self) -> list[EdgeWriter]:
@@ -74,8 +104,7 @@ class StageSide:
         self.incarnation, self.model, self.node = incarnation, model, node
         self.machine, self.parts, self.ports, self.link = machine, parts, ports, link
         self.open: dict[str, StageRequest] = {}
-        # Of requests that were made and not begun.
-        self.prepared: dict[str, tuple[GraphPart, Callable[[], RowBuilder] | None]] = {}
+        self.prepared: dict[str, PreparedPart] = {}
 
     @property
     def is_idle(self) -> bool:
@@ -90,12 +119,18 @@ class StageSide:
         part = self.checked_part(submit.graph)
         self.check_answer(submit, part)
         submit = replace(submit, sampling={**submit.sampling, **self.parts.sampling})
-        make_rows: Callable[[], RowBuilder] | None = None
+        prepared = PreparedPart(part)
         if self.parts.talker is not None:
             make_rows = partial(self.parts.talker.rows, submit.prompt, part.options)
+            angles = self.parts.talker.angles(submit.prompt[: part.positions], part.options)
+            prepared = PreparedPart(part, make_rows, angles)
             submit = self.spoken(submit, self.parts.talker, make_rows().prompt_rows)
+        elif part.inputs and self.parts.media is not None:
+            # An answer that is computed again is no part of the prompt.
+            media = self.parts.media.begin(submit.prompt[: part.positions], media_of(part.options))
+            prepared = PreparedPart(part, media=media)
         request = make_request(submit, self.machine)
-        self.prepared[request.key] = part, make_rows
+        self.prepared[request.key] = prepared
         return request
 
     def checked_part(self, values: Mapping[str, Any]) -> GraphPart:
@@ -106,8 +141,8 @@ class StageSide:
             targets = {self.model.connection(edge).target for edge in part.inputs}
         except (MalformedFrame, GraphError) as error:
             raise RequestError(str(error)) from None
-        is_driven = self.parts.talker is not None
-        if not (sources | targets) <= {self.node.name} or len(part.inputs) != is_driven:
+        most, fewest = self.parts.takes_items, self.parts.talker is not None
+        if not (sources | targets) <= {self.node.name} or not fewest <= len(part.inputs) <= most:
             raise RequestError(f"the part of the run is not one of the stage {self.node.name}")
         if self.parts.state_layers is None and any(is_of_states(edge) for edge in part.outputs):
             raise RequestError("this model has no states that another stage could read")
@@ -137,16 +172,16 @@ class StageSide:
         one whose answer is only to be streamed again is not."""
         if request.submit.graph is None:
             return True
-        part, make_rows = self.prepared.pop(request.key)
+        prepared = self.prepared.pop(request.key)
+        part, make_rows = prepared.part, prepared.make_rows
         stage = self.open[request.key] = StageRequest(request, part)
         if make_rows is not None or any(is_of_states(edge) for edge in part.outputs):
             # A prefix that another request left has no states, and rows of embeddings have no ids to be found by.
             request.sequence.prefix.salt = request.key
         for edge in part.outputs:
             self.open_output(stage, edge)
-        if make_rows is not None:
-            for edge in part.inputs:
-                self.open_input(stage, edge, make_rows)
+        for edge in part.inputs:
+            self.open_rows(stage, edge, prepared)
         if stage.ids is not None and request.submit.delivered and not request.hands_over:
             stage.ids.take(0, request.submit.delivered[0], request.submit.frames)
         if not part.answer or stage.states is not None:
@@ -181,29 +216,37 @@ class StageSide:
         if not request.hands_over:
             sequence.streams = replace(sequence.streams, outflow=stage.ids)
 
-    def open_input(self, stage: StageRequest, edge: str, make_rows: Callable[[], RowBuilder]) -> None:
-        """Open the edge that gives the rows of a sequence. A worker of a split stage takes only the items of its own
-        walks, as long as it does only its part (E4)."""
-        request, sequence, part = stage.request, stage.request.sequence, stage.part
+    def open_rows(self, stage: StageRequest, edge: str, prepared: PreparedPart) -> None:
+        """Open the edge that gives rows of a sequence, all of them or those of media in its prompt."""
+        sequence, receives, open_input = (
+            stage.request.sequence,
+            is_receiver(stage.request),
+            partial(self.open_input, stage, edge),
+        )
+        if prepared.media is not None:
+            stage.media = StreamedMedia(prepared.media, open_input, receives)
+            sequence.streams = replace(sequence.streams, media=stage.media)
+        elif prepared.make_rows is not None:
+            frames, walks = stage.request.submit.frames, stage.part.walks or None
+            stage.rows = StreamRows(prepared.make_rows, open_input, frames, walks, receives)
+            turned = None if prepared.angles is None else TurnedRows(stage.rows, prepared.angles)
+            sequence.streams = replace(sequence.streams, inputs=stage.rows, media=turned)
+
+    def open_input(self, stage: StageRequest, edge: str, hosted: Collection[str] | None = None) -> StreamBuffer:
+        """Subscribe to an edge. A worker of a split stage takes only the items of its own walks, as long as it does
+        only its part (E4)."""
         connection, last = self.model.connection(edge), self.model.graph.partition(self.node.name).last_walk
-
-        def open_input(hosted: Collection[str] | None) -> StreamBuffer:
-            buffer = StreamBuffer(connection, last, hosted)
-            walks = replace(part, walks=tuple(hosted or ()))
-            self.ports.open_input(
-                request.request_id,
-                request.attempt,
-                walks,
-                edge,
-                buffer,
-                time.monotonic(),
-                awaits_handoff=receives and hosted is not None,
-            )
-            return buffer
-
-        receives = is_receiver(request)
-        stage.rows = StreamRows(make_rows, open_input, request.submit.frames, part.walks or None, receives)
-        sequence.streams = replace(sequence.streams, inputs=stage.rows)
+        request, buffer = stage.request, StreamBuffer(connection, last, hosted)
+        self.ports.open_input(
+            request.request_id,
+            request.attempt,
+            replace(stage.part, walks=tuple(hosted or ())),
+            edge,
+            buffer,
+            time.monotonic(),
+            awaits_handoff=is_receiver(request) and hosted is not None,
+        )
+        return buffer
 
     def repeat(self, stage: StageRequest) -> None:
         """Stream an answer that is known once more, for a consumer that lost its producer."""
@@ -220,7 +263,11 @@ class StageSide:
         )  # fmt: skip
 
     def take(self, message: Message, now: float) -> bool:
-        """Handle a message about streams; return whether it was one."""
+        """Handle a message about streams; return whether it was one. An input may be opened later."""
+        if isinstance(message, Inputs):
+            for stage in self.open.values():
+                if is_of(stage.request, message.request_id, message.attempt):
+                    stage.part = with_producers(stage.part, message)
         return self.ports.take(message, now)
 
     @property
@@ -261,7 +308,7 @@ class StageSide:
 
     def tell(self, stage: StageRequest, *, done: bool) -> None:
         """Report to the proxy how far the stage is (E5)."""
-        request = stage.request
+        request, buffer = stage.request, stage.buffer
         self.link.send(
             PassDone(
                 self.incarnation,
@@ -272,7 +319,7 @@ class StageSide:
                 self.walk_of(stage),
                 produced={writer.edge: writer.index for writer in stage.writers},
                 token_counts={writer.edge: writer.totals().token_counts[writer.edge] for writer in stage.writers},
-                next_index={edge: stage.rows.buffer.next_index for edge in stage.part.inputs if stage.rows is not None},
+                next_index={} if buffer is None else dict.fromkeys(stage.part.inputs, buffer.next_index),
                 walks={name: walk for writer in stage.writers for name, walk in writer.producer.tracked.items()},
                 done=done,
             )
@@ -326,12 +373,20 @@ class StageSide:
             if is_of(stage.request, request_id, attempt)
         ]
         self.ports.failed.clear()
-        faults = {key: stage.rows.fault for key, stage in self.open.items() if stage.rows is not None}
-        return broken + [(key, fault) for key, fault in faults.items() if fault is not None]
+        faults = [(key, stage.fault) for key, stage in self.open.items()]
+        return broken + [(key, fault) for key, fault in faults if fault is not None]
 
 
 def is_of(request: WorkerRequest, request_id: str, attempt: int) -> bool:
     return (request.request_id, request.attempt) == (request_id, attempt)
+
+
+def with_producers(part: GraphPart, message: Inputs) -> GraphPart:
+    """Return a part with the producers that a message names for one of its edges."""
+    if message.edge not in part.inputs:
+        return part
+    named = tuple((producer[0], producer[1]) for producer in message.producers if len(producer) == 2)
+    return replace(part, inputs={**part.inputs, message.edge: named})
 
 
 def is_of_states(edge: str) -> bool:

@@ -185,6 +185,11 @@ class StreamPorts:
         return self.memory.seats_for(item_bytes, positions)
 
     @property
+    def has_room(self) -> bool:
+        """Return whether the items that are kept leave room for more runs."""
+        return self.memory.kept <= self.memory.keepable
+
+    @property
     def is_idle(self) -> bool:
         """Return whether no input is open, no item is kept or pulled, and nothing waits to be sent."""
         owed = self.outbox.backlogs or self.peers.outbox.backlogs

@@ -33,13 +33,13 @@ def run_in_order(part: Sequential, run: NodeRun, given: NodeInput) -> Pieces:
 
 def run_side_by_side(part: Parallel, run: NodeRun, given: NodeInput) -> Pieces:
     """Give each part the same, and join what they made. A worker computes them in the order of the declaration."""
-    values, stops = dict(NOTHING.values), False
+    values, stops, goes_on = dict(NOTHING.values), False, False
     for one in part.parts:
         made = yield from run_part(one, run, given)
         if twice := sorted(values.keys() & made.values.keys()):
             raise GraphError(f"two parts of a Parallel make '{twice[0]}': give what each makes its own name")
-        values, stops = {**values, **made.values}, stops or made.stops
-    return WalkValues(values, stops)
+        values, stops, goes_on = {**values, **made.values}, stops or made.stops, goes_on or made.goes_on
+    return WalkValues(values, stops, goes_on)
 
 
 def run_in_rounds(part: Loop, run: NodeRun, given: NodeInput) -> Pieces:

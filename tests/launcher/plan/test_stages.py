@@ -100,7 +100,7 @@ def test_stages_share_what_there_is_and_the_launch_says_so() -> None:
     assert "core 0 has prefill:0, speaker:0; core 1 has decode:0, recognizer:0" in line
     assert cores(topology(DEMO, TWO_CORES, role="mixed")) == {"mixed:0": (0,), "speaker:0": (1,), "recognizer:0": (0,)}
     gpus = devices(topology(machine=HostDevices((0,), 1, 2), role="mixed"))
-    assert gpus == {"mixed:0": "cuda:0", "talker:0": "cuda:1", "code2wav:0": "cuda:0"}
+    assert gpus == {"mixed:0": "cuda:0", "talker:0": "cuda:1", "code2wav:0": "cuda:0", "encoder:0": "cuda:1"}
 
 
 def test_the_drawing_shows_each_stage_and_what_it_feeds() -> None:
@@ -160,7 +160,10 @@ WHOLE = "thinker=0,talker=1,code2wav=2"
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"place": f"{WHOLE},vocoder=3"}, "--place places a stage 'vocoder', and qwen3-omni has thinker, talker"),
+        (
+            {"place": f"{WHOLE},vocoder=3"},
+            "--place places a stage 'vocoder', and qwen3-omni has encoder, thinker, talker",
+        ),
         ({"place": "thinker=0,talker.sing=1,code2wav=2"}, "talker.sing, and a stage has the walks prefill and decode"),
         ({"place": "thinker=0,talker=1,code2wav.decode=2"}, "code2wav has no prefill and decode: place code2wav"),
         ({"place": f"{WHOLE},talker=3"}, "places talker twice: give all of its devices in one list"),
@@ -185,7 +188,7 @@ WHOLE = "thinker=0,talker=1,code2wav=2"
         ({"model": "/nowhere", "role": "node", "join": JOIN}, "--role node is for a model of several stages"),
         ({"node": "talker"}, "--node starts one stage's workers for a proxy that runs already"),
         ({"node": "lips", "role": "decode", "join": JOIN}, "--node lips is no stage of qwen3-omni"),
-        ({"role": "node", "join": JOIN}, r"name it with --node \(thinker, talker, code2wav\)"),
+        ({"role": "node", "join": JOIN}, r"name it with --node \(encoder, thinker, talker, code2wav\)"),
         ({"role": "node"}, "--role node starts workers only"),
         ({"role": "node", "node": "talker", "join": JOIN}, "talker have the role prefill, decode, mixed, not node"),
         ({"role": "decode", "node": "code2wav", "join": JOIN}, "code2wav have the role node, not decode"),

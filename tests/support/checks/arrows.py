@@ -132,7 +132,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/stages/graph", "runtime/wire",
     },
     "runtime/stages": set(),
-    # Libraries of the extra `speech`, imported when a node is made.
+    # Libraries of the extra `speech`, imported when a node is made, or in the process that decodes media.
     "runtime/stages/nodes": set(),
     "runtime/stages/streams": {
         "runtime/cache/layout", "runtime/cache/storage", "runtime/stages/graph", "runtime/tokenizer",
@@ -144,8 +144,14 @@ ARROWS: dict[str, set[str]] = {
         "runtime/models/families", "runtime/models/layers", "runtime/stages/graph", "runtime/stages/streams",
     },
     "runtime/stages/qwen3_omni/encoders": {
-        "gpu_ops", "gpu_ops/kernels", "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models",
-        "runtime/models/layers", "runtime/stages/nodes", "runtime/stages/qwen3_omni",
+        "gpu_ops", "gpu_ops/kernels", "runtime/engine/sequences", "runtime/loaders/facts", "runtime/loaders/hf",
+        "runtime/models", "runtime/models/layers", "runtime/stages/graph", "runtime/stages/nodes",
+        "runtime/stages/qwen3_omni",
+    },
+    # Pillow, of the extra `images`, is imported in a process of its own.
+    "runtime/stages/media": {
+        "runtime/grammar/processes", "runtime/stages/graph", "runtime/stages/nodes",
+        "runtime/stages/qwen3_omni/encoders",
     },
     "runtime/stages/orpheus": {
         "runtime/loaders/facts", "runtime/loaders/hf", "runtime/models", "runtime/stages/nodes", "runtime/tokenizer",
@@ -202,6 +208,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/stages/nodes",
         "runtime/stages/orpheus",
         "runtime/stages/qwen3_omni",
+        "runtime/stages/qwen3_omni/encoders",
         "runtime/stages/streams",
         "runtime/timeline/work_times",
         "runtime/transfer",
@@ -234,7 +241,7 @@ ARROWS: dict[str, set[str]] = {
     "http/openai/sound": {
         "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",
         "runtime/accounting", "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/requests",
-        "runtime/stages/graph/catalog", "runtime/stages/runs",
+        "runtime/stages/graph", "runtime/stages/media", "runtime/stages/runs",
     },
     "http/openai/completions": {
         "http/access", "http/fields", "http/intake", "http/openai/chat", "http/schema", "http/stream", "runtime",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of three stages without tensors: each stage makes numbers of the items that it takes, so that one that is
-lost, or taken twice, changes all that follows."""
+"""A model of three stages, and one for media, without tensors: each stage makes numbers of the items that it takes, so
+that one that is lost, or taken twice, changes all that follows."""
 
 import struct
 from collections.abc import Iterator
@@ -39,6 +39,7 @@ GRAPH = GraphModel(
         ),
         GraphNode("wav", "node"),
         GraphNode("hears", "node"),
+        GraphNode("eyes", "node", optional=True),
     ),
     first="thinker",
     graph=Graph(
@@ -51,10 +52,12 @@ GRAPH = GraphModel(
                 (TALKER_DECODE, Loop(Node("talker"))), terminal=TALKER_DECODE,
             ),
             partition("wav", ("code2wav_chunk", Node("wav"))),
+            partition("eyes", ("see", Node("eyes")), driven=False),
         ),
         (
             Connection("thinker", "talker", "states", Fixed(1), talker_walk, 64),
             Connection("talker", "wav", "codes", Fixed(1), code2wav_walk, 64),
+            Connection("eyes", "thinker", "media", Fixed(1)),
         ),
     ),
     audio="wav",
@@ -142,7 +145,9 @@ class StageJob:
 
     @property
     def edge(self) -> str | None:
-        return next(iter(self.part.inputs), None)
+        """The stream that it takes. Media are of the prompt: nobody needs their rows who gets its keys."""
+        is_given = isinstance(self.task, Submit) and self.task.phase == "decode" and self.part.node == "thinker"
+        return None if is_given else next(iter(self.part.inputs), None)
 
     @property
     def items(self) -> list[Any]:

@@ -31,6 +31,8 @@ from pontil.runtime.wire.messages import (
 
 # Frames in an output, and steps between two complaints.
 CHUNK, PATIENCE = 3, 3
+# The media of a prompt.
+MEDIA = b"a picture"
 
 
 class StageSite(Proxy):
@@ -135,6 +137,8 @@ class StageWorker:
 
     def steps_of(self, job: StageJob, task: Submit | NodeTask) -> Iterator[bool]:
         if isinstance(task, NodeTask):
+            if self.node == "eyes":
+                return self.see(job, task)
             return self.sound(job, task) if task.data is None else self.hear(job, task)
         return (self.think if self.node == "thinker" else self.talk)(job, task)
 
@@ -188,6 +192,9 @@ class StageWorker:
         if task.phase == "decode":
             yield from self.until(lambda: self.is_handed(task))
         else:
+            if job.edge is not None:
+                yield from self.until(lambda: job.is_all)
+                assert bytes(job.items) == MEDIA, "the prompt is computed with all of its media"
             for place, item in enumerate(task.prompt if job.is_replay else task.prompt + given[:-1]):
                 self.keep(job, place, item)
                 yield True
@@ -293,6 +300,14 @@ class StageWorker:
             if final:
                 return
             yield True
+
+    def see(self, job: StageJob, task: NodeTask) -> Iterator[bool]:
+        """Make an item of each byte, and no output."""
+        for place, item in enumerate(task.data or b""):
+            self.keep(job, place, item)
+            yield True
+        self.close(job, len(task.data or b""))
+        self.say(NodeOutput, job, index=task.delivered, kind="text", data=b"", final=True)
 
     def hear(self, job: StageJob, task: NodeTask) -> Iterator[bool]:
         """Make text of bytes: a word in each output."""

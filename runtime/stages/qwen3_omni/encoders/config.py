@@ -13,10 +13,14 @@ from pontil.runtime.loaders.facts.json_fields import MOST_LAYERS, integer, numbe
 from pontil.runtime.loaders.hf.config import refuse_unsupported
 from pontil.runtime.loaders.hf.rope import rope
 from pontil.runtime.models.config import ModelConfig
+from pontil.runtime.stages.graph.medium import IMAGE, SOUND
 from pontil.runtime.stages.qwen3_omni.config import hashed
 
 # Sizes that no encoder exceeds.
 MOST_BANDS, MOST_PATCH, MOST_CHUNK, MOST_SIDE = 512, 64, 1 << 12, 1 << 10
+# The ids that stand for rows of media, and the encoders' sections, in config.json.
+MARKS = {SOUND: "audio_token_id", IMAGE: "image_token_id"}
+TOWERS = {SOUND: "audio_config", IMAGE: "vision_config"}
 # The base of rotary angles where config.json names none.
 USUAL_THETA = 10000.0
 
@@ -151,9 +155,10 @@ def read_vision_config(path: Path) -> VisionConfig:
     return config
 
 
-def read_sections(path: Path, config: ModelConfig) -> tuple[int, int, int]:
-    """Read how many of the Thinker's rotary frequencies are turned by time, line and column. Raises ModelError."""
-    text = section(section(read_json(path / "config.json"), "thinker_config"), "text_config")
+def read_sections(path: Path, config: ModelConfig, name: str) -> tuple[int, int, int]:
+    """Read how many rotary frequencies of the decoder in this section are turned by time, line and column. Raises
+    ModelError."""
+    text = section(section(read_json(path / "config.json"), name), "text_config")
     found = rope(text)
     sections = found.get("mrope_section", [24, 20, 20])
     whole = isinstance(sections, list) and len(sections) == 3 and all(type(one) is int and one >= 0 for one in sections)
@@ -162,6 +167,19 @@ def read_sections(path: Path, config: ModelConfig) -> tuple[int, int, int]:
     if config.rope_scaling is not None or found.get("mrope_interleaved", found.get("interleaved", True)) is not True:
         raise ModelError("the model's rotary positions are scaled, or not in turns: this version hears text only of it")
     return sections[0], sections[1], sections[2]
+
+
+def media_kinds(path: Path) -> tuple[str, ...]:
+    """Return the kinds of media for which a directory has an encoder. Raises ModelError for an unreadable
+    configuration."""
+    thinker = section(read_json(path / "config.json"), "thinker_config")
+    return tuple(kind for kind in MARKS if section(thinker, TOWERS[kind]))
+
+
+def read_marks(path: Path) -> dict[str, int]:
+    """Return the ids that stand for rows of media, by kind. Raises ModelError for a model without one."""
+    thinker = section(read_json(path / "config.json"), "thinker_config")
+    return {kind: integer(thinker, name) for kind, name in MARKS.items()}
 
 
 def tower_section(path: Path, name: str) -> dict[str, Any]:

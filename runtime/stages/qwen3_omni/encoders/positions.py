@@ -68,3 +68,22 @@ class ThreeWayRotary:
         """Return cosines and sines, each float32 [rows, rotated / 2], of int64 positions [3, rows]."""
         angles = positions[self.axes].T.float() * self.frequencies
         return angles.cos(), angles.sin()
+
+
+class MediaAngles:
+    """The angles of a sequence whose prompt of `length` positions has these images, and of the answer behind it."""
+
+    def __init__(self, rotary: ThreeWayRotary, length: int = 0, images: Sequence[ImagePlace] = ()) -> None:
+        self.rotary, self.length = rotary, length
+        self.positions = torch.from_numpy(rotary_positions(length, images))
+        self.shift = answer_shift(images)
+
+    def __call__(self, start: int, count: int) -> Angles:
+        behind = max(start, self.length)
+        answer = torch.arange(behind, max(behind, start + count)) + self.shift
+        known = self.positions[:, start : start + count]
+        return self.rotary(torch.cat((known, answer.expand(AXES, -1)), dim=1))
+
+    @property
+    def plain(self) -> "MediaAngles":
+        return MediaAngles(self.rotary)

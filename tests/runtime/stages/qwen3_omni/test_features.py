@@ -15,16 +15,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.stages.nodes.log_mel import mel_filters
+from pontil.runtime.stages.nodes.squares import MOST_SOURCE_PIXELS
 from pontil.runtime.stages.qwen3_omni.encoders.config import TowerSizes, VisionConfig
 from pontil.runtime.stages.qwen3_omni.encoders.features import (
-    MOST_PIXELS,
-    MOST_SOURCE_PIXELS,
-    ImageForm,
     image_grid,
     image_patches,
-    read_image_form,
     sound_features,
 )
+from pontil.runtime.stages.qwen3_omni.encoders.forms import MOST_PIXELS, ImageForm, read_image_form
 
 EYES = VisionConfig(TowerSizes(32, 32, 1, 1), 16, 2, 2, 8, 1e4, (), 32)
 FORM = ImageForm(56 * 56, 28 * 28 * 130, (0.5, 0.4, 0.3), (0.5, 0.3, 0.2))

@@ -24,10 +24,12 @@ from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.models.layers.decoder import Decoder
 from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.weights import Weights
+from pontil.runtime.stages.graph.medium import IMAGE, MEDIA_UNIT, SOUND, Medium
+from pontil.runtime.stages.graph.stream_buffer import StreamFault
 from pontil.runtime.stages.qwen3_omni.directory import PartCheckpoint
 from pontil.runtime.stages.qwen3_omni.encoders.config import read_sections
 from pontil.runtime.stages.qwen3_omni.encoders.loading import load_audio_encoder, load_vision_encoder
-from pontil.runtime.stages.qwen3_omni.encoders.media_prompt import EncodedMedium, MediaPrompt
+from pontil.runtime.stages.qwen3_omni.encoders.media_prompt import MediaPrompt, OmniMedia
 from pontil.runtime.stages.qwen3_omni.encoders.positions import (
     ImagePlace,
     ThreeWayRotary,
@@ -93,28 +95,33 @@ class MediaQuestion:
             )
         return found
 
-    def media(self, pair: OmniPair) -> list[EncodedMedium]:
+    def media(self, pair: OmniPair) -> list[tuple[Medium, Tensor]]:
         hearing, seeing = load_audio_encoder(pair.path, read), load_vision_encoder(pair.path, read)
         features, images = iter(self.features), iter(self.images)
-        found = []
+        found = list[tuple[Medium, Tensor]]()
         for kind in self.order:
             if kind == "s":
-                found.append(EncodedMedium(id_of("<|audio_pad|>"), hearing.encode(next(features))))
+                rows = hearing.encode(next(features))
+                found.append((Medium(SOUND, len(rows), 1), rows.unsqueeze(1)))
             else:
                 patches, grid = next(images)
                 rows, deep = seeing.encode(patches, grid)
-                found.append(EncodedMedium(id_of("<|image_pad|>"), rows, deep, grid[1] // 2, grid[2] // 2))
+                whole = torch.cat((rows.unsqueeze(1), deep.transpose(0, 1)), 1)
+                found.append((Medium(IMAGE, len(rows), 1, grid[1] // 2, grid[2] // 2), whole))
         return found
 
 
-def marks() -> tuple[int, int]:
-    return id_of("<|audio_pad|>"), id_of("<|image_pad|>")
+def marks() -> dict[str, int]:
+    return {SOUND: id_of("<|audio_pad|>"), IMAGE: id_of("<|image_pad|>")}
 
 
 def prompt_of(pair: OmniPair, model: Decoder, asked: MediaQuestion) -> MediaPrompt:
-    config = model.config
-    rotary = ThreeWayRotary(config.rotated, config.rope_theta, read_sections(pair.path, config))
-    return MediaPrompt(asked.prompt, asked.media(pair), marks(), model.embed, rotary)
+    media = asked.media(pair)
+    prompt = OmniMedia(pair.path, model).begin(asked.prompt, [medium for medium, _ in media])
+    for _, rows in media:
+        for item in rows.split(MEDIA_UNIT):
+            prompt.push(item)
+    return prompt
 
 
 class MediaPasses(Passes):
@@ -246,7 +253,7 @@ def test_text_is_turned_as_in_a_prompt_without_media(pair: OmniPair) -> None:
     """With the same bits: it may stand in a tile with rows of either kind."""
     model = read_model(pair.path)
     assert isinstance(model, Decoder)
-    rotary = prompt_of(pair, model, CASES["a recording"]).rotary
+    rotary = prompt_of(pair, model, CASES["a recording"]).angles.rotary
     places = torch.arange(500)
     for mine, usual in zip(rotary(places.expand(3, -1)), model.global_rotary(places), strict=True):
         assert torch.equal(mine, usual)
@@ -257,22 +264,44 @@ def test_text_is_turned_as_in_a_prompt_without_media(pair: OmniPair) -> None:
 )
 def test_positions_that_are_not_those_of_the_media_are_refused(prompt: str) -> None:
     """The right one would be two for a recording, then two for an image."""
-    audio, image = marks()
-    ids = [{"a": audio, "i": image, "x": 7}[letter] for letter in prompt]
-    rows = torch.ones(2, 4)
-    media = [EncodedMedium(audio, rows), EncodedMedium(image, rows, rows.expand(1, -1, -1), 1, 2)]
-    rotary = ThreeWayRotary(4, 1e4, (1, 1, 0))
-
-    def ask(ids: list[int]) -> MediaPrompt:
-        return MediaPrompt(ids, media, marks(), lambda ids: torch.zeros(len(ids), 4), rotary)
-
-    right = [7, audio, audio, 7, image, image, 7]
-    assert ask(right).embedded.sum(1).tolist() == [0, 4, 4, 0, 4, 4, 0]
+    ids = ids_of(prompt)
     if prompt == "aaii":
-        assert ask(ids).embedded.sum() == 16
+        assert len(small(ids).places) == 4
         return
     with pytest.raises(RequestError):
-        ask(ids)
+        small(ids)
+
+
+def ids_of(letters: str) -> list[int]:
+    return [{"a": marks()[SOUND], "i": marks()[IMAGE], "x": 7}[letter] for letter in letters]
+
+
+def small(ids: list[int]) -> MediaPrompt:
+    media = [Medium(SOUND, 2, 1), Medium(IMAGE, 2, 1, 1, 2)]
+    return MediaPrompt(ids, media, marks(), lambda ids: torch.zeros(len(ids), 4), ThreeWayRotary(4, 1e4, (1, 1, 0)))
+
+
+def test_rows_can_be_computed_as_those_of_media_arrive() -> None:
+    prompt = small(ids_of("xaaxiix"))
+    # Behind the prompt no row is one of media: its keys may come from another worker.
+    assert [prompt.ready(start, 9) for start in (0, 1, 6, 7)] == [1, 0, 0, 2]
+    prompt.push(torch.ones(1, 1, 4))
+    assert prompt.ready(0, 9) == 2 and prompt.ready(0, 1) == 1
+    prompt.push(torch.ones(1, 1, 4))
+    assert prompt.known == 4
+    prompt.push(torch.ones(2, 3, 4))
+    assert prompt.ready(0, 9) == 9 and prompt.embedded.sum(1).tolist() == [0, 4, 4, 0, 4, 4, 0]
+    assert prompt.deep.sum(2).tolist() == [[0, 0, 0, 0, 4, 4, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [torch.ones(5, 1, 4), torch.ones(1, 1, 5), torch.ones(1, 4), torch.ones(1, 0, 4), torch.ones(1, 1, 4) / 0,
+     torch.ones(1, 1, 4, dtype=torch.float16)],
+)  # fmt: skip
+def test_rows_that_are_not_those_of_the_media_are_refused(rows: Tensor) -> None:
+    with pytest.raises(StreamFault):
+        small(ids_of("xaaxiix")).push(rows)
 
 
 @pytest.mark.parametrize("sections", [[4, 2], [4, 2, 3], [2, 4, 2], [4, -2, 6], "no", [4.0, 2, 2]])
@@ -280,4 +309,4 @@ def test_sections_that_cannot_be_are_refused(pair: OmniPair, tmp_path: Path, sec
     rope = {"rope_type": "default", "mrope_section": sections}
     (tmp_path / "config.json").write_text(json.dumps({"thinker_config": {"text_config": {"rope_parameters": rope}}}))
     with pytest.raises(ModelError):
-        read_sections(tmp_path, read_model(pair.path).config)
+        read_sections(tmp_path, read_model(pair.path).config, "thinker_config")

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recordings and images of prompts, from a client's files to what encoders are given."""

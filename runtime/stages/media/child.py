@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child process in which a client's recordings and images are decoded, within limits of the kernel: a file that is
+made to exhaust or to crash a decoder ends nothing else.
+
+A question is a MediaQuestion, answered with a MediaAnswer.
+"""
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pontil.runtime.errors import ModelError, RequestError
+from pontil.runtime.grammar.processes.bounded_child import run_child
+from pontil.runtime.stages.graph.medium import IMAGE
+from pontil.runtime.stages.nodes.log_mel import RATE
+from pontil.runtime.stages.nodes.squares import Squares
+from pontil.runtime.stages.nodes.wav import read_wav, resample
+
+# The decoders of files of images that may be asked.
+FORMATS = ("PNG", "JPEG")
+NO_LIBRARY = "images need the library Pillow, which is not installed on this server: run `pip install pontil[images]`"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaAnswer:
+    """The bytes of a medium in base64, as its encoder is given them: float32 samples, 16,000 a second, or the pixels of
+    whole squares in so many `lines` and `columns`. With `refused` there are none, and why."""
+
+    data: str = ""
+    lines: int = 0
+    columns: int = 0
+    refused: str | None = None
+
+
+def main(arguments: list[str]) -> None:
+    run_child(arguments, prepare)
+
+
+def prepare() -> Callable[[str], str]:
+    pillow = image_library()
+
+    def answer(question: str) -> str:
+        kind, text, squares = json.loads(question)
+        data = base64.b64decode(text)
+        try:
+            made = read_image(pillow, data, Squares(*squares)) if kind == IMAGE else read_sound(data)
+        except (RequestError, ModelError) as error:
+            made = MediaAnswer(refused=str(error))
+        return json.dumps(asdict(made))
+
+    return answer
+
+
+def image_library() -> Any:
+    """Return Pillow, with the decoders that are asked; None where it is not installed."""
+    try:
+        from PIL import Image, ImageOps, JpegImagePlugin, PngImagePlugin  # noqa: F401
+    except ImportError:
+        return None
+    # The size is checked before anything is decoded.
+    Image.MAX_IMAGE_PIXELS = None
+    return Image, ImageOps
+
+
+def read_sound(data: bytes) -> MediaAnswer:
+    sound = read_wav(data)
+    return MediaAnswer(base64.b64encode(resample(sound, RATE).astype("<f4").tobytes()).decode())
+
+
+def read_image(pillow: Any, data: bytes, squares: Squares) -> MediaAnswer:
+    """Decode a file, turn it as its camera says, and bring it into the size in which it enters."""
+    if pillow is None:
+        raise RequestError(NO_LIBRARY)
+    image_module, operations = pillow
+    try:
+        with image_module.open(io.BytesIO(data), formats=FORMATS) as file:
+            squares.of(file.height, file.width)
+            image = operations.exif_transpose(file).convert("RGB")
+    except RequestError:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise RequestError(f"the file is no whole PNG or JPEG ({error})") from None
+    lines, columns = squares.of(image.height, image.width)
+    size = columns * squares.side, lines * squares.side
+    if image.size != size:
+        image = image.resize(size, image_module.Resampling.BICUBIC)
+    return MediaAnswer(base64.b64encode(image.tobytes()).decode(), lines, columns)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy's access to the process that decodes recordings and images, and what becomes of them in a prompt."""
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+
+from pontil.runtime.errors import RequestError
+from pontil.runtime.grammar.processes.bounded_child import ChildLimits
+from pontil.runtime.grammar.processes.bounded_process import BoundedProcess
+from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
+from pontil.runtime.stages.graph.medium import IMAGE, MOST_MEDIA_ROWS, SOUND, Medium
+from pontil.runtime.stages.media.child import MediaAnswer
+from pontil.runtime.stages.nodes.squares import Squares
+from pontil.runtime.stages.qwen3_omni.encoders.forms import read_media_forms
+
+READ_TIMEOUT = 20.0
+# Of an image of the most pixels with an alpha channel, and what it is made to.
+CHILD_MEMORY = 640 << 20
+# Bytes of all recordings and images of a prompt, as encoders are given them: they travel in one message.
+MOST_MEDIA_BYTES = 48 << 20
+BYTES_PER_SAMPLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MediaForms:
+    """The forms in which a model takes media. A recording of so many samples has `sound_rows` rows, an image one for
+    each of its `squares`; None: the model has no such encoder. In a prompt `marks` has the id that stands for one row,
+    by kind, and `texts` what stands in the place of a medium, with one such id."""
+
+    sound_rows: Callable[[int], int] | None
+    squares: Squares | None
+    marks: Mapping[str, int] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        found = {SOUND: self.sound_rows, IMAGE: self.squares}
+        return tuple(kind for kind, form in found.items() if form is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMedia:
+    """The media of one prompt, in order, and their bytes."""
+
+    media: tuple[Medium, ...]
+    data: bytes = field(repr=False)
+    marks: Mapping[str, int]
+
+    def expanded(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a prompt in which one mark stands for each medium, with as many marks as it has rows.
+        Raises RequestError for a text that has such marks itself."""
+        known, left, made = set(self.marks.values()), list(self.media), list[int]()
+        for token in ids:
+            if token not in known:
+                made.append(token)
+            elif left and self.marks[left[0].kind] == token:
+                made += [token] * left.pop(0).rows
+            else:
+                left = []
+                break
+        if left or [token for token in ids if token in known] != [self.marks[one.kind] for one in self.media]:
+            says = "messages hold a special token that stands for a recording or an image: leave it out of the text"
+            raise RequestError(says, param="messages")
+        return made
+
+
+class MediaProcess(BoundedProcess):
+    """The process in which recordings and images are decoded."""
+
+    name, module, work = "media", "pontil.runtime.stages.media.child", "decodes recordings and images"
+    # Base64 of what encoders are given.
+    most_reply = 2 * MOST_MEDIA_BYTES
+
+    def __init__(self, timeout: float = READ_TIMEOUT) -> None:
+        super().__init__(ChildLimits(memory=CHILD_MEMORY), timeout)
+
+
+class MediaReader:
+    """Reads media for a model, one at a time. Call `close` after the server has stopped."""
+
+    def __init__(self, forms: MediaForms, process: MediaProcess | None = None) -> None:
+        self.forms, self.process, self.turn = forms, process or MediaProcess(), asyncio.Lock()
+
+    async def read(self, files: Sequence[tuple[str, bytes, str]]) -> PromptMedia:
+        """Return the media of a prompt, each (kind, bytes of a file, its place in the request). Raises RequestError,
+        naming the place, and Unavailable without a process to ask."""
+        media, parts = list[Medium](), list[bytes]()
+        for kind, data, place in files:
+            medium, part = await self.read_one(kind, data, place)
+            media.append(medium)
+            parts.append(part)
+            if (rows := sum(one.rows for one in media)) > MOST_MEDIA_ROWS:
+                says = f"recordings and images have {rows} tokens, and at most {MOST_MEDIA_ROWS} are taken: send fewer"
+                raise RequestError(says, param="messages")
+            if sum(map(len, parts)) > MOST_MEDIA_BYTES:
+                says = f"recordings and images have more than {MOST_MEDIA_BYTES} bytes when decoded: send fewer"
+                raise RequestError(says, param="messages")
+        return PromptMedia(tuple(media), b"".join(parts), self.forms.marks)
+
+    async def read_one(self, kind: str, data: bytes, place: str) -> tuple[Medium, bytes]:
+        squares = [] if self.forms.squares is None else astuple(self.forms.squares)
+        question = json.dumps([kind, base64.b64encode(data).decode(), squares])
+        code = f"invalid_{kind}"
+        try:
+            async with self.turn:
+                answer = await self.process.ask(question)
+        except asyncio.TimeoutError:
+            answer = None
+        if answer is None:
+            raise RequestError(f"{place} takes too much time or memory to decode: send another", param=place, code=code)
+        found = MediaAnswer(**json.loads(answer))
+        if found.refused is not None:
+            raise RequestError(f"{place} cannot be read: {found.refused}", param=place, code=code)
+        made = base64.b64decode(found.data)
+        if kind == IMAGE:
+            return Medium(IMAGE, found.lines * found.columns, len(made), found.lines, found.columns), made
+        assert self.forms.sound_rows is not None, "a model with an encoder of sound"
+        rows = self.forms.sound_rows(len(made) // BYTES_PER_SAMPLE)
+        if not rows:
+            raise RequestError(f"{place} is too short to be heard", param=place, code=code)
+        return Medium(SOUND, rows, len(made)), made
+
+    def close(self) -> None:
+        self.process.end()
+
+
+def media_forms(graph: str, path: Path) -> MediaForms | None:
+    """Return the forms in which a model takes media, None for one that takes none. Raises ModelError."""
+    return MediaForms(*read_media_forms(path)) if graph == QWEN3_OMNI.name else None

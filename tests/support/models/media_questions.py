@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions with recordings and images, as a client asks them and as transformers takes them, and their answers."""
+
+import base64
+import io
+import json
+import wave
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from served import Served
+from spoken import NOTHING, Spoken, speak
+
+from pontil.runtime.stages.nodes.log_mel import RATE, mel_filters
+from pontil.runtime.stages.qwen3_omni.encoders.config import read_vision_config
+from pontil.runtime.stages.qwen3_omni.encoders.features import image_patches, sound_features
+from pontil.runtime.stages.qwen3_omni.encoders.forms import TEXTS, read_image_form
+
+if TYPE_CHECKING:
+    from tiny_omni import OmniPair
+
+TOKENS = 8
+FORM = {"min_pixels": 32 * 32, "max_pixels": 1 << 16, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.3, 0.2]}
+NOISE = np.random.default_rng(3)
+
+
+def recording(seconds: float) -> bytes:
+    """Return a WAV file of 16,000 samples a second."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(RATE)
+        writer.writeframes((NOISE.standard_normal(int(seconds * RATE)) * 8000).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def picture(width: int, height: int) -> bytes:
+    """Return a PNG of a size in which it enters the encoder as it is."""
+    file = io.BytesIO()
+    Image.fromarray(NOISE.integers(0, 255, (height, width, 3), np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def heard(data: bytes) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def seen(data: bytes) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@dataclass(frozen=True)
+class ShownQuestion:
+    """The parts of a user's message: texts, WAV and PNG files."""
+
+    parts: tuple[str | bytes, ...]
+
+    def content(self) -> list[dict[str, Any]]:
+        return [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else heard(part)
+            if part.startswith(b"RIFF")
+            else seen(part)
+            for part in self.parts
+        ]
+
+    def for_transformers(self, pair: "OmniPair") -> dict[str, Any]:
+        vision, form = read_vision_config(pair.path), read_image_form(pair.path)
+        text, features, patches, grids = "", list[torch.Tensor](), list[torch.Tensor](), list[tuple[int, int, int]]()
+        for part in self.parts:
+            if isinstance(part, str):
+                text += part
+            elif part.startswith(b"RIFF"):
+                with wave.open(io.BytesIO(part)) as file:
+                    samples = np.frombuffer(file.readframes(1 << 30), "<i2").astype(np.float32) / 32768
+                features.append(sound_features(samples, mel_filters(16)))
+                rows = rows_of(features[-1].shape[1])
+                text += TEXTS["audio"].replace(mark_of("audio"), mark_of("audio") * rows)
+            else:
+                made, grid = image_patches(np.array(Image.open(io.BytesIO(part))), vision, form)
+                patches.append(made)
+                grids.append(grid)
+                text += TEXTS["image"].replace(mark_of("image"), mark_of("image") * (len(made) // 4))
+        ids = pair.encoded(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+        found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
+        found["attention_mask"] = torch.ones_like(found["input_ids"])
+        if patches:
+            found |= {"pixel_values": torch.cat(patches), "image_grid_thw": torch.tensor(grids)}
+        if features:
+            longest = max(one.shape[1] for one in features)
+            padded = [torch.nn.functional.pad(one, (0, longest - one.shape[1])) for one in features]
+            known = [(torch.arange(longest) < one.shape[1]).long() for one in features]
+            found |= {"input_features": torch.stack(padded), "feature_attention_mask": torch.stack(known)}
+        return found
+
+
+def mark_of(kind: str) -> str:
+    """Return the special token that stands for one row."""
+    return TEXTS[kind].split("|>")[1] + "|>"
+
+
+def rows_of(frames: int) -> int:
+    whole, rest = divmod(frames, 100)
+    return whole * 13 + -(-rest // 8)
+
+
+QUESTIONS = {
+    "images": ShownQuestion(("what is ", picture(64, 96), " and ", picture(96, 96), "?")),
+    "a recording": ShownQuestion((recording(2.3), "say it again")),
+    "both": ShownQuestion(("a ", picture(96, 64), " b ", recording(0.4), picture(64, 64), recording(1.2), " c")),
+}
+
+
+def let_see(folder: Path) -> None:
+    """Write what a tiny model lacks to see: how images are prepared for it."""
+    (folder / "preprocessor_config.json").write_text(json.dumps(FORM))
+
+
+def ask(served: Served, question: ShownQuestion, **fields: Any) -> dict[str, Any]:
+    body = {"messages": [{"role": "user", "content": question.content()}], "max_tokens": TOKENS, "temperature": 0}
+    reply = served.request("POST", "/v1/chat/completions", body | fields)
+    assert reply.status == 200, reply.text()
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def spoken(served: Served, question: ShownQuestion, on_event: Callable[[int, int], None] = NOTHING) -> Spoken:
+    messages = [{"role": "user", "content": question.content()}]
+    return speak(served, "", on_event, messages=messages, max_tokens=TOKENS, temperature=0)
+
+
+def check_answers(served: Served, pair: "OmniPair") -> None:
+    """Check the answers in text against transformers, and their counts by kind."""
+    for question in QUESTIONS.values():
+        given = question.for_transformers(pair)
+        found = pair.hugging.thinker.generate(
+            **given, max_new_tokens=TOKENS, do_sample=False, eos_token_id=2, pad_token_id=0
+        )
+        ids, length = found[0].tolist(), given["input_ids"].shape[1]
+        answer = ask(served, question)
+        assert answer["choices"][0]["message"]["content"] == pair.decoded(ids[length:])
+        counted = {f"{kind}_tokens": ids[:length].count(pair.encoded(mark_of(kind))[0]) for kind in TEXTS}
+        assert answer["usage"]["prompt_tokens"] == length
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0} | counted
