@@ -118,9 +118,9 @@ def functions_as_tools(fields: Fields, name: str, shown: Sequence[str]) -> tuple
     return tuple(tools)
 
 
-def read_definition(function: Fields, names: set[str], prefix: str = "") -> None:
-    """Validate a function's own fields, and add its name, behind this prefix, to `names`, those of the functions before
-    it."""
+def read_definition(function: Fields, names: set[str], prefix: str = "", parameters: str = "parameters") -> None:
+    """Validate a function's own fields, of which `parameters` has the schema, and add its name, behind this prefix, to
+    `names`, those of the functions before it."""
     name = prefix + function.required_text("name")
     if NAME.fullmatch(name) is None:
         raise function.wrong("name", "must have 1 to 128 of the characters A-Z a-z 0-9 _ . : / -")
@@ -128,16 +128,16 @@ def read_definition(function: Fields, names: set[str], prefix: str = "") -> None
         raise function.wrong("name", f"is {name!r}, as another tool's is: give each its own")
     names.add(name)
     function.text("description")
-    read_parameters(function)
+    read_parameters(function, parameters)
     function.boolean("strict", False)
 
 
-def read_parameters(function: Fields) -> None:
-    schema = function.object("parameters")
+def read_parameters(function: Fields, name: str) -> None:
+    schema = function.object(name)
     if schema is not None and schema.data.get("type", "object") != "object":
         raise schema.wrong("type", 'must be "object": arguments have names')
     if schema is not None and is_deep(schema.data):
-        raise function.wrong("parameters", "is nested too deeply: no tool needs that")
+        raise function.wrong(name, "is nested too deeply: no tool needs that")
 
 
 def read_function(fields: Fields) -> Fields:

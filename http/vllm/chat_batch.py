@@ -158,7 +158,7 @@ class ChatBatchRoutes:
         """Answer all of the conversations, or none."""
         routes = self.routes
         ready = await self.prepare(request, await routes.read(request, read_chat_batch))
-        heading = routes.heading(request, "chatcmpl", ready[0].snapshot)
+        heading = routes.heading(request, "chatcmpl-", ready[0].snapshot)
         shape = ChatBatchShape(
             [routes.chat_shape(ready_chat, heading) for ready_chat in ready], routes.schema_watch(ready[0].sampling)
         )

@@ -14,9 +14,15 @@ CUSTOM_CALL, CUSTOM_OUTPUT = "custom_tool_call", "custom_tool_call_output"
 REASONING, REFERENCE = "reasoning", "item_reference"
 # Items that tell of tools which run at OpenAI, and hold nothing for another model: they are left out.
 MADE_ELSEWHERE = (
-    "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools",
-    "tool_search_call", "tool_search_output", "compaction",
-)  # fmt: skip
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
+)
 # Types of text parts, with the field that holds the text.
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 THOUGHT_PARTS = {"reasoning_text": "text", "summary_text": "text", "text": "text"}

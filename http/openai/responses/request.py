@@ -12,7 +12,7 @@ from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, parameter, sampling_fields
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, Message, arguments_object, chat_prompt
-from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.openai.chat.request import CHAT_DEFAULTS, ChatRequest
 from pontil.http.openai.responses.input_items import (
     CALL,
     CUSTOM_CALL,
@@ -179,8 +179,7 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
         raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
     text, reasoning, tools = values["text"] or {}, values["reasoning"] or {}, values["tools"] or SentTools()
     # Those that a response has not are absent.
-    chat_values = {chat_parameter.name: chat_parameter.default for chat_parameter in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
-    chat_values |= {name: value for name, value in values.items() if name not in ELSEWHERE}
+    chat_values = {**CHAT_DEFAULTS} | {name: value for name, value in values.items() if name not in ELSEWHERE}
     chat_values |= {"messages": (), "response_format": text.get("format"), "tools": tools.functions}
     chat_values |= {"reasoning_effort": reasoning.get("effort"), "verbosity": text.get("verbosity")}
     prompt = chat_prompt(fields, chat_values, PLACES)

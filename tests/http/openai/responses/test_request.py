@@ -146,15 +146,21 @@ def test_kinds_of_tools_that_other_servers_run_are_left_out_and_named() -> None:
     assert [tool["name"] for tool in request.echoed["tools"]] == ["weather"]
     assert [item["type"] for item in request.items] == ["message"]
     assert ignored.headers["x-pontil-ignored"] == "input[].web_search_call, tools[].web_search, tools[].shell"
-    for fields, param in (({"tools": [{"type": "shell"}]}, "tools[0].type"),
-                          ({"input": [{"type": "web_search_call"}]}, "input[0].type")):  # fmt: skip
+    for fields, param in (
+        ({"tools": [{"type": "shell"}]}, "tools[0].type"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+    ):
         with pytest.raises(RequestError) as caught:
             read(IgnoredFields(strict=True), **fields)
         assert caught.value.param == param
 
 
-PATCH = {"type": "custom", "name": "apply_patch", "description": "edits files",
-         "format": {"type": "grammar", "syntax": "lark", "definition": "start: begin end"}}  # fmt: skip
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "edits files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: begin end"},
+}
 SPACE = {"type": "namespace", "name": "files", "description": "of files", "tools": [{"type": "function"} | WEATHER]}
 
 
@@ -182,8 +188,10 @@ def test_their_calls_are_calls_of_these_functions() -> None:
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
     )
     functions = [call["function"] for call in made[1]["tool_calls"]]
-    assert functions == [{"name": "apply_patch", "arguments": {"input": "*** Begin"}},
-                         {"name": "files.weather", "arguments": {}}]  # fmt: skip
+    assert functions == [
+        {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
+        {"name": "files.weather", "arguments": {}},
+    ]
     assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": "done"}
 
 
