@@ -106,15 +106,11 @@ def read_tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
     return tuple(tools)
 
 
-def functions_as_tools(
-    fields: Fields, name: str, shown: Sequence[str], check: Callable[[Fields], None] = lambda function: None
-) -> tuple[dict[str, Any], ...]:
-    """Validate functions that stand alone, each also by `check`, and return them as tools with these of their
-    fields."""
+def functions_as_tools(fields: Fields, name: str, shown: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """Validate functions that stand alone, and return them as tools with these of their fields."""
     names: set[str] = set()
     tools = []
     for function in fields.objects(name, MAX_TOOLS):
-        check(function)
         read_definition(function, names)
         function.ignore_rest()
         definition = {field: function.data[field] for field in shown if function.data.get(field) is not None}
@@ -122,25 +118,26 @@ def functions_as_tools(
     return tuple(tools)
 
 
-def read_definition(function: Fields, names: set[str]) -> None:
-    """Validate a function's own fields, and add its name to `names`, those of the functions before it."""
-    name = function.required_text("name")
+def read_definition(function: Fields, names: set[str], prefix: str = "", parameters: str = "parameters") -> None:
+    """Validate a function's own fields, of which `parameters` has the schema, and add its name, behind this prefix, to
+    `names`, those of the functions before it."""
+    name = prefix + function.required_text("name")
     if NAME.fullmatch(name) is None:
         raise function.wrong("name", "must have 1 to 128 of the characters A-Z a-z 0-9 _ . : / -")
     if name in names:
         raise function.wrong("name", f"is {name!r}, as another tool's is: give each its own")
     names.add(name)
     function.text("description")
-    read_parameters(function)
+    read_parameters(function, parameters)
     function.boolean("strict", False)
 
 
-def read_parameters(function: Fields) -> None:
-    schema = function.object("parameters")
+def read_parameters(function: Fields, name: str) -> None:
+    schema = function.object(name)
     if schema is not None and schema.data.get("type", "object") != "object":
         raise schema.wrong("type", 'must be "object": arguments have names')
     if schema is not None and is_deep(schema.data):
-        raise function.wrong("parameters", "is nested too deeply: no tool needs that")
+        raise function.wrong(name, "is nested too deeply: no tool needs that")
 
 
 def read_function(fields: Fields) -> Fields:

@@ -6,6 +6,10 @@ from dataclasses import replace
 
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.in_flight_bodies import InFlightBodies
+from pontil.http.anthropic import schema as message
+from pontil.http.anthropic.request import COUNT, MESSAGES
+from pontil.http.anthropic.route import MessagesRoutes
+from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
@@ -72,6 +76,7 @@ def endpoints(
         Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
         *response_endpoints(ResponsesRoutes(routes, conversations)),
+        *message_endpoints(MessagesRoutes(routes, ThinkingSeal.of(config))),
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION_ERRORS),
         *routes.sounds.endpoints(),
@@ -128,6 +133,33 @@ def response_endpoints(responses: ResponsesRoutes) -> tuple[Endpoint, ...]:
         Endpoint("GET", "/v1/responses/{response_id}/input_items", responses.list_input_items, "What a response "
                  "answers, with the conversation before it.", shown.INPUT_ITEMS, errors=KEPT, asks=shown.PAGE),
     )  # fmt: skip
+
+
+def message_endpoints(messages: MessagesRoutes) -> tuple[Endpoint, ...]:
+    resumable = messages.generation.resumable.serving
+    return (
+        Endpoint(
+            "POST",
+            "/v1/messages",
+            resumable(messages.create_message),
+            "Answer a conversation, as Anthropic does.",
+            message.MESSAGE,
+            MESSAGES,
+            message.EVENT,
+            GENERATION_ERRORS,
+            error=message.MESSAGES_ERROR,
+        ),
+        Endpoint(
+            "POST",
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            "Count the tokens of such a conversation.",
+            message.INPUT_TOKENS,
+            COUNT,
+            errors=GENERATION_ERRORS,
+            error=message.MESSAGES_ERROR,
+        ),
+    )
 
 
 def compatibility_endpoints(routes: CompatibilityRoutes, batches: ChatBatchRoutes) -> tuple[Endpoint, ...]:

@@ -11,6 +11,8 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.access.endpoint import Endpoint, RouteAccess
+from pontil.http.anthropic.schema import ERROR as ERROR_SCHEMA
+from pontil.http.anthropic.schema import MESSAGES_ERROR
 from pontil.http.schema.parameter import Schema, object_schema
 from pontil.http.stream.reply_schema import ANY_OBJECT, ERROR
 
@@ -45,13 +47,13 @@ def document(
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         operation_object = operation(endpoint, vocab_size, strict) | security(endpoint.door, key_kinds)
-        operation_object["responses"] |= responses_of(refusals(endpoint.door, key_kinds))
+        operation_object["responses"] |= responses_of(refusals(endpoint.door, key_kinds), endpoint.error)
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation_object
     return {
         "openapi": "3.2.0",
         "info": {"title": "pontil", "version": version, "description": ABOUT},
         "paths": paths,
-        "components": {"schemas": {"Error": ERROR}, "securitySchemes": SCHEMES},
+        "components": {"schemas": {"Error": ERROR, MESSAGES_ERROR: ERROR_SCHEMA}, "securitySchemes": SCHEMES},
     }
 
 
@@ -97,11 +99,11 @@ def responses(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.events is not None:
         content["text/event-stream"] = {"itemSchema": event_schema(endpoint.events)}
     response_objects: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
-    return response_objects | responses_of(endpoint.errors)
+    return response_objects | responses_of(endpoint.errors, endpoint.error)
 
 
-def responses_of(errors: Sequence[int]) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def responses_of(errors: Sequence[int], name: str) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {str(status): {"description": f"{HTTPStatus(status).phrase}.", "content": error} for status in errors}
 
 

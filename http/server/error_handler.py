@@ -5,7 +5,8 @@ shown."""
 import logging
 import math
 from asyncio import CancelledError
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from sanic import HTTPResponse, Request
 from sanic.exceptions import MethodNotAllowed, NotFound, PayloadTooLarge, SanicException
@@ -13,6 +14,8 @@ from sanic.handlers import ErrorHandler
 from sanic.response import json as json_response
 
 from pontil.http.access.access import AccessDenied
+from pontil.http.anthropic.error_shape import is_of_messages, message_error
+from pontil.http.server.request_id import request_id
 from pontil.http.stream.error_object import error_object, error_of, status_of
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
 
@@ -22,7 +25,8 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ("/v1/conversations", "conversations are no objects here: use previous_response_id of /v1/responses"),
     ("/v1/assistants", "assistants are not served: use /v1/chat/completions"),
     ("/v1/threads", "threads are not kept: send all messages to /v1/chat/completions"),
-    ("/v1/messages", "Anthropic's Messages API is not served: use /v1/chat/completions"),
+    ("/v1/messages/batches", "batches are not served: send requests side by side"),
+    ("/v1/complete", "Anthropic's older API is not served: use /v1/messages"),
     ("/v1/rerank", RANKING),
     ("/rerank", RANKING),
     ("/v1/score", RANKING),
@@ -71,21 +75,28 @@ class OpenAIErrors(ErrorHandler):
 
     def default(self, request: Request, exception: Exception) -> HTTPResponse:
         if isinstance(exception, PontilError):
-            return json_response(error_of(exception), status_of(exception), headers=headers_of(exception))
+            return answered(request, error_of(exception), status_of(exception), headers_of(exception))
         if isinstance(exception, SanicException):
             status = exception.status_code or 500
-            return json_response(
-                error_object(said(request, exception), status, code=CODES.get(status)),
-                status,
-                headers=exception.headers,
-            )
+            error = error_object(said(request, exception), status, code=CODES.get(status))
+            return answered(request, error, status, exception.headers)
         if isinstance(exception, CancelledError):
             LOG.debug("%s %s: the client left", request.method, request.path)
-            return json_response(
-                error_object("the client left before the answer was complete", CLIENT_LEFT), CLIENT_LEFT
-            )
+            error = error_object("the client left before the answer was complete", CLIENT_LEFT)
+            return answered(request, error, CLIENT_LEFT)
         LOG.error("%s %s failed by a fault of ours", request.method, request.path, exc_info=exception)
-        return json_response(error_object("the server made a mistake; its log says more", 500), 500)
+        return answered(request, error_object("the server made a mistake; its log says more", 500), 500)
+
+
+def answered(
+    request: Request, error: dict[str, Any], status: int, headers: Mapping[str, str] | None = None
+) -> HTTPResponse:
+    """Return the answer with this error, in the shape of the API that the path belongs to."""
+    if is_of_messages(request.path):
+        # A request that failed before the first middleware has no id yet.
+        request.ctx.request_id = getattr(request.ctx, "request_id", None) or request_id(None)
+        error = message_error(error["error"]["message"], status, request.ctx.request_id)
+    return json_response(error, status, headers=headers)
 
 
 def headers_of(error: PontilError) -> dict[str, str]:

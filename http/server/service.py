@@ -18,6 +18,7 @@ from sanic.response import BaseHTTPResponse, empty
 from pontil.http.access.access import Access, AllowedHosts, CrossOrigin
 from pontil.http.access.endpoint import Endpoint, RouteAccess
 from pontil.http.access.keyring import Keyring
+from pontil.http.anthropic.error_shape import REQUEST_ID, is_of_messages
 from pontil.http.intake.body import MOST_BODY
 from pontil.http.intake.caller_turns import CALLER
 from pontil.http.intake.guards import Intake
@@ -203,6 +204,8 @@ def add_middleware(
     async def name(request: Request, response: BaseHTTPResponse) -> None:
         # A request that failed before the first middleware has no id yet.
         response.headers[HEADER] = getattr(request.ctx, "request_id", None) or request_id(None)
+        if is_of_messages(request.path):
+            response.headers[REQUEST_ID] = response.headers[HEADER]
         response.headers["date"] = clock.now
         if not access.is_operators(request):
             for header, value in pages.headers(request.headers).items():

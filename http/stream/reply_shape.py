@@ -15,6 +15,7 @@ from pontil.http.fields.delivery import Delivery
 from pontil.http.stream.error_object import error_of
 from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field, schema_note
+from pontil.http.stream.usage_shape import PROMPT_DETAILS, chat_usage_object, usage_before, usage_object
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError
 from pontil.runtime.grammar.processes.verdict import Verdict
@@ -52,37 +53,6 @@ class ReplyChoice:
         self.text += delta.text
         self.ids += delta.ids
         self.logprobs += delta.logprobs
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return the usage object of /v1/completions, where no tokens are told apart from others."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-# No token of a prompt is audio where recordings become text. Predictions are sent by a client, which is not
-# supported: the server's own drafts are no predictions, and clients would take rejected ones as billed.
-PROMPT_DETAILS = {"audio_tokens": 0}
-COMPLETION_DETAILS = {
-    "audio_tokens": 0,
-    "accepted_prediction_tokens": 0,
-    "rejected_prediction_tokens": 0,
-}
-
-
-def chat_usage_object(usage: Usage, reasoning_tokens: int | None, prompt_details: dict[str, int]) -> dict[str, Any]:
-    """Return the usage object of a chat, without reasoning tokens if they could not be counted."""
-    usage_fields = usage_object(usage)
-    reasoning = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
-    audio = {"audio_tokens": usage.audio_tokens} if usage.audio_tokens else {}
-    return usage_fields | {
-        "prompt_tokens_details": usage_fields["prompt_tokens_details"] | prompt_details,
-        "completion_tokens_details": reasoning | COMPLETION_DETAILS | audio,
-    }
 
 
 # Fields of a chat's message that OpenAI's clients read and that no model here fills.
@@ -176,7 +146,7 @@ class ReplyShape(ABC):
 
     def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         running = stream.usage if self.delivery.continuous_usage else None
-        lead = b"" if index in self.opened else self.open(stream, index, running)
+        lead = b"" if index in self.opened else self.open(stream, index, usage_before(running, choice_event))
         if self.schema_watch is not None:
             self.schema_watch.observe(index, choice_event)
             if isinstance(choice_event, Ended):

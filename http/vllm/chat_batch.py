@@ -19,8 +19,9 @@ from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import NeutralType, ShapedType
 from pontil.http.schema.reader import Fields, IgnoredFields
 from pontil.http.stream.reply import reply_whole
-from pontil.http.stream.reply_shape import ChatShape, ReplyChoice, chat_usage_object
+from pontil.http.stream.reply_shape import ChatShape, ReplyChoice
 from pontil.http.stream.schema_watch import SchemaWatch
+from pontil.http.stream.usage_shape import chat_usage_object
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.processes.verdict import Verdict
@@ -157,7 +158,7 @@ class ChatBatchRoutes:
         """Answer all of the conversations, or none."""
         routes = self.routes
         ready = await self.prepare(request, await routes.read(request, read_chat_batch))
-        heading = routes.heading(request, "chatcmpl", ready[0].snapshot)
+        heading = routes.heading(request, "chatcmpl-", ready[0].snapshot)
         shape = ChatBatchShape(
             [routes.chat_shape(ready_chat, heading) for ready_chat in ready], routes.schema_watch(ready[0].sampling)
         )

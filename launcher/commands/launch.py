@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `launch`: its flags, its plan, and the supervisor that carries it out."""
 
+import secrets
 import shutil
 import sys
 from collections.abc import Callable
@@ -146,6 +147,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     def orders_on(machine: HostDevices) -> Orders:
         topology = planned(final_options, machine).with_keys(secret)
         topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
+        topology = topology.with_seal_key(secrets.token_hex(32))
         return replace(
             orders_of(final_options, topology, launch_environment),
             machine=machine,

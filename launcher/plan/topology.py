@@ -82,6 +82,11 @@ class Topology:
         children = (child.configured(trace_headers=pairs) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
+    def with_seal_key(self, key: str) -> "Topology":
+        """Return the same plan with the key by which shown reasoning is signed; only the proxy gets it."""
+        children = (child.configured(seal_key=key) if child.is_proxy else child for child in self.children)
+        return replace(self, children=tuple(children))
+
     @property
     def asks_for_keys(self) -> bool:
         return any(child.config.get("callers") for child in self.children)

@@ -200,8 +200,8 @@ class ProxyConfig(ProxyOptions):
     that may be continued are recorded in `resume_folder`, where one is named, for `resume_window` after their
     connection broke. Requests that took `slow_log` or longer are logged, where it is set. Traces go to the collector at
     `otlp_traces_endpoint`, where one is named, with the `trace_headers`; of the requests without a trace of their own,
-    this share is sampled.
-    `allow_chaos` is only shown."""
+    this share is sampled. Reasoning that is shown is signed with the `seal_key`, in hexadecimal; without one by a key
+    of this process. `allow_chaos` is only shown."""
 
     model: str
     served_model_name: str
@@ -224,6 +224,7 @@ class ProxyConfig(ProxyOptions):
     shared_folder: str | None = None
     resume_folder: str | None = None
     trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    seal_key: str | None = field(default=None, repr=False)
 
     @property
     def model_path(self) -> Path:

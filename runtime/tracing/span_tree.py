@@ -34,6 +34,7 @@ EMBEDDINGS = "embeddings"
 OPERATIONS = (
     ("/v1/chat/completions", "chat"),
     ("/v1/responses", "chat"),
+    ("/v1/messages", "chat"),
     ("/v1/completions", "text_completion"),
     ("/generate", "text_completion"),
     ("/v1/embeddings", EMBEDDINGS),

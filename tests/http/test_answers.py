@@ -120,6 +120,8 @@ def test_continuous_usage_grows_to_the_final_one(pair: ScriptedSite, ask: str, m
     *events, final, done = getattr(pair, ask)(max_tokens=4, stream=True, stream_options=options, **more).events
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts) and counts[-1] == final["usage"]["completion_tokens"] == 4
+    if ask == "chat" or more:
+        assert counts[0] == 0, "nothing of the answer is told with the role, or with the prompt's ids"
 
 
 def test_text_parts_and_plain_content_are_the_same_prompt(pair: ScriptedSite) -> None:

@@ -97,3 +97,7 @@ CHAT = (
     *UNSUPPORTED,
 )
 TABLE = ParameterTable(CHAT)
+CHAT_DEFAULTS: Mapping[str, Any] = {
+    declared.name: declared.default for declared in (*CHAT_PROMPT, *SAMPLING, special_tokens(False), *PROMPT)
+}
+"""The values of a chat that asks for nothing, for the parsers of other forms of one."""

@@ -98,13 +98,18 @@ class Preparation:
         return await self.prompts.text_ids(prompt, limit, completion_request.handling.add_special_tokens)
 
     async def chat(
-        self, ticket: Ticket, chat_request: ChatRequest, prompt_name: str = "messages", remote: RemoteKV | None = None
+        self,
+        ticket: Ticket,
+        chat_request: ChatRequest,
+        prompt_name: str = "messages",
+        remote: RemoteKV | None = None,
+        most_tokens: int | None = None,
     ) -> ReadyChat:
         """Compile the grammars of a chat whose ticket is complete, tokenize it and fit it to the context. Errors call
-        its prompt by this name."""
+        its prompt by this name. Of one that asks for no number of tokens the answer has at most `most_tokens`."""
         snapshot = self.snapshot(ticket)
         chat_request = replace(chat_request, sampling=await self.usable(chat_request.sampling))
-        return await self.fitted(ticket, chat_request, snapshot, prompt_name, remote)
+        return await self.fitted(ticket, chat_request, snapshot, prompt_name, remote, most_tokens)
 
     async def fitted(
         self,
@@ -113,6 +118,7 @@ class Preparation:
         snapshot: RegistrySnapshot,
         prompt_name: str,
         remote: RemoteKV | None = None,
+        most_tokens: int | None = None,
     ) -> ReadyChat:
         """Tokenize a chat, whose own structure is usable, and fit it to the context."""
         handling = chat_request.handling
@@ -120,7 +126,7 @@ class Preparation:
         prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens, prompt_name)
         chat_request = await self.with_structure(chat_request, prompt.thinking)
         ids = prompt.ids if chat_request.media is None else chat_request.media.expanded(prompt.ids)
-        work = moved(self.fit(ids, chat_request, snapshot, prompt_name), remote)
+        work = moved(self.fit(ids, chat_request, snapshot, prompt_name, most_tokens), remote)
         return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def rendered(self, chat_request: ChatRequest) -> list[int]:
@@ -213,7 +219,7 @@ class GenerationRoutes:
         """Answer a completion that has been read, in this form."""
         ready = await self.preparation.completion(request.ctx.ticket, completion_request)
         shown_text = self.shown(ready.sampling, completion_request.echo, added=self.added(completion_request))
-        shape = form(self.heading(request, "cmpl", ready.snapshot), completion_request.delivery, shown_text)
+        shape = form(self.heading(request, "cmpl-", ready.snapshot), completion_request.delivery, shown_text)
         return await self.send(request, ready, shape)
 
     async def chat(self, request: Request) -> HTTPResponse | None:
@@ -226,7 +232,7 @@ class GenerationRoutes:
         self.proxy.admissions.check_limits(ticket)
         remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
         ready = await self.preparation.chat(ticket, await self.sounds.heard(chat_request, ticket), remote=remote)
-        shape = self.chat_shape(ready, self.heading(request, "chatcmpl", ready.snapshot))
+        shape = self.chat_shape(ready, self.heading(request, "chatcmpl-", ready.snapshot))
         if chat_request.audio is not None or ready.wanted.media is not None:
             return await self.speak(request, ready, shape)
         return await self.send(request, ready, shape)
@@ -250,12 +256,13 @@ class GenerationRoutes:
         shape.schema_watch = self.schema_watch(ready.sampling)
         return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted)
 
-    def heading(self, request: Request, kind: str, snapshot: RegistrySnapshot) -> ReplyHeading:
-        """Return the heading of a reply: the earlier one of a stream that is continued, else a new one."""
+    def heading(self, request: Request, prefix: str, snapshot: RegistrySnapshot) -> ReplyHeading:
+        """Return the heading of a reply, whose id begins so: the earlier one of a stream that is continued, else a new
+        one."""
         if (earlier_heading := heading_of(request)) is not None:
             return earlier_heading
         fingerprint = snapshot.system_fingerprint(self.proxy.config.version)
-        return ReplyHeading(f"{kind}-{secrets.token_hex(12)}", int(time.time()), self.model.name, fingerprint)
+        return ReplyHeading(f"{prefix}{secrets.token_hex(12)}", int(time.time()), self.model.name, fingerprint)
 
     def schema_watch(self, sampling: SamplingFields) -> SchemaWatch | None:
         """Return the check of the answers' ends, if they may follow their grammar and not their schema."""

@@ -9,12 +9,19 @@ from pontil.http.schema.parameter import Schema
 from pontil.http.schema.reader import Fields
 
 ROLES = ("user", "assistant", "system", "developer")
-MESSAGE, CALL, OUTPUT, REASONING, REFERENCE = (
-    "message",
-    "function_call",
-    "function_call_output",
-    "reasoning",
-    "item_reference",
+MESSAGE, CALL, OUTPUT = "message", "function_call", "function_call_output"
+CUSTOM_CALL, CUSTOM_OUTPUT = "custom_tool_call", "custom_tool_call_output"
+REASONING, REFERENCE = "reasoning", "item_reference"
+# Items that tell of tools which run at OpenAI, and hold nothing for another model: they are left out.
+MADE_ELSEWHERE = (
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
 )
 # Types of text parts, with the field that holds the text.
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -23,7 +30,9 @@ UNSUPPORTED = "unsupported_parameter"
 # Members of items and parts of an output, which clients send back. They are made here, and nothing is read from them.
 MADE_HERE = ("status", "annotations", "logprobs")
 # Members that only other servers make: the values with which a strict server takes them too.
-INERT_MEMBERS: dict[str, tuple[Any, ...]] = {"encrypted_content": ("",), "phase": (), "namespace": ()}
+INERT_MEMBERS: dict[str, tuple[Any, ...]] = {"encrypted_content": ("",), "phase": ()}
+# Members of items that hold a text of the conversation.
+SAID = ("arguments", "input", "output")
 MAX_ID_CHARACTERS = 256
 MAX_PARTS = 1024
 
@@ -39,7 +48,8 @@ def read_input(fields: Fields, name: str) -> tuple[Item, ...]:
         raise fields.typed(name, value, "a string or a list of items")
     if len(value) > MAX_MESSAGES:
         raise fields.wrong(name, f"may hold at most {MAX_MESSAGES} items")
-    return tuple(read_item(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value))
+    items = (read_item(fields.item(item, f"{name}[{index}]")) for index, item in enumerate(value))
+    return tuple(item for item in items if item is not None)
 
 
 def message(role: str, text: str) -> Item:
@@ -52,11 +62,15 @@ def text_part(role: str, text: str) -> Item:
     return {"type": "input_text", "text": text}
 
 
-def read_item(fields: Fields) -> Item:
-    """Return an item with the fields that are used; clients send items of answers back with further ones."""
+def read_item(fields: Fields) -> Item | None:
+    """Return an item with the fields that are used; clients send items of answers back with further ones. None for one
+    that is left out."""
     kind = fields.text("type")
     if kind is None:
         kind = MESSAGE if fields.data.get("role") is not None or "id" not in fields.data else REFERENCE
+    if kind in MADE_ELSEWHERE and not fields.ignored.strict:
+        fields.ignored.note(f"{fields.path}{kind}")
+        return None
     reader = ITEM_READERS.get(kind)
     if reader is None:
         says = f"is {kind!r:.100}, which this server has not: give items of the types {', '.join(ITEM_READERS)}"
@@ -112,8 +126,17 @@ def read_part(fields: Fields, kinds: Mapping[str, str]) -> str:
 
 
 def read_call(fields: Fields) -> Item:
-    call = {name: fields.required_text(name) for name in ("call_id", "name", "arguments")}
-    return call | {"status": "completed"}
+    return read_call_of(fields, "arguments")
+
+
+def read_custom_call(fields: Fields) -> Item:
+    return read_call_of(fields, "input")
+
+
+def read_call_of(fields: Fields, said: str) -> Item:
+    call = {name: fields.required_text(name) for name in ("call_id", "name", said)}
+    namespace = fields.text("namespace")
+    return call | ({} if namespace is None else {"namespace": namespace}) | {"status": "completed"}
 
 
 def read_call_output(fields: Fields) -> Item:
@@ -140,13 +163,15 @@ def read_reference(fields: Fields) -> Item:
 def characters_of(item: Item) -> int:
     """Return the number of characters of an item's texts."""
     parts = (*item.get("content", ()), *item.get("summary", ()))
-    return len(item.get("arguments", "")) + len(item.get("output", "")) + sum(len(part["text"]) for part in parts)
+    return sum(len(item.get(name, "")) for name in SAID) + sum(len(part["text"]) for part in parts)
 
 
 ITEM_READERS: Mapping[str, Callable[[Fields], Item]] = {
     MESSAGE: read_message,
     CALL: read_call,
     OUTPUT: read_call_output,
+    CUSTOM_CALL: read_custom_call,
+    CUSTOM_OUTPUT: read_call_output,
     REASONING: read_reasoning,
     REFERENCE: read_reference,
 }
@@ -160,7 +185,10 @@ def input_schema() -> Schema:
     items = [
         item_schema([MESSAGE, None], ["role"], role={"enum": list(ROLES)}, content=content),
         item_schema([CALL], ["type", "call_id", "name", "arguments"], call_id=text, name=text, arguments=text),
-        item_schema([OUTPUT], ["type", "call_id", "output"], call_id=text, output={"anyOf": [text, parts]}),
+        item_schema([CUSTOM_CALL], ["type", "call_id", "name", "input"], call_id=text, name=text, input=text),
+        item_schema(
+            [OUTPUT, CUSTOM_OUTPUT], ["type", "call_id", "output"], call_id=text, output={"anyOf": [text, parts]}
+        ),
         item_schema([REASONING], ["type"], content=thoughts, summary=thoughts),
         item_schema([REFERENCE, None], ["id"]),
     ]

@@ -4,11 +4,12 @@ order."""
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from pontil.http.openai.chat.parsed_shape import call_id
+from pontil.http.openai.responses.tools import INPUT, ToolOrigin
 from pontil.runtime.chat.answer_part import AnswerPart, Arguments, Call, Content, Reasoning
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
@@ -155,16 +156,17 @@ class ReasoningItem(TextItem):
 
 
 class CallItem(OutputItem):
-    """A call of a function."""
+    """A call of a function, in its namespace if it has one."""
 
     kind = "function_call_arguments"
 
-    def __init__(self, events: EventSequence, index: int, name: str, call: Call) -> None:
+    def __init__(self, events: EventSequence, index: int, name: str, call: Call, origin: ToolOrigin) -> None:
         super().__init__(events, index, name)
-        self.function, self.call_id = call.name, call.identity or call_id()
+        self.function, self.call_id = origin.name, call.identity or call_id()
+        self.namespace = {} if origin.namespace is None else {"namespace": origin.namespace}
 
     def item(self, status: str) -> dict[str, Any]:
-        call_fields = {"arguments": self.text, "call_id": self.call_id, "name": self.function}
+        call_fields = {"arguments": self.text, "call_id": self.call_id, "name": self.function} | self.namespace
         return {"id": self.name, "type": "function_call", "status": status} | call_fields
 
     def status(self, answer_status: str) -> str:
@@ -179,12 +181,38 @@ class CallItem(OutputItem):
         return self.events.event(kind, **self.about(), arguments=self.text, name=self.function)
 
 
+class CustomCallItem(CallItem):
+    """A call of a tool that takes a text, which the model wrote as a function's only argument. It is told once it is
+    whole: the text of a call that was cut is the arguments as far as they came."""
+
+    kind = "custom_tool_call_input"
+
+    def item(self, status: str) -> dict[str, Any]:
+        call_fields = {"input": self.input, "call_id": self.call_id, "name": self.function} | self.namespace
+        return {"id": self.name, "type": "custom_tool_call", "status": status} | call_fields
+
+    @property
+    def input(self) -> str:
+        if self.status(COMPLETED) != COMPLETED:
+            return self.text
+        text = json.loads(self.text).get(INPUT, self.text)
+        return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+    def delta(self, text: str) -> bytes:
+        self.pieces.append(text)
+        return b""
+
+    def done(self, status: str) -> bytes:
+        kind = "response.custom_tool_call_input.done"
+        return self.events.delta(self.frame, self.input) + self.events.event(kind, **self.about(), input=self.input)
+
+
 class ResponseOutput:
     """The items of a response. One is open at a time: what follows it closes it. `token` makes their names, from which
-    the response can be told (item_reference)."""
+    the response can be told (item_reference). `origins` are the tools by their functions' names."""
 
-    def __init__(self, token: str) -> None:
-        self.token = token
+    def __init__(self, token: str, origins: Mapping[str, ToolOrigin]) -> None:
+        self.token, self.origins = token, origins
         self.events = EventSequence()
         self.items: list[dict[str, Any]] = []
         self.current: OutputItem | None = None
@@ -196,7 +224,9 @@ class ResponseOutput:
 
     def add(self, part: AnswerPart, logprobs: list[dict[str, Any]]) -> bytes:
         if isinstance(part, Call):
-            return self.begin(CallItem(self.events, self.index, self.name("fc"), part))
+            origin = self.origins.get(part.name, ToolOrigin(part.name))
+            item_type, prefix = (CustomCallItem, "ctc") if origin.is_custom else (CallItem, "fc")
+            return self.begin(item_type(self.events, self.index, self.name(prefix), part, origin))
         opening_events = b""
         if isinstance(part, Arguments):
             assert isinstance(self.current, CallItem), "arguments come right behind their call"

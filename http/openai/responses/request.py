@@ -12,9 +12,11 @@ from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, parameter, sampling_fields
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, Message, arguments_object, chat_prompt
-from pontil.http.openai.chat.request import ChatRequest
+from pontil.http.openai.chat.request import CHAT_DEFAULTS, ChatRequest
 from pontil.http.openai.responses.input_items import (
     CALL,
+    CUSTOM_CALL,
+    CUSTOM_OUTPUT,
     MESSAGE,
     OUTPUT,
     REASONING,
@@ -23,7 +25,7 @@ from pontil.http.openai.responses.input_items import (
     input_schema,
     read_input,
 )
-from pontil.http.openai.responses.tools import FUNCTIONS
+from pontil.http.openai.responses.tools import FUNCTIONS, INPUT, SentTools, ToolOrigin, function_named
 from pontil.http.schema.json_body import kind_of
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import (
@@ -59,13 +61,14 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> tuple[Messag
 
 def add(messages: list[Message], item: Item) -> None:
     kind = item["type"]
-    if kind == OUTPUT:
+    if kind in (OUTPUT, CUSTOM_OUTPUT):
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
     elif kind == REASONING:
         if thought := joined(item["content"]) or joined(item["summary"]):
             assistant(messages, "reasoning_content", "content", "tool_calls")["reasoning_content"] = thought
-    elif kind == CALL:
-        function = {"name": item["name"], "arguments": arguments_object(item["arguments"])}
+    elif kind in (CALL, CUSTOM_CALL):
+        arguments = {INPUT: item["input"]} if kind == CUSTOM_CALL else arguments_object(item["arguments"])
+        function = {"name": function_named(item["name"], item.get("namespace")), "arguments": arguments}
         calls = assistant(messages).setdefault("tool_calls", [])
         calls.append({"id": item["call_id"], "type": "function", "function": function})
     else:
@@ -139,7 +142,7 @@ ECHOED: Mapping[str, Any] = {
 class ResponsesRequest:
     """A request for a response. `chat` is the same as a chat, without messages: `with_history` adds them. `items` are
     the request's own input; they go behind those of the `previous` response. `echoed` are the fields that the response
-    shows."""
+    shows, `origins` the tools by their functions' names."""
 
     chat: ChatRequest
     instructions: str | None
@@ -147,6 +150,7 @@ class ResponsesRequest:
     previous: str | None
     store: bool
     echoed: dict[str, Any]
+    origins: Mapping[str, ToolOrigin]
 
     @property
     def characters(self) -> int:
@@ -173,11 +177,10 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
     values = TABLE.read(fields)
     if values["stream_options"] is not None and not values["stream"]:
         raise fields.wrong("stream_options", "is for streams only: leave it out or set stream")
-    text, reasoning = values["text"] or {}, values["reasoning"] or {}
+    text, reasoning, tools = values["text"] or {}, values["reasoning"] or {}, values["tools"] or SentTools()
     # Those that a response has not are absent.
-    chat_values = {chat_parameter.name: chat_parameter.default for chat_parameter in (*CHAT_PROMPT, *SAMPLING, *PROMPT)}
-    chat_values |= {name: value for name, value in values.items() if name not in ELSEWHERE}
-    chat_values |= {"messages": (), "response_format": text.get("format")}
+    chat_values = {**CHAT_DEFAULTS} | {name: value for name, value in values.items() if name not in ELSEWHERE}
+    chat_values |= {"messages": (), "response_format": text.get("format"), "tools": tools.functions}
     chat_values |= {"reasoning_effort": reasoning.get("effort"), "verbosity": text.get("verbosity")}
     prompt = chat_prompt(fields, chat_values, PLACES)
     chat = ChatRequest(
@@ -189,10 +192,10 @@ def read_responses(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFie
         include_reasoning=True,
         kv_transfer=values["kv_transfer_params"],
     )
-    echo_fields = echoed_fields(data, values)
+    echo_fields = echoed_fields(data, values, tools)
     check_echoed(echo_fields)
     response_values = (values["instructions"], values["input"], values["previous_response_id"], values["store"])
-    return ResponsesRequest(chat, *response_values, echo_fields)
+    return ResponsesRequest(chat, *response_values, echo_fields, tools.origins)
 
 
 def logprobs_of(values: Mapping[str, Any]) -> LogprobFields:
@@ -212,16 +215,15 @@ def check_echoed(echo_fields: Mapping[str, Any]) -> None:
             raise RequestError(says, param="tools")
 
 
-def echoed_fields(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def echoed_fields(data: Mapping[str, Any], values: Mapping[str, Any], tools: SentTools) -> dict[str, Any]:
     """Return the fields that a response repeats."""
     echo_fields = {name: data.get(name) if data.get(name) is not None else default for name, default in ECHOED.items()}
     text, reasoning = data.get("text") or {}, data.get("reasoning") or {}
-    tool_defaults = {"description": None, "parameters": None, "strict": False}
     return echo_fields | {
         "metadata": values["metadata"],
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
-        "tools": [{"type": "function"} | tool_defaults | tool["function"] for tool in values["tools"]],
+        "tools": list(tools.echoed),
         "top_logprobs": values["top_logprobs"] or 0,
     }
 

@@ -61,10 +61,11 @@ class ResponsesRoutes:
     def shape(self, request: Request, responses_request: ResponsesRequest, ready: ReadyChat) -> ResponsesShape:
         generation = self.generation
         shown_text = generation.shown(ready.sampling)
-        heading = replace(generation.heading(request, "resp", ready.snapshot), id=PREFIX + secrets.token_hex(16))
+        heading = replace(generation.heading(request, "resp-", ready.snapshot), id=PREFIX + secrets.token_hex(16))
         is_stored = responses_request.store and self.kept.store is not None
         echo_fields, is_streamed = responses_request.echoed | {"store": is_stored}, ready.wanted.delivery.stream
-        return ResponsesShape(heading, echo_fields, is_streamed, shown_text, partial(generation.answer_reader, ready))
+        make_reader, origins = partial(generation.answer_reader, ready), responses_request.origins
+        return ResponsesShape(heading, echo_fields, is_streamed, shown_text, make_reader, origins)
 
     async def keep(
         self,

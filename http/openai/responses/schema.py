@@ -45,15 +45,20 @@ REASONING = closed(
     },
     ("status",),
 )
+CALLED = {"call_id": TEXT, "name": TEXT, "namespace": TEXT}
 CALL = closed(
-    {"id": TEXT, "type": constant("function_call"), "status": STATUS, "arguments": TEXT, "call_id": TEXT, "name": TEXT}
+    {"id": TEXT, "type": constant("function_call"), "status": STATUS, "arguments": TEXT} | CALLED, ("namespace",)
 )
-OUTPUT_ITEM: Schema = {"anyOf": [MESSAGE, REASONING, CALL]}
+CUSTOM_CALL = closed(
+    {"id": TEXT, "type": constant("custom_tool_call"), "status": STATUS, "input": TEXT} | CALLED, ("namespace",)
+)
+OUTPUT_ITEM: Schema = {"anyOf": [MESSAGE, REASONING, CALL, CUSTOM_CALL]}
 INPUT_ITEM: Schema = {"anyOf": [
     closed({"id": TEXT, "type": constant("message"), "status": STATUS, "role": TEXT,
             "content": many({"anyOf": [INPUT_TEXT, OUTPUT_TEXT]})}),
-    closed({"id": TEXT, "type": constant("function_call_output"), "status": STATUS, "call_id": TEXT, "output": TEXT}),
-    REASONING, CALL,
+    closed({"id": TEXT, "type": {"enum": ["function_call_output", "custom_tool_call_output"]}, "status": STATUS,
+            "call_id": TEXT, "output": TEXT}),
+    REASONING, CALL, CUSTOM_CALL,
 ]}  # fmt: skip
 USAGE = closed(
     {
@@ -116,7 +121,7 @@ def of_text(kind: str, **fields: Schema) -> Schema:
 
 
 def of_call(kind: str, **fields: Schema) -> Schema:
-    return event(f"function_call_arguments.{kind}", item_id=TEXT, output_index=COUNT, **fields)
+    return event(kind, item_id=TEXT, output_index=COUNT, **fields)
 
 
 PART: Schema = {"anyOf": [OUTPUT_TEXT, REASONING_TEXT]}
@@ -131,8 +136,10 @@ EVENT: Schema = {
         of_text("output_text.done", text=TEXT, logprobs=LOGPROBS),
         of_text("reasoning_text.delta", delta=TEXT),
         of_text("reasoning_text.done", text=TEXT),
-        of_call("delta", delta=TEXT),
-        of_call("done", arguments=TEXT, name=TEXT),
+        of_call("function_call_arguments.delta", delta=TEXT),
+        of_call("function_call_arguments.done", arguments=TEXT, name=TEXT),
+        of_call("custom_tool_call_input.delta", delta=TEXT),
+        of_call("custom_tool_call_input.done", input=TEXT),
         closed(
             {"type": constant("error"), "sequence_number": COUNT, "error": closed(BROKEN | {"type": TEXT})} | BROKEN
         ),

@@ -7,6 +7,7 @@ from typing import Any
 
 from pontil.http.openai.chat.parsed_shape import content_of
 from pontil.http.openai.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseOutput
+from pontil.http.openai.responses.tools import ToolOrigin
 from pontil.http.stream.error_object import error_of, status_of
 from pontil.http.stream.logprob_shape import chat_token
 from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading, ShownText, kept_field
@@ -28,7 +29,8 @@ ERRORS = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 class ResponsesShape:
     """The JSON of one response. `echoed` are the request's fields that it repeats; `streamed` says that it is sent as
-    events. The heading's id is PREFIX and a token of which the items' names are made."""
+    events, `origins` are its tools by their functions' names. The heading's id is PREFIX and a token of which the
+    items' names are made."""
 
     def __init__(
         self,
@@ -37,12 +39,13 @@ class ResponsesShape:
         streamed: bool,
         shown: ShownText,
         make_reader: Callable[[], AnswerReader],
+        origins: Mapping[str, ToolOrigin],
     ) -> None:
         self.heading, self.echoed, self.streamed = heading, echoed, streamed
         self.shown, self.make_reader = shown, make_reader
         self.schema_watch: SchemaWatch | None = None
         self.reader = make_reader()
-        self.output = ResponseOutput(heading.id.removeprefix(PREFIX))
+        self.output = ResponseOutput(heading.id.removeprefix(PREFIX), origins)
         self.request: Request | None = None
         self.reason = "stop"
         # Only with logprobs an answer is read token by token.

@@ -10,6 +10,7 @@ from api_table import words
 from sanic import Sanic
 from scripted_site import MODEL, HttpAnswer, ScriptedSite
 
+from pontil.http.anthropic.request import MESSAGES
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION
 from pontil.http.openai.responses.request import RESPONSES
@@ -62,6 +63,10 @@ ASKED: list[tuple[str, str, Any, int]] = [
     ("POST", "/v1/responses", {"input": "hi", "background": True}, 400),
     ("POST", "/v1/responses", {"input": "hi", "previous_response_id": "none"}, 404),
     ("POST", "/v1/responses/input_tokens", {"input": "hi"}, 200),
+    ("POST", "/v1/messages", {"messages": TWO_CHATS[0], "max_tokens": 2}, 200),
+    ("POST", "/v1/messages", {"messages": TWO_CHATS[0]}, 400),
+    ("POST", "/v1/messages", {"messages": TWO_CHATS[0], "max_tokens": 2, "model": "nobody"}, 404),
+    ("POST", "/v1/messages/count_tokens", {"messages": TWO_CHATS[0]}, 200),
     ("GET", "/v1/responses/{response_id}", None, 404),
     ("DELETE", "/v1/responses/{response_id}", None, 404),
     ("POST", "/v1/responses/{response_id}/cancel", None, 404),
@@ -111,7 +116,7 @@ def test_every_route_is_in_it_and_nothing_else(pair: ScriptedSite, document: dic
 def test_bodies_are_what_the_parsers_take(pair: ScriptedSite, document: dict[str, Any]) -> None:
     paths = {
         "/v1/completions": COMPLETION, "/v1/chat/completions": CHAT, "/v1/responses": RESPONSES,
-        "/v1/chat/completions/batch": CHAT_BATCH,
+        "/v1/messages": MESSAGES, "/v1/chat/completions/batch": CHAT_BATCH,
     }  # fmt: skip
     for path, parameters in paths.items():
         body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]

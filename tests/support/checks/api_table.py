@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of parameters in docs/guide/api.md, responses.md, embeddings.md and audio.md, generated from the
-declarations. Run as a program it prints them."""
+"""The tables of parameters in docs/guide/api.md, responses.md, messages.md, embeddings.md and audio.md, generated from
+the declarations. Run as a program it prints them."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from pontil.http.anthropic.request import MESSAGES
 from pontil.http.fields.client_fields import FOREIGN
 from pontil.http.fields.delivery import STREAM_OPTIONS
 from pontil.http.openai.chat.request import CHAT
@@ -36,6 +37,11 @@ def table() -> list[str]:
 def responses_table() -> list[str]:
     """Return one row for each parameter of a response, but for those of other servers; in the same order."""
     return one_table(RESPONSES)
+
+
+def messages_table() -> list[str]:
+    """Return one row for each parameter of a message, but for those of other servers; in the same order."""
+    return one_table(MESSAGES)
 
 
 def embeddings_table() -> list[str]:

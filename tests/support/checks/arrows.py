@@ -258,6 +258,10 @@ ARROWS: dict[str, set[str]] = {
         "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes",
         "runtime/proxy/requests", "runtime/tokenizer", "runtime/wire/messages",
     },
+    "http/anthropic": {
+        "http/fields", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream", "runtime",
+        "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy/requests",
+    },
     "http/page": {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
     },
@@ -267,13 +271,14 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy/requests",
     },
     "http/routes": {
-        "http/access", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
-        "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime", "runtime/chat", "runtime/proxy",
-        "runtime/timeline", "runtime/tokenizer",
+        "http/access", "http/anthropic", "http/intake", "http/openai/chat", "http/openai/completions",
+        "http/openai/embeddings", "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime",
+        "runtime/chat", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
     "http/server": {
-        "http/access", "http/intake", "http/openai/responses", "http/routes", "http/stream", "runtime", "runtime/proxy",
-        "runtime/proxy/requests", "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
+        "http/access", "http/anthropic", "http/intake", "http/openai/responses", "http/routes", "http/stream",
+        "runtime", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline", "runtime/tokenizer",
+        "runtime/tracing",
     },
     "launcher/foundation": set(),
     "launcher/host": set(),

@@ -53,6 +53,7 @@ CLIENTS = (
     RealClient("openai (JavaScript)", "openai.mjs", "openai", STEPS, "openai_embeddings.mjs"),
     RealClient("@ai-sdk/openai", "ai_openai.mjs", "@ai-sdk/openai"),
     RealClient("@ai-sdk/openai-compatible", "ai_compatible.mjs", "@ai-sdk/openai-compatible", CHATS),
+    RealClient("anthropic", "anthropic_session.py", "python:anthropic", CHATS),
     RealClient("langchain-openai", "langchain_session.py", "python:langchain-openai"),
     RealClient("litellm", "litellm_session.py", "python:litellm"),
     RealClient("instructor", "instructor_session.py", "python:instructor", ("structured", "errors")),

@@ -78,7 +78,7 @@ def answers(draw: st.DrawFn) -> list[AnswerPart]:
 
 @given(answers(), st.integers(1, 3), st.sampled_from([COMPLETED, INCOMPLETE]))
 def test_events_and_items_agree(parts: list[AnswerPart], size: int, status: str) -> None:
-    output = ResponseOutput(TOKEN)
+    output = ResponseOutput(TOKEN, {})
     data = b"".join(output.take(parts[start : start + size]) for start in range(0, len(parts), size))
     events = parsed(data + output.finish(status))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -102,7 +102,7 @@ def test_items_do_not_depend_on_the_pieces(parts: list[AnswerPart], status: str)
             split += [type(part)(letter) for letter in part.text]
         else:
             split.append(part)
-    whole, pieces = ResponseOutput(TOKEN), ResponseOutput(TOKEN)
+    whole, pieces = ResponseOutput(TOKEN, {}), ResponseOutput(TOKEN, {})
     whole.take(parts)
     whole.finish(status)
     for part in split:
@@ -116,6 +116,6 @@ def without_random(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_an_answer_of_nothing_is_an_empty_message() -> None:
-    output = ResponseOutput(TOKEN)
+    output = ResponseOutput(TOKEN, {})
     (item,) = told(parsed(output.take([]) + output.finish(COMPLETED)))
     assert item["type"] == "message" and item["content"][0]["text"] == ""

@@ -135,6 +135,66 @@ def test_what_changes_nothing_is_taken() -> None:
     )  # fmt: skip
 
 
+def test_kinds_of_tools_that_other_servers_run_are_left_out_and_named() -> None:
+    ignored = IgnoredFields()
+    request = read(
+        ignored,
+        tools=[{"type": "web_search", "external_web_access": False}, {"type": "function"} | WEATHER, {"type": "shell"}],
+        input=[{"type": "web_search_call", "id": "ws_1", "status": "completed"}, {"role": "user", "content": "hi"}],
+    )
+    assert [tool.name for tool in request.chat.prompt.tools.tools] == ["weather"]
+    assert [tool["name"] for tool in request.echoed["tools"]] == ["weather"]
+    assert [item["type"] for item in request.items] == ["message"]
+    assert ignored.headers["x-pontil-ignored"] == "input[].web_search_call, tools[].web_search, tools[].shell"
+    for fields, param in (
+        ({"tools": [{"type": "shell"}]}, "tools[0].type"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            read(IgnoredFields(strict=True), **fields)
+        assert caught.value.param == param
+
+
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "edits files",
+    "format": {"type": "grammar", "syntax": "lark", "definition": "start: begin end"},
+}
+SPACE = {"type": "namespace", "name": "files", "description": "of files", "tools": [{"type": "function"} | WEATHER]}
+
+
+def test_namespaces_and_custom_tools_are_functions() -> None:
+    ignored = IgnoredFields()
+    request = read(ignored, tools=[PATCH, SPACE], tool_choice={"type": "custom", "name": "apply_patch"})
+    patch, weather = (tool["function"] for tool in request.chat.prompt.tools.shown)
+    assert (patch["name"], weather["name"]) == ("apply_patch", "files.weather")
+    assert weather == WEATHER | {"name": "files.weather"} and "start: begin end" in str(patch["parameters"])
+    assert request.chat.prompt.tools.choice.name == "apply_patch" and request.echoed["tools"] == [PATCH, SPACE]
+    assert ignored.headers["x-pontil-ignored"] == "tools[].format"
+
+
+def test_their_calls_are_calls_of_these_functions() -> None:
+    made = messages(
+        {"role": "user", "content": "x"},
+        {
+            "type": "custom_tool_call",
+            "call_id": "c1",
+            "name": "apply_patch",
+            "input": "*** Begin",
+            "status": "completed",
+        },
+        {"type": "function_call", "call_id": "c2", "name": "weather", "namespace": "files", "arguments": "{}"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+    )
+    functions = [call["function"] for call in made[1]["tool_calls"]]
+    assert functions == [
+        {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
+        {"name": "files.weather", "arguments": {}},
+    ]
+    assert made[2] == {"role": "tool", "tool_call_id": "c1", "content": "done"}
+
+
 TOOL = {"type": "function", "name": "a"}
 AMONG = {"type": "allowed_tools", "mode": "required", "tools": [TOOL]}
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}
@@ -146,7 +206,14 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"name": "a"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "namespace", "name": "n", "tools": [{"name": "a"}, {"name": "a"}]}]},
+            "tools[0].tools[1].name",
+        ),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a"}, {"type": "function", "name": "a"}]}, "tools[1].name"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
@@ -156,7 +223,8 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text.format.schema"),
         ({"input": [IMAGE]}, "input[0].content[0].type"),
-        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call", "id": "cu_1"}]}, "input[0].type"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "x", "name": "f"}]}, "input[0].input"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),

@@ -107,6 +107,27 @@ def test_calls_and_reasoning_whole_and_streamed(sites: Sites) -> None:
     assert {item["status"] for item in answer["output"]} == {"completed"}
 
 
+def test_custom_tools_and_namespaces_are_called_by_their_own_names(sites: Sites) -> None:
+    """So Codex sends its tools. A custom tool's call has a text in place of arguments."""
+    inner = [{"type": "function", "name": "read", "parameters": PARAMETERS}]
+    tools = [
+        {"type": "custom", "name": "patch", "description": "edits"},
+        {"type": "namespace", "name": "files", "description": "of files", "tools": inner},
+        {"type": "web_search"},
+    ]
+    calls = [("patch", '{"input": "*** Begin\\n+é"}'), ("files.read", ROME), ("patch", '{"city": 1}')]
+    told = "\n".join(f'<tool_call>\n{{"name": "{name}", "arguments": {said}}}\n</tool_call>' for name, said in calls)
+    served = sites.saying("qwen", told)
+    custom, function, odd = both(served, tools=tools)["output"]
+    assert (custom["type"], custom["name"], custom["input"]) == ("custom_tool_call", "patch", "*** Begin\n+é")
+    assert (function["name"], function["namespace"], function["arguments"]) == ("read", "files", ROME)
+    assert odd["input"] == '{"city": 1}', "no argument of that name: all of them"
+    events = [event for event in events_of(served, tools=tools) if "custom_tool_call_input" in event["type"]]
+    assert [event.get("delta", event.get("input")) for event in events[:2]] == ["*** Begin\n+é"] * 2
+    answer = served.ask("POST", "/v1/responses", {"model": MODEL, "input": "hi", "tools": tools})
+    assert answer.headers["x-pontil-ignored"] == "tools[].web_search"
+
+
 @pytest.mark.parametrize("most", [1, 12, 40])
 def test_an_answer_that_is_cut(sites: Sites, most: int) -> None:
     answer = both(sites.saying("qwen", f"{THOUGHT}{CALLS}"), tools=TOOLS, max_output_tokens=most)
@@ -293,8 +314,8 @@ def test_mistakes_have_openais_shape(kept: ScriptedSite) -> None:  # F3
     with pytest.raises(openai.NotFoundError, match="no model 'nobody'"):
         ask(kept, model="nobody", previous_response_id=UNKNOWN)
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(kept, tools=[{"type": "web_search"}])
-    assert caught.value.param == "tools[0].type" and caught.value.code == "unsupported_parameter"
+        ask(kept, tool_choice={"type": "web_search"})
+    assert caught.value.param == "tool_choice.type" and caught.value.code == "unsupported_parameter"
     with pytest.raises(openai.BadRequestError) as caught:
         ask(kept, input="x" * 5000)
     assert caught.value.param == "input" and caught.value.code == "context_length_exceeded"

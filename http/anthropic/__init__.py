@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Anthropic's Messages API, over the path of a chat."""

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conversation of /v1/messages: turns of content blocks, read into the messages of a chat. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pontil.http.anthropic.thinking_seal import ThinkingSeal
+from pontil.http.openai.chat.prompt import Message
+from pontil.http.schema.message_schema import MAX_MESSAGES
+from pontil.http.schema.parameter import Schema, opened
+from pontil.http.schema.reader import Fields
+
+ROLES = ("user", "assistant")
+UNSUPPORTED = "unsupported_parameter"
+MAX_BLOCKS = 1024
+# Blocks of text are paragraphs.
+BETWEEN = "\n\n"
+# Members of blocks that answers have, and that clients send back.
+MADE_HERE = ("citations", "caller")
+
+
+def read_text_block(block: Fields) -> str:
+    text = block.required_text("text")
+    finish_block(block)
+    return text
+
+
+def finish_block(block: Fields) -> None:
+    """Leave out what was not read. Prefixes are cached without being asked, so that cache_control changes nothing."""
+    for name in MADE_HERE:
+        block.take(name)
+    block.take("cache_control")
+    block.without_effect("cache_control")
+    block.ignore_rest()
+
+
+def read_blocks(fields: Fields, name: str) -> list[Fields]:
+    """Return the blocks of a list."""
+    return fields.objects(name, MAX_BLOCKS)
+
+
+def read_text(fields: Fields, name: str) -> str:
+    """Return a text, or the texts of blocks."""
+    value = fields.take(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise fields.typed(name, value, "a string or a list of text blocks")
+    return BETWEEN.join([read_text_block(text_only(block)) for block in read_blocks(fields, name)])
+
+
+def text_only(block: Fields) -> Fields:
+    if (kind := block.text("type")) != "text":
+        raise unknown(block, kind, ("text",))
+    return block
+
+
+def unknown(block: Fields, kind: str | None, known: Sequence[str]) -> Exception:
+    says = f"is {kind!r:.100}, and this model reads text only: give blocks of the types {', '.join(known)}"
+    return block.wrong("type", says, UNSUPPORTED)
+
+
+@dataclass(slots=True)
+class TurnBlocks:
+    """The blocks of one message. An assistant's calls follow its text, and its reasoning precedes it."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    results: list[Message] = field(default_factory=list)
+
+    @property
+    def assistant(self) -> Message:
+        message: Message = {"role": "assistant"}
+        if self.thoughts:
+            message["reasoning_content"] = BETWEEN.join(self.thoughts)
+        if self.texts or not self.calls:
+            message["content"] = BETWEEN.join(self.texts)
+        return message | ({"tool_calls": self.calls} if self.calls else {})
+
+
+BlockReaders = Mapping[str, Callable[[Fields, TurnBlocks], None]]
+
+
+class Conversation:
+    """The messages of a chat, built turn by turn. `seal` tells the reasoning that a model here wrote."""
+
+    def __init__(self, seal: ThinkingSeal) -> None:
+        self.seal = seal
+        self.messages: list[Message] = []
+        self.call_ids: set[str] = set()
+        # The texts of the user's turn that is open: consecutive turns are one.
+        self.open: list[str] = []
+        self.user: BlockReaders = {
+            "text": self.add_text,
+            "tool_result": self.add_result,
+        }
+        self.assistant: BlockReaders = {
+            "text": self.add_text,
+            "thinking": self.add_thought,
+            "redacted_thinking": self.leave_out,
+            "tool_use": self.add_call,
+        }
+
+    def read(self, turns: Sequence[Fields]) -> None:
+        for fields in turns:
+            self.add(fields)
+        self.close()
+
+    def add(self, fields: Fields) -> None:
+        role = fields.text("role")
+        if role not in ROLES:
+            says = f"must be user or assistant, not {role!r:.60}: what the system says belongs into the field system"
+            raise fields.wrong("role", says)
+        turn = self.turn(fields, self.user if role == "user" else self.assistant)
+        fields.ignore_rest()
+        if role == "user":
+            if turn.results:
+                self.close()
+                self.messages += turn.results
+            self.open += turn.texts
+        else:
+            self.close()
+            self.messages.append(turn.assistant)
+
+    def close(self) -> None:
+        """End the user's turn."""
+        if self.open:
+            self.messages.append({"role": "user", "content": BETWEEN.join(self.open)})
+            self.open = []
+
+    def turn(self, fields: Fields, readers: BlockReaders) -> TurnBlocks:
+        turn, content = TurnBlocks(), fields.take("content")
+        if isinstance(content, str):
+            turn.texts.append(content)
+            return turn
+        if not isinstance(content, list):
+            raise fields.typed("content", content, "a string or a list of blocks")
+        for block in read_blocks(fields, "content"):
+            kind = block.text("type")
+            reader = readers.get(kind or "")
+            if reader is None:
+                raise unknown(block, kind, tuple(readers))
+            reader(block, turn)
+        return turn
+
+    def add_text(self, block: Fields, turn: TurnBlocks) -> None:
+        turn.texts.append(read_text_block(block))
+
+    def add_thought(self, block: Fields, turn: TurnBlocks) -> None:
+        """Add reasoning if its seal holds. Another server's, or another launch's, is left out."""
+        thought, signature = block.required_text("thinking"), block.text("signature") or ""
+        finish_block(block)
+        if not self.seal.holds(thought, signature):
+            block.ignored.note(f"{block.path}signature")
+        elif thought:
+            turn.thoughts.append(thought)
+
+    def leave_out(self, block: Fields, turn: TurnBlocks) -> None:
+        """Leave out reasoning that another server enciphered."""
+        block.required_text("data")
+        block.ignored.note(f"{block.path}redacted_thinking")
+
+    def add_call(self, block: Fields, turn: TurnBlocks) -> None:
+        name, arguments = block.required_text("name"), block.required_object("input").data
+        identity = block.required_text("id")
+        finish_block(block)
+        self.call_ids.add(identity)
+        call = {"id": identity, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+        turn.calls.append(call)
+
+    def add_result(self, block: Fields, turn: TurnBlocks) -> None:
+        identity = block.required_text("tool_use_id")
+        if identity not in self.call_ids:
+            raise block.wrong("tool_use_id", f"is {identity!r:.100}, which no tool_use block before it has")
+        text = read_text(block, "content")
+        if block.boolean("is_error", False):
+            text = f"Error: {text}"
+        finish_block(block)
+        turn.results.append({"role": "tool", "tool_call_id": identity, "content": text})
+
+
+def read_turns(fields: Fields, name: str) -> tuple[Fields, ...]:
+    """Return the messages, whose blocks are not read yet."""
+    value = fields.take(name)
+    if not isinstance(value, list):
+        raise fields.typed(name, value, "a list of messages")
+    if not value:
+        raise fields.wrong(name, "is empty: give at least one")
+    return tuple(fields.objects(name, MAX_MESSAGES))
+
+
+TEXT: Schema = {"type": "string"}
+TEXT_BLOCK = opened(["type", "text"], type={"const": "text"}, text=TEXT)
+TEXT_BLOCKS: Schema = {"type": "array", "items": TEXT_BLOCK, "maxItems": MAX_BLOCKS}
+TEXTS: Schema = {"title": "a text, or text blocks", "anyOf": [TEXT, TEXT_BLOCKS]}
+RESULT_BLOCK = opened(
+    ["type", "tool_use_id"],
+    type={"const": "tool_result"},
+    tool_use_id=TEXT,
+    content={"anyOf": [{"type": ["string", "null"]}, TEXT_BLOCKS]},
+    is_error={"type": ["boolean", "null"]},
+)
+ASSISTANT_BLOCKS = [
+    TEXT_BLOCK,
+    opened(["type", "thinking"], type={"const": "thinking"}, thinking=TEXT, signature={"type": ["string", "null"]}),
+    opened(["type", "data"], type={"const": "redacted_thinking"}, data=TEXT),
+    opened(["type", "id", "name", "input"], type={"const": "tool_use"}, id=TEXT, name=TEXT, input={"type": "object"}),
+]
+
+
+def turn_schema(role: str, blocks: list[Schema]) -> Schema:
+    content = {"anyOf": [TEXT, {"type": "array", "items": {"anyOf": blocks}, "maxItems": MAX_BLOCKS}]}
+    return opened(["role", "content"], role={"const": role}, content=content)
+
+
+TURNS: Schema = {
+    "title": f"messages of the user and the assistant, at most {MAX_MESSAGES}",
+    "type": "array",
+    "items": {"anyOf": [turn_schema("user", [TEXT_BLOCK, RESULT_BLOCK]), turn_schema("assistant", ASSISTANT_BLOCKS)]},
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+}

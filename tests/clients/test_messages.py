@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Anthropic's client beside its session: the page's example, and a stream whose worker is killed."""
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from client_environment import CLIENTS as FOLDER
+from client_environment import NotInstalled, python_of_clients
+from oracle import at_rest
+from served import ROOT, Served
+
+TIMEOUT = 240.0
+HERE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    try:
+        return python_of_clients()
+    except NotInstalled as reason:
+        pytest.skip(f"the clients are not installed: {reason}")
+
+
+@pytest.mark.long
+def test_the_example_of_the_page(served: Served, python: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "messages.md").read_text(), re.DOTALL)
+    program = example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}")
+    done = subprocess.run(
+        [python, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, env=os.environ | HERE
+    )
+    assert done.returncode == 0 and "max_tokens" in done.stdout, done.stderr
+    at_rest(served)
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, python: Path) -> None:
+    """The client sees one stream, the same to the letter."""
+    undisturbed = read_stream(served, python)
+    assert read_stream(served, python, kills="decode:0") == undisturbed and undisturbed[1] == 400
+    at_rest(served)
+
+
+def read_stream(served: Served, python: Path, kills: str | None = None) -> tuple[str, int]:
+    """Return the text and the count of a stream; kill a worker once a part of it has come."""
+    name = served.get("/v1/models")["data"][0]["id"]
+    command = [python, FOLDER / "python" / "messages_stream.py", f"http://127.0.0.1:{served.port}", name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | HERE) as client:
+        assert client.stdout is not None
+        pieces = []
+        for line in client.stdout:
+            pieces.append(json.loads(line))
+            if kills is not None and len(pieces) == 10:
+                served.kill(kills)
+        assert client.wait(TIMEOUT) == 0
+    *texts, tokens = pieces
+    return "".join(texts), tokens
