@@ -31,6 +31,17 @@ class Arrival(Protocol):
         """Wait until they have arrived; the words are valid until as many further fetches as there are host buffers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded piece of work: `replay` starts it again from what its inputs' addresses hold then, and overwrites its
+    `result`. Its memory is of `pool`, which the next recording shares. `drop` gives it up."""
+
+    replay: Callable[[], None]
+    drop: Callable[[], None]
+    result: Tensor
+    pool: Any
+
+
 class DeviceLink(Protocol):
     """A device, as the host uses it in a step. All calls but `settle` and `Arrival.wait` return at once; what they
     start happens in the order of the calls."""
@@ -49,9 +60,9 @@ class DeviceLink(Protocol):
     def settle(self) -> None:
         """Wait until all that was started is over."""
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
-        """Record what `run` starts, whose tensors keep their addresses. Return what starts it again, its result, which
-        each new start overwrites, and the memory pool, to be shared by the next capture."""
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> Recording:
+        """Record what `run` starts, whose tensors keep their addresses, in the memory of an earlier recording's pool,
+        if there is one."""
 
     def reserved(self) -> int:
         """Return the bytes of the device's memory that this process holds."""
@@ -95,7 +106,7 @@ class CudaLink:
     def settle(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> Recording:
         # The first runs choose kernels and make workspaces, which a recording must not.
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -103,9 +114,14 @@ class CudaLink:
             run()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            result = run()
-        return graph.replay, result, graph.pool()
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                result = run()
+        except BaseException:
+            # The error's traceback keeps the object, and what was recorded would keep the ranks' connections.
+            graph.reset()
+            raise
+        return Recording(graph.replay, graph.reset, result, graph.pool())
 
     def reserved(self) -> int:
         return torch.cuda.memory_reserved(self.device)

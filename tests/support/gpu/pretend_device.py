@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from strict_driver import DriverFault, StrictDriver, StrictGraph
@@ -291,7 +292,8 @@ class DeviceRoom:
     def __init__(self, most: int) -> None:
         self.most, self.peak = most, 0
         self.held: list[tuple[StorageWeakRef, int]] = []
-        self.pools: set[RecordedMemory] = set()
+        # While a recording has one.
+        self.pools: WeakSet[RecordedMemory] = WeakSet()
 
     def taken(self) -> int:
         self.held = [one for one in self.held if not one[0].expired()]

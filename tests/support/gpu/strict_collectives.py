@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from pretend_device import PretendDevice
 from rank_turns import RankTurns
-from strict_driver import DriverFault, Moment, Reached
+from strict_driver import DriverFault, Moment, Reached, StrictGraph
 from torch import Tensor
 
 from pontil.gpu_ops.collectives import torch_distributed
@@ -45,6 +46,9 @@ class StrictGroup:
     calls: list[CollectiveCall] = field(default_factory=list)
     # The calls that the device may still be waiting in, with their numbers.
     open: list[tuple[Moment, int]] = field(default_factory=list)
+    # Recordings with calls of this group, and the way in which it has ended.
+    recorded: WeakSet[StrictGraph] = field(default_factory=WeakSet)
+    end: str | None = None
 
 
 class StrictCollectives:
@@ -76,8 +80,34 @@ class StrictCollectives:
         assert group is None and self.driver.capturing is None, "ranks of devices meet where one may be late"
         self.meetings += 1
 
+    @property
+    def distributed_c10d(self) -> "StrictCollectives":
+        """The module that has `_abort_process_group`."""
+        return self
+
+    @property
+    def own_group(self) -> StrictGroup | None:
+        """The group of the calling rank, which is known by its device."""
+        here = self.driver.current_device()
+        return next((one for one in self.groups if one.device == here and one.end is None), None)
+
     def is_initialized(self) -> bool:
-        return False
+        return self.own_group is not None
+
+    def destroy_process_group(self) -> None:
+        """End the calling rank's group, once all that it started is over."""
+        self.check(self.driver.first_streams[self.driver.own.device].behind)
+        self.finish("destroyed")
+
+    def _abort_process_group(self) -> None:
+        self.finish("aborted")
+
+    def finish(self, how: str) -> None:
+        group = self.own_group
+        assert group is not None
+        if held := sum(not graph.is_over for graph in group.recorded):
+            raise DriverFault(f"rank {group.rank} would hang at its end: {held} recorded steps hold its connections")
+        group.end = how
 
     def all_gather_into_tensor(self, target: Tensor, own: Tensor, group: StrictGroup) -> None:
         if target.numel() != own.numel() * self.ranks:
@@ -113,6 +143,7 @@ class StrictCollectives:
         if moment is None:
             assert graph is not None
             self.there.note_foreign(graph, [one for one, _ in tensors])
+            group.recorded.add(graph)
             graph.replayed.append(lambda moment: self.join(group, made, moment))
             self.captured += 1
         else:

@@ -109,12 +109,22 @@ class StrictGraph:
     # Called at each start: the parts of the work in which other devices take part.
     replayed: list[Callable[["Moment"], None]] = field(default_factory=list)
     memory: Any = None
+    is_over: bool = False
 
     def pool(self) -> Any:
         return self.memory
 
+    def reset(self) -> None:
+        """End the recording, which holds nothing any more."""
+        self.driver.refuse_in_capture("the end of a recording")
+        self.is_over, self.memory = True, None
+        for held in (self.calls, self.uses, self.foreign, self.replayed):
+            held.clear()
+
     def replay(self) -> None:
         driver = self.driver
+        if self.is_over:
+            raise DriverFault("a recorded step is started that was given up")
         if driver.current_device() != self.device:
             raise DriverFault(f"what was recorded on {self.device} is started on {driver.current_device()}")
         if any(one.expired() for one in self.foreign):

@@ -75,10 +75,10 @@ def test_a_recording_is_of_the_current_device(there: PretendDevice) -> None:
     with pytest.raises(DriverFault, match="while a step of pretend:0 is recorded"):
         CudaLink(there.device).capture(lambda: ones + 1, None)
     open_device(config("pretend:1"))
-    replay, _, _ = CudaLink(there.device).capture(lambda: ones + 1, None)
+    recording = CudaLink(there.device).capture(lambda: ones + 1, None)
     there.driver.set_device(0)
     with pytest.raises(DriverFault, match="recorded on pretend:1 is started on pretend:0"):
-        replay()
+        recording.replay()
 
 
 def test_a_recording_refuses_what_a_graph_cannot_hold(there: PretendDevice) -> None:
@@ -101,11 +101,11 @@ def test_a_recording_refuses_what_a_graph_cannot_hold(there: PretendDevice) -> N
 def test_a_recorded_step_whose_memory_is_gone_is_refused(there: PretendDevice) -> None:
     open_device(config("pretend:1"))
     held = [torch.ones(4, device=there.device)]
-    replay, _, _ = CudaLink(there.device).capture(lambda: held[0] + 1, None)
-    replay()
+    recording = CudaLink(there.device).capture(lambda: held[0] + 1, None)
+    recording.replay()
     held.clear()
     with pytest.raises(DriverFault, match="given back"):
-        replay()
+        recording.replay()
 
 
 def test_streams_have_no_order_without_an_event(there: PretendDevice) -> None:
