@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.device_mark import DeviceLate, DeviceMark
+
 # The size of an exported handle, in CUDA and in HIP.
 HANDLE_BYTES = 64
 # cudaIpcMemLazyEnablePeerAccess: the memory of another GPU can be opened too, where the two can reach each other.
@@ -24,7 +26,8 @@ class DeviceMemory(Protocol):
         """Return so many bytes of zeros on the device, uint8 [size], that `export` accepts. Raise MemoryError."""
 
     def free(self, memory: Tensor) -> None:
-        """Give back what `allocate` returned. What was started on the device and may still use it is waited for."""
+        """Give back what `allocate` returned. What was started on the device and may still use it is waited for.
+        Raises DeviceLate."""
 
     def export(self, memory: Tensor) -> bytes:
         """Return HANDLE_BYTES by which another process can open what `allocate` returned."""
@@ -43,7 +46,7 @@ class DeviceMemory(Protocol):
 
     def after(self, mark: Any) -> AbstractContextManager[None]:
         """Run what a thread starts in this context after the mark, beside the engine's steps. On leaving the context it
-        has ended."""
+        has ended. Raises DeviceLate, and so does the next `mark` then."""
 
 
 class ForeignBytes:
@@ -140,6 +143,7 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         self.device, self.runtime = device, gpu_runtime()
         self.side = torch.cuda.Stream(device)
+        self.late: DeviceLate | None = None
 
     def allocate(self, size: int) -> Tensor:
         try:
@@ -152,8 +156,8 @@ class CudaMemory:
         return tensor
 
     def free(self, memory: Tensor) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
-        self.side.synchronize()
+        DeviceMark(self.device).wait()
+        DeviceMark(self.device, self.side).wait()
         with torch.cuda.device(self.device):
             self.runtime.free(self.runtime.pointer_of(memory))
 
@@ -175,20 +179,27 @@ class CudaMemory:
         except OSError:
             return None
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+    def mark(self) -> DeviceMark:
+        if self.late is not None:
+            raise DeviceLate(str(self.late))
+        return DeviceMark(self.device)
 
     @contextmanager
     def after(self, mark: Any) -> Iterator[None]:
         with torch.cuda.device(self.device), torch.cuda.stream(self.side):
-            self.side.wait_event(mark)
             try:
-                yield
-            finally:
-                # A fault may leave something behind that still reads or writes.
-                self.side.synchronize()
+                # No wait in this context is for more than what is started there.
+                mark.wait()
+                self.side.wait_event(mark.event)
+                try:
+                    yield
+                finally:
+                    # A fault may leave something behind that still reads or writes.
+                    DeviceMark(self.device, self.side).wait()
+            except DeviceLate as error:
+                # A copy that is not over may still write to blocks that the engine gives to others.
+                self.late = error
+                raise
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:

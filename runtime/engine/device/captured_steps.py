@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pontil.runtime.engine.device.link import DeviceLink, Recording
+from pontil.runtime.engine.device.link import DeviceLink, RecordedStep
 
 logger = logging.getLogger("pontil.engine")
 
@@ -18,7 +18,7 @@ class CapturedSteps:
 
     def __init__(self, link: DeviceLink) -> None:
         self.link, self.bytes = link, 0
-        self.steps: dict[Hashable, Recording] = {}
+        self.steps: dict[Hashable, RecordedStep] = {}
         self.pool: Any = None
 
     def record(self, shape: Hashable, run: Callable[[], Tensor]) -> None:

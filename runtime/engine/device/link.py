@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pontil.gpu_ops.device_mark import DeviceMark
+
 Words = NDArray[np.int32]
 # The first of so many steps may still be copied when the last is written: each has host memory of its own.
 STEPS_IN_FLIGHT = 2
@@ -28,11 +30,12 @@ class Arrival(Protocol):
     """Results on their way to the host."""
 
     def wait(self) -> Words:
-        """Wait until they have arrived; the words are valid until as many further fetches as there are host buffers."""
+        """Wait until they have arrived; the words are valid until as many further fetches as there are host buffers.
+        Raises DeviceLate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedStep:
     """A recorded piece of work: `replay` starts it again from what its inputs' addresses hold then, and overwrites its
     `result`. Its memory is of `pool`, which the next recording shares. `drop` gives it up."""
 
@@ -58,9 +61,9 @@ class DeviceLink(Protocol):
         """Copy `source`, int32 [words], to the first words of the host's memory."""
 
     def settle(self) -> None:
-        """Wait until all that was started is over."""
+        """Wait until all that was started is over. Raises DeviceLate."""
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> Recording:
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> RecordedStep:
         """Record what `run` starts, whose tensors keep their addresses, in the memory of an earlier recording's pool,
         if there is one."""
 
@@ -74,13 +77,13 @@ def pinned_words(count: int) -> Tensor:
 
 
 class CudaArrival:
-    """Words that a stream copies, with the event after the copy."""
+    """Words that a stream copies, with the mark behind the copy."""
 
-    def __init__(self, event: torch.cuda.Event, words: Words) -> None:
-        self.event, self.words = event, words
+    def __init__(self, mark: DeviceMark, words: Words) -> None:
+        self.mark, self.words = mark, words
 
     def wait(self) -> Words:
-        self.event.synchronize()
+        self.mark.wait()
         return self.words
 
 
@@ -99,14 +102,12 @@ class CudaLink:
 
     def fetch(self, source: Tensor, target: HostWords) -> Arrival:
         target.tensor[: len(source)].copy_(source, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return CudaArrival(event, target.words[: len(source)])
+        return CudaArrival(DeviceMark(self.device), target.words[: len(source)])
 
     def settle(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
+        DeviceMark(self.device).wait()
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> Recording:
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> RecordedStep:
         # The first runs choose kernels and make workspaces, which a recording must not.
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -121,7 +122,7 @@ class CudaLink:
             # The error's traceback keeps the object, and what was recorded would keep the ranks' connections.
             graph.reset()
             raise
-        return Recording(graph.replay, graph.reset, result, graph.pool())
+        return RecordedStep(graph.replay, graph.reset, result, graph.pool())
 
     def reserved(self) -> int:
         return torch.cuda.memory_reserved(self.device)

@@ -180,7 +180,7 @@ class PretendDevice(TorchDispatchMode):
         ]  # fmt: skip
         if name in COPIES and result.device.type == "cpu":
             self.tape.to_host += 1
-            self.driver.current_stream(args[0].device).synchronize()
+            self.driver.wait(self.driver.current_stream(args[0].device).behind)
         self.room.take([one for one in new if one.device.type == "pretend"])
         self.tape.own.update(self.places(one) for one in new)
         self.note_uses(func, args, kwargs, new, theirs)
@@ -230,7 +230,7 @@ class PretendDevice(TorchDispatchMode):
             target.fill_(NOT_THERE)
             self.driver.arriving.append((moment, target.zero_))
         else:
-            stream.synchronize()
+            self.driver.wait(stream.behind)
             target.zero_()
         return target
 

@@ -68,7 +68,7 @@ class StrictStream:
         self.behind.join(stream.behind)
 
     def synchronize(self) -> None:
-        self.driver.wait(self.behind)
+        raise DriverFault(f"the host waits for {self} without a deadline")
 
 
 class StrictEvent:
@@ -80,8 +80,11 @@ class StrictEvent:
     def record(self, stream: StrictStream | None = None) -> None:
         self.clock = (stream or self.driver.current_stream()).behind.copy()
 
+    def query(self) -> bool:
+        return self.driver.has_ended(self.clock)
+
     def synchronize(self) -> None:
-        self.driver.wait(self.clock)
+        raise DriverFault("the host waits for an event without a deadline")
 
 
 @dataclass
@@ -162,8 +165,8 @@ class StrictDriver:
         self.freed: set[int] = set()
         # Copies to the host, which arrive when somebody waits for them.
         self.arriving: list[tuple[Moment, Callable[[], object]]] = []
-        # Called with what a thread is about to wait for.
-        self.before_wait: Callable[[Reached], None] = lambda clock: None
+        # Called with what a thread is about to wait for: whether it ends.
+        self.before_wait: Callable[[Reached], bool] = lambda clock: True
         self.capturing: StrictGraph | None = None
         self.capture_stream: StrictStream | None = None
         self.replays = self.captures = self.waits = 0
@@ -240,7 +243,7 @@ class StrictDriver:
         graph.device, graph.memory = self.current_device(), pool or object()
         for stream in self.streams:
             if stream.device == graph.device:
-                stream.synchronize()
+                self.wait(stream.behind)
         self.capturing, self.capture_stream = graph, self.stream(graph.device)
         self.captures += 1
         try:
@@ -253,8 +256,14 @@ class StrictDriver:
 
     def wait(self, clock: Reached) -> None:
         """Have the calling thread wait until all that the clock covers has ended."""
+        if not self.has_ended(clock):
+            raise DriverFault("the host waits without a deadline for a device that hangs")
+
+    def has_ended(self, clock: Reached) -> bool:
+        """Have the calling thread look whether all that the clock covers has ended. It has, unless something hangs."""
         self.refuse_in_capture("waiting for the device")
-        self.before_wait(clock)
+        if not self.before_wait(clock):
+            return False
         self.waits += 1
         self.own.waited.join(clock)
         here, self.arriving = (
@@ -263,6 +272,7 @@ class StrictDriver:
         )
         for _, arrive in here:
             arrive()
+        return True
 
     def refuse_in_capture(self, what: str) -> None:
         if self.capturing is not None:

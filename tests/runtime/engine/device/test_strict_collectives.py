@@ -15,11 +15,14 @@ from rank_turns import RankTurns
 from strict_collectives import CollectiveCall, StrictCollectives
 from strict_driver import DriverFault
 
+from pontil.gpu_ops import device_mark
 from pontil.gpu_ops.collectives.communicator import CollectiveError, Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator, open_communicator
+from pontil.gpu_ops.device_mark import DeviceLate
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance
+from pontil.runtime.cache.device_memory import CudaMemory
 from pontil.runtime.engine.device.captured_steps import CapturedSteps
-from pontil.runtime.engine.device.link import CudaLink, Recording
+from pontil.runtime.engine.device.link import CudaLink, RecordedStep
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
@@ -169,6 +172,39 @@ def test_a_rank_that_does_not_come_is_told_when_another_waits(site: RankSite) ->
         site.run(each)
 
 
+@pytest.mark.parametrize("waits", ["fetch", "settle", "free", "after", "settle after recording"])
+def test_no_wait_for_a_rank_that_does_not_come_is_for_ever(
+    site: RankSite, waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each names the device that hangs. Nothing goes on beside one where something may still be written."""
+    monkeypatch.setattr(device_mark, "DEVICE_WITHIN", 0.01)
+    site.collectives.may_hang = True
+
+    def each(own: Communicator, device: torch.device) -> None:
+        part, link, memory = torch.ones(2, 4, device=device), CudaLink(device), CudaMemory(device)
+        pool = memory.allocate(64)
+        recording = link.capture(lambda: own.gather_columns(part), None)
+        link.settle()
+        if own.rank == 1:
+            return
+        recording.replay() if "recording" in waits else own.gather_columns(part)
+        with pytest.raises(DeviceLate, match=f"{device} has not done within 0.01 s .* a rank that has not come"):
+            if waits == "fetch":
+                link.fetch(part.view(torch.int32).view(-1), link.host_words(8)).wait()
+            elif waits == "free":
+                memory.free(pool)
+            elif waits == "after":
+                with memory.after(memory.mark()):
+                    pool.sum()
+            else:
+                link.settle()
+        if waits == "after":
+            with pytest.raises(DeviceLate):
+                memory.mark()
+
+    site.run(each)
+
+
 def test_recorded_exchanges_are_made_at_each_start(site: RankSite) -> None:
     def each(own: Communicator, device: torch.device, starts: int = 3) -> None:
         part, link = torch.ones(2, 4, device=device), CudaLink(device)
@@ -186,7 +222,7 @@ def test_recorded_exchanges_are_made_at_each_start(site: RankSite) -> None:
 def test_recorded_steps_end_before_the_connections_of_their_ranks(site: RankSite) -> None:
     """A library waits at its end until no recording holds its connections. Something may still refer to one, as the
     traceback of an error does."""
-    held = list[Recording]()
+    held = list[RecordedStep]()
 
     def each(own: Communicator, device: torch.device, drops: bool = True) -> None:
         part, steps = torch.ones(2, 4, device=device), CapturedSteps(CudaLink(device))
@@ -229,7 +265,7 @@ def test_a_failed_recording_holds_no_connection(site: RankSite) -> None:
 
 
 def test_a_rank_whose_group_has_failed_does_not_wait_for_it(site: RankSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has started does not end: another rank will not come."""
+    """Its work does not end: another rank will not come."""
 
     def failing(*given: object, **named: object) -> None:
         raise RuntimeError("NCCL error: remote process exited")
