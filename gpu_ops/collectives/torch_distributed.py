@@ -16,6 +16,7 @@ from torch import Tensor
 from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, Recordings, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
 from pontil.gpu_ops.collectives.symmetric_memory import SymmetricSums, open_symmetric
+from pontil.gpu_ops.device_mark import DeviceMark
 
 KIND = "torch"
 MOST_RANKS = 1024
@@ -91,7 +92,8 @@ class TorchCommunicator:
         """Return the way to add parts on devices."""
         if self.device.type != "cuda":
             return self.library_sums
-        symmetric = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
+        open_sums = partial(open_symmetric, library=self.library_sums, wait=lambda: DeviceMark(self.device).wait())
+        symmetric = self.together(lambda group: open_sums(group, self.device, self.rank))
         return self.library_sums if symmetric is None else partial(self.symmetric_sums, symmetric)
 
     def symmetric_sums(self, symmetric: SymmetricSums, part: Tensor) -> Tensor:
