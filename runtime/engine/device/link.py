@@ -114,9 +114,12 @@ class CudaLink:
         with torch.cuda.stream(stream):
             run()
         torch.cuda.current_stream(self.device).wait_stream(stream)
+        # A recording begins by waiting for the device, without a deadline.
+        self.settle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=pool):
+            # Other threads take memory and wait, of libraries too, which would end a recording of the usual mode.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 result = run()
         except BaseException:
             # The error's traceback keeps the object, and what was recorded would keep the ranks' connections.

@@ -4,6 +4,7 @@ a device to read one fails; so does code that computes with memory of the host, 
 (`strict_driver.py`). What is started is recorded."""
 
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ class PretendDevice(TorchDispatchMode):
         pretend()
         self.fake = FakeTensorMode()
         self.driver, self.places = StrictDriver(), Places()
-        self.tape = DeviceTape(self.places)
+        # The record of a thread that makes one of its own, and of all others.
+        self.own, self.common = threading.local(), DeviceTape(self.places)
         self.device = torch.device("pretend", device)
         # The host's memory that devices copy from and to; it stays.
         self.pinned: dict[int, Tensor] = {}
@@ -118,6 +120,11 @@ class PretendDevice(TorchDispatchMode):
         # Of opened handles, whose memory each is.
         self.opened: dict[int, int] = {}
         self.patches, self.entered = ExitStack(), 0
+
+    @property
+    def tape(self) -> DeviceTape:
+        tape: DeviceTape = getattr(self.own, "tape", self.common)
+        return tape
 
     def __enter__(self) -> "PretendDevice":
         """Enter it in this thread; several threads may be in it."""
@@ -239,19 +246,19 @@ class PretendDevice(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[DeviceTape]:
-        """Record what the block starts, kernels too."""
-        before = self.tape
-        self.tape = DeviceTape(self.places)
+        """Record what the block starts in this thread, kernels too."""
+        before, made = self.tape, DeviceTape(self.places)
+        self.own.tape = made
         try:
-            yield self.tape
+            yield made
         finally:
-            self.tape = before
+            self.own.tape = before
 
     @contextmanager
-    def capture(self, graph: StrictGraph, pool: Any = None) -> Iterator[None]:
+    def capture(self, graph: StrictGraph, pool: Any = None, *, capture_error_mode: str = "global") -> Iterator[None]:
         """torch.cuda.graph. What is recorded keeps its memory in the pool, which the next recording uses again."""
         before = self.room.peak = self.room.taken()
-        with self.driver.capture(graph, pool or RecordedMemory()), self.recording() as tape:
+        with self.driver.capture(graph, pool or RecordedMemory(), capture_error_mode), self.recording() as tape:
             yield
         graph.calls = tape.calls
         assert not tape.to_device and not tape.to_host, "a recorded step copies to or from the host"
@@ -326,6 +333,8 @@ class PretendRuntime:
         pointer = self.there.places(made)
         self.there.allocated[pointer] = made
         self.there.driver.pools.add(pointer)
+        # Nothing was started.
+        self.there.driver.uses.pop(pointer, None)
         return pointer
 
     def free(self, pointer: int) -> None:

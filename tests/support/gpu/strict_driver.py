@@ -149,6 +149,9 @@ class ThreadState:
     device: int = 0
     streams: dict[int, StrictStream] = field(default_factory=dict)
     waited: Reached = field(default_factory=Reached)
+    # The recording that it makes, and the stream of that.
+    capturing: StrictGraph | None = None
+    capture_stream: StrictStream | None = None
 
 
 class StrictDriver:
@@ -167,8 +170,8 @@ class StrictDriver:
         self.arriving: list[tuple[Moment, Callable[[], object]]] = []
         # Called with what a thread is about to wait for: whether it ends.
         self.before_wait: Callable[[Reached], bool] = lambda clock: True
-        self.capturing: StrictGraph | None = None
-        self.capture_stream: StrictStream | None = None
+        # The recordings that are being made, with their modes.
+        self.open_captures: dict[StrictGraph, str] = {}
         self.replays = self.captures = self.waits = 0
 
     @property
@@ -178,6 +181,11 @@ class StrictDriver:
             self.local.state = ThreadState()
         state: ThreadState = self.local.state
         return state
+
+    @property
+    def capturing(self) -> StrictGraph | None:
+        """The recording that the calling thread makes."""
+        return self.own.capturing
 
     def device_of(self, device: torch.device | int | str | None) -> torch.device:
         if isinstance(device, int):
@@ -237,20 +245,23 @@ class StrictDriver:
         return StrictGraph(self)
 
     @contextmanager
-    def capture(self, graph: StrictGraph, pool: Any = None) -> Iterator[None]:
+    def capture(self, graph: StrictGraph, pool: Any, mode: str) -> Iterator[None]:
         """torch.cuda.graph: record what is started on the current device."""
-        assert self.capturing is None
+        own = self.own
+        assert own.capturing is None
         graph.device, graph.memory = self.current_device(), pool or object()
         for stream in self.streams:
             if stream.device == graph.device:
                 self.wait(stream.behind)
-        self.capturing, self.capture_stream = graph, self.stream(graph.device)
+        own.capturing, own.capture_stream = graph, self.stream(graph.device)
+        self.open_captures[graph] = mode
         self.captures += 1
         try:
-            with self.on(self.capture_stream):
+            with self.on(own.capture_stream):
                 yield
         finally:
-            self.capturing = self.capture_stream = None
+            own.capturing = own.capture_stream = None
+            del self.open_captures[graph]
 
     # The work that was started.
 
@@ -277,6 +288,8 @@ class StrictDriver:
     def refuse_in_capture(self, what: str) -> None:
         if self.capturing is not None:
             raise DriverFault(f"{what} while a step is recorded")
+        if "global" in self.open_captures.values():
+            raise DriverFault(f"{what} in a thread while another one records a step, which is invalid then")
 
     def started_on(self, device: torch.device, uses: Sequence[tuple[int, bool]]) -> Moment | None:
         """Start something on the current stream of a device that uses memory, each (memory, whether it is written).
@@ -284,7 +297,7 @@ class StrictDriver:
         stream = self.current_stream(device)
         graph = self.capturing
         if graph is not None:
-            if stream is not self.capture_stream:
+            if stream is not self.own.capture_stream:
                 raise DriverFault(f"something is started on {stream} while a step of {graph.device} is recorded")
             graph.uses += uses
             return None

@@ -172,7 +172,7 @@ def test_a_rank_that_does_not_come_is_told_when_another_waits(site: RankSite) ->
         site.run(each)
 
 
-@pytest.mark.parametrize("waits", ["fetch", "settle", "free", "after", "settle after recording"])
+@pytest.mark.parametrize("waits", ["fetch", "settle", "free", "after", "settle after recording", "capture"])
 def test_no_wait_for_a_rank_that_does_not_come_is_for_ever(
     site: RankSite, waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +191,8 @@ def test_no_wait_for_a_rank_that_does_not_come_is_for_ever(
         with pytest.raises(DeviceLate, match=f"{device} has not done within 0.01 s .* a rank that has not come"):
             if waits == "fetch":
                 link.fetch(part.view(torch.int32).view(-1), link.host_words(8)).wait()
+            elif waits == "capture":
+                link.capture(lambda: part + 1, None)
             elif waits == "free":
                 memory.free(pool)
             elif waits == "after":

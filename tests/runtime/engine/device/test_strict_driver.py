@@ -98,6 +98,48 @@ def test_a_recording_refuses_what_a_graph_cannot_hold(there: PretendDevice) -> N
         recorded(partial(memory.allocate, 64))
 
 
+def test_threads_beside_a_recording_do_as_they_like(there: PretendDevice) -> None:
+    """Peers' blocks are opened, copied and digested beside it, and a library looks after its collectives."""
+    open_device(config("pretend:1"))
+    link, memory = CudaLink(there.device), CudaMemory(there.device)
+    pool, mark, ones = memory.allocate(64), memory.mark(), torch.ones(4, device=there.device)
+    done = list[int]()
+
+    def work() -> None:
+        with there, memory.after(mark):
+            pool.cpu()
+            memory.close(memory.open(memory.export(pool), 64))
+            memory.allocate(64)
+            done.append(1)
+
+    def run() -> torch.Tensor:
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        return ones + 1
+
+    link.capture(run, None)
+    assert len(done) == 2
+
+
+def test_a_recording_that_refuses_other_threads_is_told(there: PretendDevice) -> None:
+    """The mode of a recording that names none."""
+    open_device(config("pretend:1"))
+    told = list[str]()
+
+    def work() -> None:
+        try:
+            CudaLink(there.device).settle()
+        except DriverFault as fault:
+            told.append(str(fault))
+
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+    assert told == ["waiting for the device in a thread while another one records a step, which is invalid then"]
+
+
 def test_a_recorded_step_whose_memory_is_gone_is_refused(there: PretendDevice) -> None:
     open_device(config("pretend:1"))
     held = [torch.ones(4, device=there.device)]
