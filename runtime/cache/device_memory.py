@@ -49,19 +49,6 @@ class DeviceMemory(Protocol):
         has ended. Raises DeviceLate, and so does the next `mark` then."""
 
 
-class ForeignBytes:
-    """Device memory that torch did not allocate, as torch accepts it."""
-
-    def __init__(self, pointer: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
 class Handle(ctypes.Structure):
     _fields_ = [("reserved", ctypes.c_char * HANDLE_BYTES)]
 
@@ -117,8 +104,10 @@ class LoadedRuntime:
         self.call("IpcCloseMemHandle", ctypes.c_void_p(pointer))
 
     def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
-        """Return memory as uint8 [size]."""
-        return torch.as_tensor(ForeignBytes(pointer, size), device=device)
+        """Return memory that a device can reach as its own, uint8 [size]. By its address torch would find that it
+        belongs to another one, and copy it."""
+        storage = torch._C._construct_storage_from_data_pointer(pointer, device, size)
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
     def pointer_of(self, memory: Tensor) -> int:
         return memory.data_ptr()

@@ -319,7 +319,8 @@ class DeviceRoom:
 
 class PretendRuntime:
     """The runtime's functions for memory that other processes open, which here are this one. An opened handle is memory
-    at an address of its own, which ends when it is closed; until then its owner must keep the memory."""
+    at an address of its own, which the device that opened it can reach. It ends when that one closes it; until then its
+    owner must keep the memory."""
 
     def __init__(self, there: PretendDevice) -> None:
         self.there = there
@@ -354,7 +355,8 @@ class PretendRuntime:
         if owner not in self.there.allocated:
             raise OSError("the memory is gone")
         with self.there.fake:
-            made = torch.empty_like(self.there.allocated[owner])
+            size = len(self.there.allocated[owner])
+            made = torch.empty(size, dtype=torch.uint8, device=self.there.driver.current_device())
         pointer = self.hold(made)
         self.there.opened[pointer] = owner
         return pointer
@@ -362,11 +364,18 @@ class PretendRuntime:
     def close(self, pointer: int) -> None:
         if pointer not in self.there.opened:
             raise DriverFault("a handle is closed that is not open")
+        self.check_reached(pointer, self.there.driver.current_device())
         self.there.driver.give_back(pointer)
         del self.there.allocated[pointer], self.there.opened[pointer]
 
     def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
+        self.check_reached(pointer, device)
         return self.there.allocated[pointer][:size]
+
+    def check_reached(self, pointer: int, device: torch.device) -> None:
+        made = self.there.allocated[pointer]
+        if made.device != device:
+            raise DriverFault(f"memory that {made.device} has taken or opened is used by {device}")
 
     def pointer_of(self, memory: Tensor) -> int:
         return self.there.places(memory)

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from functools import partial
 from threading import Thread
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tiny import build, layout_of, reference, sequence
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.triton.launch import launch
-from pontil.runtime.cache.device_memory import CudaMemory
+from pontil.runtime.cache.device_memory import CudaMemory, LoadedRuntime
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -215,6 +216,29 @@ def test_a_pool_is_given_back_whole(there: PretendDevice) -> None:
     assert there.room.taken() == before
     with pytest.raises(OSError, match="gone"):
         memory.open(handle, 1 << 20)
+
+
+def test_memory_of_another_device_is_read_where_it_was_opened(there: PretendDevice) -> None:
+    """Its owner is a process with the first device. A thread of ours begins with that one, too."""
+    theirs = CudaMemory(torch.device("pretend:0"))
+    handle = theirs.export(theirs.allocate(64))
+    memory = CudaMemory(there.device)
+    own = memory.allocate(64)
+    opened = memory.open(handle, 64)
+    with memory.after(memory.mark()):
+        own.copy_(opened)
+    memory.close(opened)
+    pointer = memory.runtime.open(handle)
+    with pytest.raises(DriverFault, match="memory that pretend:0 has taken or opened is used by pretend:1"):
+        memory.runtime.tensor(pointer, 64, there.device)
+
+
+def test_memory_of_an_address_is_no_copy() -> None:
+    """For torch, memory of another GPU belongs to that one, and would be copied to ours as a whole."""
+    theirs = torch.arange(16, dtype=torch.uint8)
+    opened = LoadedRuntime.tensor(cast(LoadedRuntime, None), theirs.data_ptr(), 8, torch.device("cpu"))
+    theirs[3] = 99
+    assert opened.tolist() == [0, 1, 2, 99, 4, 5, 6, 7] and opened.data_ptr() == theirs.data_ptr()
 
 
 def test_memory_is_not_unmapped_under_a_copy(there: PretendDevice) -> None:
