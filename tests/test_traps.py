@@ -23,9 +23,10 @@ FLAG = re.compile("stopping|closing|closed|serving|draining|running")
 WAITS = {"wait", "select", "poll", "get", "accept", "recv", "recv_into", "input", "sleep", "run_once", "turn", "answer"}
 # Base classes whose API requires a list or a set in the class body.
 DECLARED = {"Extension", "ctypes.Structure"}
-# Modules that may poll what cannot be signalled: another process's lock or counts.
+# Modules that may poll what cannot be signalled: another process's lock or counts, a device.
 POLLS = (
     "runtime/foundation/file_lock.py", "launcher/commands/usage.py", "gpu_ops/kernels/compile/build.py",
+    "gpu_ops/device_mark.py",
 )  # fmt: skip
 CHANGES = {
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend, Numbers, TileRuns
 from pontil.gpu_ops.attention_backends.tile_runs import page_list, pages_of, prompt_runs
+from pontil.gpu_ops.device_mark import DeviceMark
 from pontil.gpu_ops.kv.attention import PagedAttention
 from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.gpu_ops.kv.device_tile import DeviceTile
@@ -34,8 +35,8 @@ TOGETHER = 4
 class Mark(Protocol):
     """A place in a device's stream."""
 
-    def synchronize(self) -> None:
-        """Wait until all that stands before it is over."""
+    def wait(self) -> None:
+        """Wait until all that stands before it is over. Raises DeviceLate."""
 
 
 class HostSide(Protocol):
@@ -58,9 +59,7 @@ class CudaHost:
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
     def mark(self) -> Mark:
-        made = torch.cuda.Event()
-        made.record(torch.cuda.current_stream(self.device))
-        return made
+        return DeviceMark(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class PlannedTile:
     def plan(self, runs: TileRuns) -> None:
         """Divide the work of a tile anew, for all known kinds of layers."""
         if self.copied is not None:
-            self.copied.synchronize()
+            self.copied.wait()
         self.runs = runs
         self.write(runs)
         self.pages = self.page_memory(runs)

@@ -15,6 +15,13 @@ class CollectiveError(Exception):
 Counts = Sequence[Sequence[int]]
 
 
+class Recordings(Protocol):
+    """Recorded steps of a device, with the calls of a communicator that are a part of them."""
+
+    def drop(self) -> None:
+        """Give up every recording. None may be started after this."""
+
+
 class Communicator(Protocol):
     """Rank `rank` of `size`. Only `all_reduce` adds: any other result holds the bits that some rank computed, so that
     it does not depend on the number of ranks. Every method raises CollectiveError."""
@@ -57,8 +64,13 @@ class Communicator(Protocol):
     def broadcast(self, x: Tensor) -> None:
         """Give all ranks what rank 0 has in x, contiguous and of one shape and type on all of them."""
 
+    def drop_at_close(self, recordings: Recordings) -> None:
+        """Have `close` drop these first, unless they are gone by then: a library for devices waits until nothing that
+        was recorded holds its connections."""
+
     def close(self) -> None:
-        """Give up the memory or the connections. No method may be called after this."""
+        """Give up the memory or the connections. No method may be called after this. A library for devices may wait
+        here for ranks that do not come."""
 
 
 class SingleRank:
@@ -89,6 +101,9 @@ class SingleRank:
         return part
 
     def broadcast(self, x: Tensor) -> None:
+        return
+
+    def drop_at_close(self, recordings: Recordings) -> None:
         return
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, added
+from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, Recordings, added
 from pontil.gpu_ops.collectives.descriptor import positive, secret, whole
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.rank_group import HEADER_BYTES, MOST_RANKS, SharedGroup
@@ -120,6 +120,9 @@ class SharedMemoryCommunicator:
     def broadcast(self, x: Tensor) -> None:
         row = x.view(1, -1)
         self.group.choose(row, torch.zeros(1, dtype=torch.int64), row)
+
+    def drop_at_close(self, recordings: Recordings) -> None:
+        """Do nothing: steps on cores are not recorded."""
 
     def close(self) -> None:
         """Leave the group. The memory ends with the last rank that has it mapped."""

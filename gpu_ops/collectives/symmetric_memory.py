@@ -25,16 +25,18 @@ class SymmetricSums:
     may be recorded."""
 
     memory: Tensor
+    add: Callable[[Tensor, str, str], Tensor]
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group, self.device, self.group_name = group, device, group.group_name
 
     def take(self) -> None:
-        """Take this rank's memory. Raises RuntimeError where there is none, and what Python does without this part of
-        torch."""
+        """Take this rank's memory, and the op. Raises RuntimeError where there is none, and what Python does without
+        this part of torch."""
         from torch.distributed import _symmetric_memory
 
         self.memory = _symmetric_memory.empty(MOST_BYTES, dtype=torch.uint8, device=self.device)
+        self.add = torch.ops.symm_mem.one_shot_all_reduce
 
     def meet(self) -> None:
         """Map the memory of all ranks, which wait here for each other. Raises RuntimeError where their devices cannot
@@ -51,18 +53,24 @@ class SymmetricSums:
         read, so that the next part may be written."""
         own_part = self.memory[: part.nbytes].view(part.dtype).view(part.shape)
         own_part.copy_(part)
-        total: Tensor = torch.ops.symm_mem.one_shot_all_reduce(own_part, "sum", self.group_name)
-        return total
+        return self.add(own_part, "sum", self.group_name)
 
 
 def open_symmetric(
-    group: dist.ProcessGroup, device: torch.device, rank: int, library: Callable[[Tensor], Tensor]
+    group: dist.ProcessGroup,
+    device: torch.device,
+    rank: int,
+    library: Callable[[Tensor], Tensor],
+    wait: Callable[[], None],
 ) -> SymmetricSums | None:
     """Return such sums on all ranks, or None on all: where one of them cannot have them, or finds another sum than that
-    of the `library`, which adds in place."""
+    of the `library`, which adds in place. `wait` returns once the device has done what was started, and raises
+    DeviceLate where a rank does not take part."""
 
     def of_all(is_so: bool) -> bool:
-        return not bool(library(torch.tensor([0.0 if is_so else 1.0], device=device)).item())
+        answer = library(torch.tensor([0.0 if is_so else 1.0], device=device))
+        wait()
+        return not bool(answer.item())
 
     def can_all(step: Callable[[], None]) -> bool:
         try:
@@ -72,13 +80,20 @@ def open_symmetric(
             return of_all(False)
         return of_all(True)
 
-    sums = SymmetricSums(group, device)
-    # No rank meets the others before all have memory: they would wait for one that does not come.
-    if not (can_all(sums.take) and can_all(sums.meet)):
-        return None
+    sums, found = SymmetricSums(group, device), list[Tensor]()
     # Whole numbers, whose sum is the same in any order.
     probe = torch.arange(64, dtype=torch.float32, device=device).view(4, 16) * (rank + 1)
-    right = torch.equal(sums(probe), library(probe.clone()))
+
+    def call() -> None:
+        found.append(sums(probe))
+        wait()
+
+    # All go on to the next of these together: they would wait there for one that does not come.
+    if not all(can_all(step) for step in (sums.take, sums.meet, call)):
+        return None
+    expected = library(probe.clone())
+    wait()
+    right = torch.equal(found[0], expected)
     if not right:
         logger.warning("ranks add without symmetric memory, whose sum is wrong here")
     return sums if of_all(right) else None

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, added
+from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, Recordings, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
 from pontil.gpu_ops.collectives.symmetric_memory import SymmetricSums, open_symmetric
+from pontil.gpu_ops.device_mark import DeviceMark
 
 KIND = "torch"
 MOST_RANKS = 1024
@@ -34,6 +36,7 @@ class TorchCommunicator:
         self.failure: str | None = None
         # The way to add parts on devices, once any were added.
         self.sums: Callable[[Tensor], Tensor] | None = None
+        self.recordings: WeakSet[Recordings] = WeakSet()
 
     @classmethod
     def create(
@@ -89,7 +92,8 @@ class TorchCommunicator:
         """Return the way to add parts on devices."""
         if self.device.type != "cuda":
             return self.library_sums
-        symmetric = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
+        open_sums = partial(open_symmetric, library=self.library_sums, wait=lambda: DeviceMark(self.device).wait())
+        symmetric = self.together(lambda group: open_sums(group, self.device, self.rank))
         return self.library_sums if symmetric is None else partial(self.symmetric_sums, symmetric)
 
     def symmetric_sums(self, symmetric: SymmetricSums, part: Tensor) -> Tensor:
@@ -158,9 +162,19 @@ class TorchCommunicator:
         self.group = dist.new_group(timeout=timedelta(seconds=descriptor["deadline"]))
         return self.group
 
+    def drop_at_close(self, recordings: Recordings) -> None:
+        self.recordings.add(recordings)
+
     def close(self) -> None:
+        for recordings in list(self.recordings):
+            recordings.drop()
+        self.sums = None
         if dist.is_initialized():
-            dist.destroy_process_group()
+            if self.failure is not None and self.device.type != "cpu":
+                # The usual end waits for what was started, and a rank that has failed never ends that.
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
         self.group, self.failure = None, "this rank has left"
 
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pontil.gpu_ops.device_mark import DeviceLate, DeviceMark
+
 # The size of an exported handle, in CUDA and in HIP.
 HANDLE_BYTES = 64
 # cudaIpcMemLazyEnablePeerAccess: the memory of another GPU can be opened too, where the two can reach each other.
@@ -24,7 +26,8 @@ class DeviceMemory(Protocol):
         """Return so many bytes of zeros on the device, uint8 [size], that `export` accepts. Raise MemoryError."""
 
     def free(self, memory: Tensor) -> None:
-        """Give back what `allocate` returned. What was started on the device and may still use it is waited for."""
+        """Give back what `allocate` returned. What was started on the device and may still use it is waited for.
+        Raises DeviceLate."""
 
     def export(self, memory: Tensor) -> bytes:
         """Return HANDLE_BYTES by which another process can open what `allocate` returned."""
@@ -43,20 +46,7 @@ class DeviceMemory(Protocol):
 
     def after(self, mark: Any) -> AbstractContextManager[None]:
         """Run what a thread starts in this context after the mark, beside the engine's steps. On leaving the context it
-        has ended."""
-
-
-class ForeignBytes:
-    """Device memory that torch did not allocate, as torch accepts it."""
-
-    def __init__(self, pointer: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "strides": None,
-            "version": 3,
-        }
+        has ended. Raises DeviceLate, and so does the next `mark` then."""
 
 
 class Handle(ctypes.Structure):
@@ -114,8 +104,10 @@ class LoadedRuntime:
         self.call("IpcCloseMemHandle", ctypes.c_void_p(pointer))
 
     def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
-        """Return memory as uint8 [size]."""
-        return torch.as_tensor(ForeignBytes(pointer, size), device=device)
+        """Return memory that a device can reach as its own, uint8 [size]. By its address torch would find that it
+        belongs to another one, and copy it."""
+        storage = torch._C._construct_storage_from_data_pointer(pointer, device, size)
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
     def pointer_of(self, memory: Tensor) -> int:
         return memory.data_ptr()
@@ -140,6 +132,7 @@ class CudaMemory:
     def __init__(self, device: torch.device) -> None:
         self.device, self.runtime = device, gpu_runtime()
         self.side = torch.cuda.Stream(device)
+        self.late: DeviceLate | None = None
 
     def allocate(self, size: int) -> Tensor:
         try:
@@ -152,8 +145,8 @@ class CudaMemory:
         return tensor
 
     def free(self, memory: Tensor) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
-        self.side.synchronize()
+        DeviceMark(self.device).wait()
+        DeviceMark(self.device, self.side).wait()
         with torch.cuda.device(self.device):
             self.runtime.free(self.runtime.pointer_of(memory))
 
@@ -175,20 +168,27 @@ class CudaMemory:
         except OSError:
             return None
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+    def mark(self) -> DeviceMark:
+        if self.late is not None:
+            raise DeviceLate(str(self.late))
+        return DeviceMark(self.device)
 
     @contextmanager
     def after(self, mark: Any) -> Iterator[None]:
         with torch.cuda.device(self.device), torch.cuda.stream(self.side):
-            self.side.wait_event(mark)
             try:
-                yield
-            finally:
-                # A fault may leave something behind that still reads or writes.
-                self.side.synchronize()
+                # No wait in this context is for more than what is started there.
+                mark.wait()
+                self.side.wait_event(mark.event)
+                try:
+                    yield
+                finally:
+                    # A fault may leave something behind that still reads or writes.
+                    DeviceMark(self.device, self.side).wait()
+            except DeviceLate as error:
+                # A copy that is not over may still write to blocks that the engine gives to others.
+                self.late = error
+                raise
 
 
 def memory_of(device: torch.device) -> DeviceMemory | None:

@@ -5,6 +5,7 @@ import logging
 import signal
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.device_mark import DeviceLate
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.errors import RankLost
@@ -29,6 +30,8 @@ def run_worker(config: WorkerConfig, report: Reporter, commands: int | None = No
         serve(make_process(config, report, commands))
     except CollectiveError as error:
         raise RankLost(f"{config.name} lost a rank: {error}") from error
+    except DeviceLate as error:
+        raise RankLost(f"{config.name} lost its device: {error}") from error
 
 
 def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -> WorkerLoop:

@@ -3,22 +3,13 @@
 
 import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from pontil.runtime.engine.device.link import DeviceLink
+from pontil.runtime.engine.device.link import DeviceLink, RecordedStep
 
 logger = logging.getLogger("pontil.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedStep:
-    """A recorded step: `replay` computes `result` again from what its inputs' addresses hold then."""
-
-    replay: Callable[[], None]
-    result: Tensor
 
 
 class CapturedSteps:
@@ -27,14 +18,14 @@ class CapturedSteps:
 
     def __init__(self, link: DeviceLink) -> None:
         self.link, self.bytes = link, 0
-        self.steps: dict[Hashable, CapturedStep] = {}
+        self.steps: dict[Hashable, RecordedStep] = {}
         self.pool: Any = None
 
     def record(self, shape: Hashable, run: Callable[[], Tensor]) -> None:
         """Record what `run` starts for a shape. It must read and write only memory whose address stays."""
         before = self.link.reserved()
-        replay, result, self.pool = self.link.capture(run, self.pool)
-        self.steps[shape] = CapturedStep(replay, result)
+        step = self.steps[shape] = self.link.capture(run, self.pool)
+        self.pool = step.pool
         self.bytes += max(0, self.link.reserved() - before)
 
     def run(self, shape: Hashable, run: Callable[[], Tensor]) -> Tensor:
@@ -44,3 +35,10 @@ class CapturedSteps:
             return run()
         step.replay()
         return step.result
+
+    def drop(self) -> None:
+        """Give up the recordings, also where something still refers to one of them."""
+        for step in self.steps.values():
+            step.drop()
+        self.steps.clear()
+        self.pool = None

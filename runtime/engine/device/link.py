@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pontil.gpu_ops.device_mark import DeviceMark
+
 Words = NDArray[np.int32]
 # The first of so many steps may still be copied when the last is written: each has host memory of its own.
 STEPS_IN_FLIGHT = 2
@@ -28,7 +30,19 @@ class Arrival(Protocol):
     """Results on their way to the host."""
 
     def wait(self) -> Words:
-        """Wait until they have arrived; the words are valid until as many further fetches as there are host buffers."""
+        """Wait until they have arrived; the words are valid until as many further fetches as there are host buffers.
+        Raises DeviceLate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A recorded piece of work: `replay` starts it again from what its inputs' addresses hold then, and overwrites its
+    `result`. Its memory is of `pool`, which the next recording shares. `drop` gives it up."""
+
+    replay: Callable[[], None]
+    drop: Callable[[], None]
+    result: Tensor
+    pool: Any
 
 
 class DeviceLink(Protocol):
@@ -47,11 +61,11 @@ class DeviceLink(Protocol):
         """Copy `source`, int32 [words], to the first words of the host's memory."""
 
     def settle(self) -> None:
-        """Wait until all that was started is over."""
+        """Wait until all that was started is over. Raises DeviceLate."""
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
-        """Record what `run` starts, whose tensors keep their addresses. Return what starts it again, its result, which
-        each new start overwrites, and the memory pool, to be shared by the next capture."""
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> RecordedStep:
+        """Record what `run` starts, whose tensors keep their addresses, in the memory of an earlier recording's pool,
+        if there is one."""
 
     def reserved(self) -> int:
         """Return the bytes of the device's memory that this process holds."""
@@ -63,13 +77,13 @@ def pinned_words(count: int) -> Tensor:
 
 
 class CudaArrival:
-    """Words that a stream copies, with the event after the copy."""
+    """Words that a stream copies, with the mark behind the copy."""
 
-    def __init__(self, event: torch.cuda.Event, words: Words) -> None:
-        self.event, self.words = event, words
+    def __init__(self, mark: DeviceMark, words: Words) -> None:
+        self.mark, self.words = mark, words
 
     def wait(self) -> Words:
-        self.event.synchronize()
+        self.mark.wait()
         return self.words
 
 
@@ -88,24 +102,30 @@ class CudaLink:
 
     def fetch(self, source: Tensor, target: HostWords) -> Arrival:
         target.tensor[: len(source)].copy_(source, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return CudaArrival(event, target.words[: len(source)])
+        return CudaArrival(DeviceMark(self.device), target.words[: len(source)])
 
     def settle(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
+        DeviceMark(self.device).wait()
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> RecordedStep:
         # The first runs choose kernels and make workspaces, which a recording must not.
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             run()
         torch.cuda.current_stream(self.device).wait_stream(stream)
+        # A recording begins by waiting for the device, without a deadline.
+        self.settle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            result = run()
-        return graph.replay, result, graph.pool()
+        try:
+            # Other threads take memory and wait, of libraries too, which would end a recording of the usual mode.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                result = run()
+        except BaseException:
+            # The error's traceback keeps the object, and what was recorded would keep the ranks' connections.
+            graph.reset()
+            raise
+        return RecordedStep(graph.replay, graph.reset, result, graph.pool())
 
     def reserved(self) -> int:
         return torch.cuda.memory_reserved(self.device)

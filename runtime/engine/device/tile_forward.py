@@ -71,6 +71,7 @@ class TileForward:
         self.places = buckets(max(limits.generated, limits.prompt))
         self.widths = widths(limits.blocks)
         self.captured = CapturedSteps(link)
+        model.communicator.drop_at_close(self.captured)
         self.tables = torch.zeros(limits.generated, self.widths[-1], dtype=torch.int32, device=link.device)
 
     def rows(self, plan: TilePlan) -> int:

@@ -34,6 +34,7 @@ from pontil.runtime.wire.messages import (
     RankReady,
     RankWelcome,
 )
+from pontil.runtime.worker.ranks.parting import Parting
 
 logger = logging.getLogger("pontil.worker")
 
@@ -193,6 +194,6 @@ class Driver:
         if self.socket is not None:
             self.socket.close(linger=0.5)
         if self.communicator is not None:
-            self.communicator.close()
+            Parting(self.communicator).wait()
         self.poller.close()
         self.context.term()

@@ -15,6 +15,7 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.wire.links.context import Context
 from pontil.runtime.wire.links.sockets import PeerClient, Poller
 from pontil.runtime.wire.messages import Message, RankHello, RankPool, RankRound, RankWelcome
+from pontil.runtime.worker.ranks.parting import Parting
 
 # Seconds between two looks at whether the process is to stop while nothing arrives.
 LOOK = 1.0
@@ -67,4 +68,4 @@ class RankClient:
     def leave(self) -> None:
         """Close the communicator, if there is one."""
         if self.communicator is not None:
-            self.communicator.close()
+            Parting(self.communicator).wait()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums through symmetric memory, of threads that stand for ranks: all use it, or none does."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -13,7 +13,9 @@ from rank_turns import RankTurns, TurnCommunicator, TurnMeetings
 from torch import Tensor
 from torch.distributed import _symmetric_memory
 
+from pontil.gpu_ops.collectives.communicator import added
 from pontil.gpu_ops.collectives.symmetric_memory import MOST_BYTES, SymmetricSums, open_symmetric
+from pontil.gpu_ops.device_mark import DeviceLate
 
 CPU = torch.device("cpu")
 
@@ -30,7 +32,8 @@ class FakeGroup:
 class FakeSymmetric:
     """The functions of torch's symmetric memory, as their docstrings describe them; an op that adds what lies in the
     ranks' memory. `short` ranks have no memory left, `broken` ones cannot map that of others, and a `wrong` one misses
-    a part."""
+    a part. The op is started at once, and ends when all ranks have started it: `absent` ranks do not have it, and
+    `failing` ones fail before it is started."""
 
     turns: RankTurns = field(default_factory=RankTurns)
     groups: dict[str, FakeGroup] = field(default_factory=dict)
@@ -38,6 +41,10 @@ class FakeSymmetric:
     short: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
     wrong: frozenset[int] = frozenset()
+    absent: frozenset[int] = frozenset()
+    failing: frozenset[int] = frozenset()
+    # By the number of the op, each rank's part and the memory of its result.
+    started: list[dict[int, tuple[Tensor, Tensor]]] = field(default_factory=list)
 
     def empty(self, *size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         if self.turns.own.rank in self.short:
@@ -53,12 +60,31 @@ class FakeSymmetric:
         self.opened[tensor.untyped_storage().data_ptr()] = group.group_name
         return object()
 
-    def one_shot_all_reduce(self, own: Tensor, reduce_op: str, group_name: str) -> Tensor:
+    @property
+    def one_shot_all_reduce(self) -> Callable[[Tensor, str, str], Tensor]:
+        if self.turns.own.rank in self.absent:
+            raise AttributeError("'_OpNamespace' 'symm_mem' object has no attribute 'one_shot_all_reduce'")
+        return self.start
+
+    def start(self, own: Tensor, reduce_op: str, group_name: str) -> Tensor:
         assert reduce_op == "sum" and own.is_contiguous() and own.nbytes % 16 == 0
         assert self.opened[own.untyped_storage().data_ptr()] == group_name, "not memory of this group"
         rank = self.groups[group_name].own.rank
-        total = self.groups[group_name].own.all_reduce(own, True)
-        return total - own if rank in self.wrong else total
+        if rank in self.failing:
+            raise RuntimeError("out of memory")
+        number = sum(rank in one for one in self.started)
+        self.started += [{}] * (number == len(self.started))
+        self.started[number][rank] = own.clone(), torch.full_like(own, 77)
+        return self.started[number][rank][1]
+
+    def wait(self) -> None:
+        """Wait for what the calling rank has started."""
+        rank = self.turns.own.rank
+        for ranks in [one for one in self.started if rank in one]:
+            if not self.turns.wait(lambda: len(ranks) == len(self.groups)):  # noqa: B023
+                raise DeviceLate(f"rank {rank} has waited long enough")
+            parts = [ranks[other][0] for other in sorted(ranks) if other != rank or rank not in self.wrong]
+            ranks[rank][1].copy_(added(torch.stack(parts)))
 
 
 @pytest.fixture
@@ -83,11 +109,14 @@ def opened(fake: FakeSymmetric, ranks: int) -> list[tuple[SymmetricSums | None, 
     def live(rank: int) -> tuple[SymmetricSums | None, Tensor | None]:
         group: Any = FakeGroup(f"ranks of {rank}", TurnCommunicator(meetings, rank))
         fake.groups[group.group_name] = group
-        sums = open_symmetric(group, CPU, rank, lambda part: part.copy_(group.own.all_reduce(part, True)))
+        library = lambda part: part.copy_(group.own.all_reduce(part, True))  # noqa: E731
+        sums = open_symmetric(group, CPU, rank, library, fake.wait)
         if sums is None:
             return None, None
         sums(torch.ones(5, 8))
-        return sums, sums(torch.full((3, 8), 2.0 + rank, dtype=torch.bfloat16))
+        total = sums(torch.full((3, 8), 2.0 + rank, dtype=torch.bfloat16))
+        fake.wait()
+        return sums, total
 
     return fake.turns.run([partial(live, rank) for rank in range(ranks)])
 
@@ -97,10 +126,17 @@ def test_parts_are_added_in_memory_of_all(fake: FakeSymmetric) -> None:
         assert total is not None and torch.equal(total, torch.full((3, 8), 9.0, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("fault", ["short", "broken", "wrong"])
+@pytest.mark.parametrize("fault", ["short", "broken", "wrong", "absent"])
 def test_no_rank_uses_what_one_cannot(fake: FakeSymmetric, fault: str) -> None:
     setattr(fake, fault, frozenset({1}))
     assert opened(fake, 3) == [(None, None)] * 3
+
+
+def test_no_rank_waits_for_ever_for_one_whose_sum_fails(fake: FakeSymmetric) -> None:
+    """The devices of the others wait in it by then, and can do nothing else."""
+    fake.failing = frozenset({1})
+    with pytest.raises(DeviceLate):
+        opened(fake, 3)
 
 
 def test_what_does_not_fit_is_left_to_the_library(fake: FakeSymmetric) -> None:

@@ -3,6 +3,7 @@
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from pontil.gpu_ops.collectives.communicator import Communicator
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.errors import ModelError, TransferError
@@ -21,6 +23,7 @@ from pontil.runtime.wire.links.sockets import PeerClient, Poller, open_context
 from pontil.runtime.wire.messages import Message, RankDone, RankHello, RankLoaded, RankPlan, RankPool, RankReady
 from pontil.runtime.worker.follower import DriverLink, Follower
 from pontil.runtime.worker.links.worker_sockets import WorkerSockets
+from pontil.runtime.worker.ranks import parting
 from pontil.runtime.worker.ranks.driver import Driver
 
 TILE = TilePlan(False, [3], [], [0], [], [0])
@@ -101,6 +104,23 @@ def test_plans_are_numbered_in_order_and_take_the_orders_that_wait(driver: Drive
     plans = [cast(RankPlan, follower.receive()) for _ in range(3)]
     assert [(one.number, len(one.tiles), one.stop) for one in plans] == [(1, 1, False), (2, 0, False), (3, 0, True)]
     assert plans[0].copies == [[4, 5]] and plans[1].epochs == [[1, 9]]
+
+
+def test_no_rank_waits_long_for_others_at_its_end(config: WorkerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library for devices may wait in `close` for a rank that has hung."""
+    monkeypatch.setattr(parting, "PART_WITHIN", 0.01)
+    came, closed = threading.Event(), threading.Event()
+
+    def close() -> None:
+        came.wait()
+        closed.set()
+
+    driver = Driver(config, QUIET)
+    driver.communicator = cast(Communicator, SimpleNamespace(close=close))
+    driver.close()
+    assert not closed.is_set()
+    came.set()
+    assert closed.wait(30.0)
 
 
 def test_only_the_followers_of_this_worker_are_heard(driver: Driver, follower: FakeFollower) -> None:

@@ -23,7 +23,7 @@ from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device.device_runner import DeviceRunner
-from pontil.runtime.engine.device.link import Arrival, HostWords, Words
+from pontil.runtime.engine.device.link import Arrival, HostWords, RecordedStep, Words
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
 from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.engine import Engine
@@ -65,7 +65,7 @@ class HostLink:
     def settle(self) -> None:
         self.settled += 1
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> RecordedStep:
         result = run()
         self.captures += 1
 
@@ -73,7 +73,7 @@ class HostLink:
             self.replayed += 1
             result.copy_(run())
 
-        return replay, result, pool
+        return RecordedStep(replay, lambda: None, result, pool)
 
     def reserved(self) -> int:
         return 1000 * self.captures

@@ -55,7 +55,7 @@ class PlainHost:
         return torch.zeros(count, dtype=torch.int32)
 
     def mark(self) -> Any:
-        return SimpleNamespace(synchronize=lambda: None)
+        return SimpleNamespace(wait=lambda: None)
 
 
 class FakeFlashAttention:

@@ -4,11 +4,13 @@ a device to read one fails; so does code that computes with memory of the host, 
 (`strict_driver.py`). What is started is recorded."""
 
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from strict_driver import DriverFault, StrictDriver, StrictGraph
@@ -108,7 +110,8 @@ class PretendDevice(TorchDispatchMode):
         pretend()
         self.fake = FakeTensorMode()
         self.driver, self.places = StrictDriver(), Places()
-        self.tape = DeviceTape(self.places)
+        # The record of a thread that makes one of its own, and of all others.
+        self.own, self.common = threading.local(), DeviceTape(self.places)
         self.device = torch.device("pretend", device)
         # The host's memory that devices copy from and to; it stays.
         self.pinned: dict[int, Tensor] = {}
@@ -117,6 +120,11 @@ class PretendDevice(TorchDispatchMode):
         # Of opened handles, whose memory each is.
         self.opened: dict[int, int] = {}
         self.patches, self.entered = ExitStack(), 0
+
+    @property
+    def tape(self) -> DeviceTape:
+        tape: DeviceTape = getattr(self.own, "tape", self.common)
+        return tape
 
     def __enter__(self) -> "PretendDevice":
         """Enter it in this thread; several threads may be in it."""
@@ -179,7 +187,7 @@ class PretendDevice(TorchDispatchMode):
         ]  # fmt: skip
         if name in COPIES and result.device.type == "cpu":
             self.tape.to_host += 1
-            self.driver.current_stream(args[0].device).synchronize()
+            self.driver.wait(self.driver.current_stream(args[0].device).behind)
         self.room.take([one for one in new if one.device.type == "pretend"])
         self.tape.own.update(self.places(one) for one in new)
         self.note_uses(func, args, kwargs, new, theirs)
@@ -229,7 +237,7 @@ class PretendDevice(TorchDispatchMode):
             target.fill_(NOT_THERE)
             self.driver.arriving.append((moment, target.zero_))
         else:
-            stream.synchronize()
+            self.driver.wait(stream.behind)
             target.zero_()
         return target
 
@@ -238,19 +246,19 @@ class PretendDevice(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[DeviceTape]:
-        """Record what the block starts, kernels too."""
-        before = self.tape
-        self.tape = DeviceTape(self.places)
+        """Record what the block starts in this thread, kernels too."""
+        before, made = self.tape, DeviceTape(self.places)
+        self.own.tape = made
         try:
-            yield self.tape
+            yield made
         finally:
-            self.tape = before
+            self.own.tape = before
 
     @contextmanager
-    def capture(self, graph: StrictGraph, pool: Any = None) -> Iterator[None]:
+    def capture(self, graph: StrictGraph, pool: Any = None, *, capture_error_mode: str = "global") -> Iterator[None]:
         """torch.cuda.graph. What is recorded keeps its memory in the pool, which the next recording uses again."""
         before = self.room.peak = self.room.taken()
-        with self.driver.capture(graph, pool or RecordedMemory()), self.recording() as tape:
+        with self.driver.capture(graph, pool or RecordedMemory(), capture_error_mode), self.recording() as tape:
             yield
         graph.calls = tape.calls
         assert not tape.to_device and not tape.to_host, "a recorded step copies to or from the host"
@@ -291,7 +299,8 @@ class DeviceRoom:
     def __init__(self, most: int) -> None:
         self.most, self.peak = most, 0
         self.held: list[tuple[StorageWeakRef, int]] = []
-        self.pools: set[RecordedMemory] = set()
+        # While a recording has one.
+        self.pools: WeakSet[RecordedMemory] = WeakSet()
 
     def taken(self) -> int:
         self.held = [one for one in self.held if not one[0].expired()]
@@ -310,7 +319,8 @@ class DeviceRoom:
 
 class PretendRuntime:
     """The runtime's functions for memory that other processes open, which here are this one. An opened handle is memory
-    at an address of its own, which ends when it is closed; until then its owner must keep the memory."""
+    at an address of its own, which the device that opened it can reach. It ends when that one closes it; until then its
+    owner must keep the memory."""
 
     def __init__(self, there: PretendDevice) -> None:
         self.there = there
@@ -324,6 +334,8 @@ class PretendRuntime:
         pointer = self.there.places(made)
         self.there.allocated[pointer] = made
         self.there.driver.pools.add(pointer)
+        # Nothing was started.
+        self.there.driver.uses.pop(pointer, None)
         return pointer
 
     def free(self, pointer: int) -> None:
@@ -343,7 +355,8 @@ class PretendRuntime:
         if owner not in self.there.allocated:
             raise OSError("the memory is gone")
         with self.there.fake:
-            made = torch.empty_like(self.there.allocated[owner])
+            size = len(self.there.allocated[owner])
+            made = torch.empty(size, dtype=torch.uint8, device=self.there.driver.current_device())
         pointer = self.hold(made)
         self.there.opened[pointer] = owner
         return pointer
@@ -351,11 +364,18 @@ class PretendRuntime:
     def close(self, pointer: int) -> None:
         if pointer not in self.there.opened:
             raise DriverFault("a handle is closed that is not open")
+        self.check_reached(pointer, self.there.driver.current_device())
         self.there.driver.give_back(pointer)
         del self.there.allocated[pointer], self.there.opened[pointer]
 
     def tensor(self, pointer: int, size: int, device: torch.device) -> Tensor:
+        self.check_reached(pointer, device)
         return self.there.allocated[pointer][:size]
+
+    def check_reached(self, pointer: int, device: torch.device) -> None:
+        made = self.there.allocated[pointer]
+        if made.device != device:
+            raise DriverFault(f"memory that {made.device} has taken or opened is used by {device}")
 
     def pointer_of(self, memory: Tensor) -> int:
         return self.there.places(memory)

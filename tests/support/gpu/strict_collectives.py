@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from pretend_device import PretendDevice
 from rank_turns import RankTurns
-from strict_driver import DriverFault, Moment, Reached
+from strict_driver import DriverFault, Moment, Reached, StrictGraph
 from torch import Tensor
 
 from pontil.gpu_ops.collectives import torch_distributed
@@ -45,6 +46,9 @@ class StrictGroup:
     calls: list[CollectiveCall] = field(default_factory=list)
     # The calls that the device may still be waiting in, with their numbers.
     open: list[tuple[Moment, int]] = field(default_factory=list)
+    # Recordings with calls of this group, and the way in which it has ended.
+    recorded: WeakSet[StrictGraph] = field(default_factory=WeakSet)
+    end: str | None = None
 
 
 class StrictCollectives:
@@ -55,6 +59,8 @@ class StrictCollectives:
         self.groups: list[StrictGroup] = []
         self.joining: StrictGroup | None = None
         self.captured = self.meetings = 0
+        # Set where the test is about a device that hangs, which is a fault otherwise.
+        self.may_hang = False
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -76,8 +82,34 @@ class StrictCollectives:
         assert group is None and self.driver.capturing is None, "ranks of devices meet where one may be late"
         self.meetings += 1
 
+    @property
+    def distributed_c10d(self) -> "StrictCollectives":
+        """The module that has `_abort_process_group`."""
+        return self
+
+    @property
+    def own_group(self) -> StrictGroup | None:
+        """The group of the calling rank, which is known by its device."""
+        here = self.driver.current_device()
+        return next((one for one in self.groups if one.device == here and one.end is None), None)
+
     def is_initialized(self) -> bool:
-        return False
+        return self.own_group is not None
+
+    def destroy_process_group(self) -> None:
+        """End the calling rank's group, once all that it started is over."""
+        self.check(self.driver.first_streams[self.driver.own.device].behind)
+        self.finish("destroyed")
+
+    def _abort_process_group(self) -> None:
+        self.finish("aborted")
+
+    def finish(self, how: str) -> None:
+        group = self.own_group
+        assert group is not None
+        if held := sum(not graph.is_over for graph in group.recorded):
+            raise DriverFault(f"rank {group.rank} would hang at its end: {held} recorded steps hold its connections")
+        group.end = how
 
     def all_gather_into_tensor(self, target: Tensor, own: Tensor, group: StrictGroup) -> None:
         if target.numel() != own.numel() * self.ranks:
@@ -113,6 +145,7 @@ class StrictCollectives:
         if moment is None:
             assert graph is not None
             self.there.note_foreign(graph, [one for one, _ in tensors])
+            group.recorded.add(graph)
             graph.replayed.append(lambda moment: self.join(group, made, moment))
             self.captured += 1
         else:
@@ -130,12 +163,15 @@ class StrictCollectives:
                     f"rank {other.rank} an {other.calls[number]}"
                 )
 
-    def check(self, clock: Reached) -> None:
-        """Let the other ranks go on until all have made the calls that are waited for."""
+    def check(self, clock: Reached) -> bool:
+        """Let the other ranks go on until all have made the calls that are waited for. Return whether they have."""
         if not self.turns.wait(lambda: self.missing(clock) is None):
+            if self.may_hang:
+                return False
             raise DriverFault(self.missing(clock))
         for group in self.groups:
             group.open = [one for one in group.open if not clock.covers(one[0])]
+        return True
 
     def missing(self, clock: Reached) -> str | None:
         """Return what keeps a rank waiting for what the clock covers."""

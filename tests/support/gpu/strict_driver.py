@@ -68,7 +68,7 @@ class StrictStream:
         self.behind.join(stream.behind)
 
     def synchronize(self) -> None:
-        self.driver.wait(self.behind)
+        raise DriverFault(f"the host waits for {self} without a deadline")
 
 
 class StrictEvent:
@@ -80,8 +80,11 @@ class StrictEvent:
     def record(self, stream: StrictStream | None = None) -> None:
         self.clock = (stream or self.driver.current_stream()).behind.copy()
 
+    def query(self) -> bool:
+        return self.driver.has_ended(self.clock)
+
     def synchronize(self) -> None:
-        self.driver.wait(self.clock)
+        raise DriverFault("the host waits for an event without a deadline")
 
 
 @dataclass
@@ -109,12 +112,22 @@ class StrictGraph:
     # Called at each start: the parts of the work in which other devices take part.
     replayed: list[Callable[["Moment"], None]] = field(default_factory=list)
     memory: Any = None
+    is_over: bool = False
 
     def pool(self) -> Any:
         return self.memory
 
+    def reset(self) -> None:
+        """End the recording, which holds nothing any more."""
+        self.driver.refuse_in_capture("the end of a recording")
+        self.is_over, self.memory = True, None
+        for held in (self.calls, self.uses, self.foreign, self.replayed):
+            held.clear()
+
     def replay(self) -> None:
         driver = self.driver
+        if self.is_over:
+            raise DriverFault("a recorded step is started that was given up")
         if driver.current_device() != self.device:
             raise DriverFault(f"what was recorded on {self.device} is started on {driver.current_device()}")
         if any(one.expired() for one in self.foreign):
@@ -136,6 +149,9 @@ class ThreadState:
     device: int = 0
     streams: dict[int, StrictStream] = field(default_factory=dict)
     waited: Reached = field(default_factory=Reached)
+    # The recording that it makes, and the stream of that.
+    capturing: StrictGraph | None = None
+    capture_stream: StrictStream | None = None
 
 
 class StrictDriver:
@@ -152,10 +168,10 @@ class StrictDriver:
         self.freed: set[int] = set()
         # Copies to the host, which arrive when somebody waits for them.
         self.arriving: list[tuple[Moment, Callable[[], object]]] = []
-        # Called with what a thread is about to wait for.
-        self.before_wait: Callable[[Reached], None] = lambda clock: None
-        self.capturing: StrictGraph | None = None
-        self.capture_stream: StrictStream | None = None
+        # Called with what a thread is about to wait for: whether it ends.
+        self.before_wait: Callable[[Reached], bool] = lambda clock: True
+        # The recordings that are being made, with their modes.
+        self.open_captures: dict[StrictGraph, str] = {}
         self.replays = self.captures = self.waits = 0
 
     @property
@@ -165,6 +181,11 @@ class StrictDriver:
             self.local.state = ThreadState()
         state: ThreadState = self.local.state
         return state
+
+    @property
+    def capturing(self) -> StrictGraph | None:
+        """The recording that the calling thread makes."""
+        return self.own.capturing
 
     def device_of(self, device: torch.device | int | str | None) -> torch.device:
         if isinstance(device, int):
@@ -224,27 +245,36 @@ class StrictDriver:
         return StrictGraph(self)
 
     @contextmanager
-    def capture(self, graph: StrictGraph, pool: Any = None) -> Iterator[None]:
+    def capture(self, graph: StrictGraph, pool: Any, mode: str) -> Iterator[None]:
         """torch.cuda.graph: record what is started on the current device."""
-        assert self.capturing is None
+        own = self.own
+        assert own.capturing is None
         graph.device, graph.memory = self.current_device(), pool or object()
         for stream in self.streams:
             if stream.device == graph.device:
-                stream.synchronize()
-        self.capturing, self.capture_stream = graph, self.stream(graph.device)
+                self.wait(stream.behind)
+        own.capturing, own.capture_stream = graph, self.stream(graph.device)
+        self.open_captures[graph] = mode
         self.captures += 1
         try:
-            with self.on(self.capture_stream):
+            with self.on(own.capture_stream):
                 yield
         finally:
-            self.capturing = self.capture_stream = None
+            own.capturing = own.capture_stream = None
+            del self.open_captures[graph]
 
     # The work that was started.
 
     def wait(self, clock: Reached) -> None:
         """Have the calling thread wait until all that the clock covers has ended."""
+        if not self.has_ended(clock):
+            raise DriverFault("the host waits without a deadline for a device that hangs")
+
+    def has_ended(self, clock: Reached) -> bool:
+        """Have the calling thread look whether all that the clock covers has ended. It has, unless something hangs."""
         self.refuse_in_capture("waiting for the device")
-        self.before_wait(clock)
+        if not self.before_wait(clock):
+            return False
         self.waits += 1
         self.own.waited.join(clock)
         here, self.arriving = (
@@ -253,10 +283,13 @@ class StrictDriver:
         )
         for _, arrive in here:
             arrive()
+        return True
 
     def refuse_in_capture(self, what: str) -> None:
         if self.capturing is not None:
             raise DriverFault(f"{what} while a step is recorded")
+        if "global" in self.open_captures.values():
+            raise DriverFault(f"{what} in a thread while another one records a step, which is invalid then")
 
     def started_on(self, device: torch.device, uses: Sequence[tuple[int, bool]]) -> Moment | None:
         """Start something on the current stream of a device that uses memory, each (memory, whether it is written).
@@ -264,7 +297,7 @@ class StrictDriver:
         stream = self.current_stream(device)
         graph = self.capturing
         if graph is not None:
-            if stream is not self.capture_stream:
+            if stream is not self.own.capture_stream:
                 raise DriverFault(f"something is started on {stream} while a step of {graph.device} is recorded")
             graph.uses += uses
             return None

@@ -43,7 +43,7 @@ class HastyHost(PretendHost):
     """A host that writes before its last copy is over: a fault."""
 
     def mark(self) -> Mark:
-        return SimpleNamespace(synchronize=lambda: None)
+        return SimpleNamespace(wait=lambda: None)
 
 
 class PackageSite:

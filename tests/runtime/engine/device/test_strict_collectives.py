@@ -15,10 +15,14 @@ from rank_turns import RankTurns
 from strict_collectives import CollectiveCall, StrictCollectives
 from strict_driver import DriverFault
 
-from pontil.gpu_ops.collectives.communicator import Communicator
+from pontil.gpu_ops import device_mark
+from pontil.gpu_ops.collectives.communicator import CollectiveError, Communicator
 from pontil.gpu_ops.collectives.factory import create_communicator, open_communicator
+from pontil.gpu_ops.device_mark import DeviceLate
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS, BatchInvariance
-from pontil.runtime.engine.device.link import CudaLink
+from pontil.runtime.cache.device_memory import CudaMemory
+from pontil.runtime.engine.device.captured_steps import CapturedSteps
+from pontil.runtime.engine.device.link import CudaLink, RecordedStep
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.models.families.registry import build_model
 from pontil.runtime.models.layers.decoder import Decoder
@@ -149,8 +153,8 @@ def computed(
     rows = torch.ones(classes.pad_prompt(3), model.config.hidden_size, device=device)
     with torch.inference_mode():
         layer = partial(model.blocks[0].feed_forward, rows)
-        replay, _, _ = CudaLink(device).capture(lambda: model.logits(layer()), None)
-        replay()
+        recording = CudaLink(device).capture(lambda: model.logits(layer()), None)
+        recording.replay()
         logits = model.logits(layer())
     CudaLink(device).settle()
     return len(logits[:3].flatten())
@@ -168,18 +172,117 @@ def test_a_rank_that_does_not_come_is_told_when_another_waits(site: RankSite) ->
         site.run(each)
 
 
+@pytest.mark.parametrize("waits", ["fetch", "settle", "free", "after", "settle after recording", "capture"])
+def test_no_wait_for_a_rank_that_does_not_come_is_for_ever(
+    site: RankSite, waits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each names the device that hangs. Nothing goes on beside one where something may still be written."""
+    monkeypatch.setattr(device_mark, "DEVICE_WITHIN", 0.01)
+    site.collectives.may_hang = True
+
+    def each(own: Communicator, device: torch.device) -> None:
+        part, link, memory = torch.ones(2, 4, device=device), CudaLink(device), CudaMemory(device)
+        pool = memory.allocate(64)
+        recording = link.capture(lambda: own.gather_columns(part), None)
+        link.settle()
+        if own.rank == 1:
+            return
+        recording.replay() if "recording" in waits else own.gather_columns(part)
+        with pytest.raises(DeviceLate, match=f"{device} has not done within 0.01 s .* a rank that has not come"):
+            if waits == "fetch":
+                link.fetch(part.view(torch.int32).view(-1), link.host_words(8)).wait()
+            elif waits == "capture":
+                link.capture(lambda: part + 1, None)
+            elif waits == "free":
+                memory.free(pool)
+            elif waits == "after":
+                with memory.after(memory.mark()):
+                    pool.sum()
+            else:
+                link.settle()
+        if waits == "after":
+            with pytest.raises(DeviceLate):
+                memory.mark()
+
+    site.run(each)
+
+
 def test_recorded_exchanges_are_made_at_each_start(site: RankSite) -> None:
     def each(own: Communicator, device: torch.device, starts: int = 3) -> None:
         part, link = torch.ones(2, 4, device=device), CudaLink(device)
-        replay, _, _ = link.capture(lambda: own.gather_columns(part), None)
+        recording = link.capture(lambda: own.gather_columns(part), None)
         for _ in range(starts):
-            replay()
+            recording.replay()
         link.settle()
 
     site.run(each)
     assert [len(group.calls) for group in site.collectives.groups] == [4, 4]
     with pytest.raises(DriverFault, match="would hang in collective 3, .*: rank 0 has not"):
         site.run(lambda own, device: each(own, device, 2 + own.rank))
+
+
+def test_recorded_steps_end_before_the_connections_of_their_ranks(site: RankSite) -> None:
+    """A library waits at its end until no recording holds its connections. Something may still refer to one, as the
+    traceback of an error does."""
+    held = list[RecordedStep]()
+
+    def each(own: Communicator, device: torch.device, drops: bool = True) -> None:
+        part, steps = torch.ones(2, 4, device=device), CapturedSteps(CudaLink(device))
+        if drops:
+            own.drop_at_close(steps)
+        steps.record("a shape", lambda: own.gather_columns(part))
+        held.extend(steps.steps.values())
+        steps.run("a shape", lambda: part)
+        steps.link.settle()
+        own.close()
+
+    site.run(each)
+    assert [group.end for group in site.collectives.groups] == ["destroyed"] * 2
+    with pytest.raises(DriverFault, match="given up"):
+        held[0].replay()
+    with pytest.raises(DriverFault, match="hang at its end: 1 recorded steps hold its connections"):
+        site.run(lambda own, device: each(own, device, own.rank == 0))
+
+
+def test_a_failed_recording_holds_no_connection(site: RankSite) -> None:
+    def each(own: Communicator, device: torch.device) -> None:
+        part, steps = torch.ones(2, 4, device=device), CapturedSteps(CudaLink(device))
+        own.drop_at_close(steps)
+        ran = list[int]()
+
+        def run() -> torch.Tensor:
+            made = own.gather_columns(part)
+            ran.append(1)
+            if len(ran) == 2:
+                raise KeyError
+            return made
+
+        with pytest.raises(KeyError) as raised:
+            steps.record("a shape", run)
+        own.close()
+        assert raised.tb
+
+    site.run(each)
+    assert [group.end for group in site.collectives.groups] == ["destroyed"] * 2
+
+
+def test_a_rank_whose_group_has_failed_does_not_wait_for_it(site: RankSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its work does not end: another rank will not come."""
+
+    def failing(*given: object, **named: object) -> None:
+        raise RuntimeError("NCCL error: remote process exited")
+
+    def each(own: Communicator, device: torch.device) -> None:
+        if own.rank == 0:
+            own.gather_columns(torch.ones(2, 4, device=device))
+            with monkeypatch.context() as patch:
+                patch.setattr(site.collectives, "broadcast", failing)
+                with pytest.raises(CollectiveError, match="remote process exited"):
+                    own.broadcast(torch.ones(2, 4, device=device))
+            own.close()
+
+    site.run(each)
+    assert [group.end for group in site.collectives.groups] == ["aborted", None]
 
 
 def test_memory_of_another_device_is_refused(site: RankSite) -> None:

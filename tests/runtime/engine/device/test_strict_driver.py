@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from functools import partial
 from threading import Thread
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from tiny import build, layout_of, reference, sequence
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.triton.launch import launch
-from pontil.runtime.cache.device_memory import CudaMemory
+from pontil.runtime.cache.device_memory import CudaMemory, LoadedRuntime
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -75,10 +76,10 @@ def test_a_recording_is_of_the_current_device(there: PretendDevice) -> None:
     with pytest.raises(DriverFault, match="while a step of pretend:0 is recorded"):
         CudaLink(there.device).capture(lambda: ones + 1, None)
     open_device(config("pretend:1"))
-    replay, _, _ = CudaLink(there.device).capture(lambda: ones + 1, None)
+    recording = CudaLink(there.device).capture(lambda: ones + 1, None)
     there.driver.set_device(0)
     with pytest.raises(DriverFault, match="recorded on pretend:1 is started on pretend:0"):
-        replay()
+        recording.replay()
 
 
 def test_a_recording_refuses_what_a_graph_cannot_hold(there: PretendDevice) -> None:
@@ -98,14 +99,56 @@ def test_a_recording_refuses_what_a_graph_cannot_hold(there: PretendDevice) -> N
         recorded(partial(memory.allocate, 64))
 
 
+def test_threads_beside_a_recording_do_as_they_like(there: PretendDevice) -> None:
+    """Peers' blocks are opened, copied and digested beside it, and a library looks after its collectives."""
+    open_device(config("pretend:1"))
+    link, memory = CudaLink(there.device), CudaMemory(there.device)
+    pool, mark, ones = memory.allocate(64), memory.mark(), torch.ones(4, device=there.device)
+    done = list[int]()
+
+    def work() -> None:
+        with there, memory.after(mark):
+            pool.cpu()
+            memory.close(memory.open(memory.export(pool), 64))
+            memory.allocate(64)
+            done.append(1)
+
+    def run() -> torch.Tensor:
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+        return ones + 1
+
+    link.capture(run, None)
+    assert len(done) == 2
+
+
+def test_a_recording_that_refuses_other_threads_is_told(there: PretendDevice) -> None:
+    """The mode of a recording that names none."""
+    open_device(config("pretend:1"))
+    told = list[str]()
+
+    def work() -> None:
+        try:
+            CudaLink(there.device).settle()
+        except DriverFault as fault:
+            told.append(str(fault))
+
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        thread = Thread(target=work)
+        thread.start()
+        thread.join()
+    assert told == ["waiting for the device in a thread while another one records a step, which is invalid then"]
+
+
 def test_a_recorded_step_whose_memory_is_gone_is_refused(there: PretendDevice) -> None:
     open_device(config("pretend:1"))
     held = [torch.ones(4, device=there.device)]
-    replay, _, _ = CudaLink(there.device).capture(lambda: held[0] + 1, None)
-    replay()
+    recording = CudaLink(there.device).capture(lambda: held[0] + 1, None)
+    recording.replay()
     held.clear()
     with pytest.raises(DriverFault, match="given back"):
-        replay()
+        recording.replay()
 
 
 def test_streams_have_no_order_without_an_event(there: PretendDevice) -> None:
@@ -131,7 +174,7 @@ def test_an_event_of_another_device_covers_nothing(there: PretendDevice) -> None
     target.tensor.copy_(words, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
-    event.synchronize()
+    assert event.query()
     assert (target.words < 0).all()
     assert link.fetch(words, target).wait().tolist() == [0] * 4
 
@@ -175,6 +218,29 @@ def test_a_pool_is_given_back_whole(there: PretendDevice) -> None:
         memory.open(handle, 1 << 20)
 
 
+def test_memory_of_another_device_is_read_where_it_was_opened(there: PretendDevice) -> None:
+    """Its owner is a process with the first device. A thread of ours begins with that one, too."""
+    theirs = CudaMemory(torch.device("pretend:0"))
+    handle = theirs.export(theirs.allocate(64))
+    memory = CudaMemory(there.device)
+    own = memory.allocate(64)
+    opened = memory.open(handle, 64)
+    with memory.after(memory.mark()):
+        own.copy_(opened)
+    memory.close(opened)
+    pointer = memory.runtime.open(handle)
+    with pytest.raises(DriverFault, match="memory that pretend:0 has taken or opened is used by pretend:1"):
+        memory.runtime.tensor(pointer, 64, there.device)
+
+
+def test_memory_of_an_address_is_no_copy() -> None:
+    """For torch, memory of another GPU belongs to that one, and would be copied to ours as a whole."""
+    theirs = torch.arange(16, dtype=torch.uint8)
+    opened = LoadedRuntime.tensor(cast(LoadedRuntime, None), theirs.data_ptr(), 8, torch.device("cpu"))
+    theirs[3] = 99
+    assert opened.tolist() == [0, 1, 2, 99, 4, 5, 6, 7] and opened.data_ptr() == theirs.data_ptr()
+
+
 def test_memory_is_not_unmapped_under_a_copy(there: PretendDevice) -> None:
     open_device(config("pretend:1"))
     memory = CudaMemory(there.device)
@@ -182,7 +248,7 @@ def test_memory_is_not_unmapped_under_a_copy(there: PretendDevice) -> None:
     target = torch.zeros(64, dtype=torch.uint8, device=there.device)
     mark = memory.mark()
     with pytest.raises(DriverFault, match="given back"), torch.cuda.stream(memory.side):
-        memory.side.wait_event(mark)
+        memory.side.wait_event(mark.event)
         target.copy_(opened)
         memory.close(opened)
 
