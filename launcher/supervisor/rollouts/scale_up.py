@@ -60,6 +60,8 @@ def another(
             f"This launch has no worker of the model that {kind.stem} workers have: launch with {kind.asked}."
         )
     like = next((plan for plan in alike if plan.role == kind.role), alike[0])
+    if like.nodes > 1:
+        raise LaunchError(f"{like.name} is on {like.nodes} hosts: start another by a launch on each of them.")
     name = free_name(kind.stem, {plan.name for plan in workers})
     used_ranks = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus
