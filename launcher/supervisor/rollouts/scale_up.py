@@ -92,7 +92,7 @@ def free_gpus(like: ChildPlan, used_ranks: Sequence[ChildPlan], machine: HostDev
     gpus = sorted((f"cuda:{number}" for number in range(machine.gpus)), key=devices.count)[: like.ranks]
     if len(gpus) < like.ranks or (not share and any(gpu in devices for gpu in gpus)):
         return []
-    return [Placement(gpu, machine.affordable) for gpu in gpus]
+    return [Placement(gpu, machine.feeding(int(gpu.removeprefix("cuda:")))) for gpu in gpus]
 
 
 def free_cores(like: ChildPlan, used_ranks: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:
