@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
@@ -34,7 +35,7 @@ class TorchCommunicator:
         # The ranks once they have met: not the default group, whose patience is that of a meeting.
         self.group: dist.ProcessGroup | None = None
         # The store at a port, which rank 0 serves.
-        self.store: dist.Store | None = None
+        self.store: Store | None = None
         self.failure: str | None = None
         # The way to add parts on devices, once any were added.
         self.sums: Callable[[Tensor], Tensor] | None = None
@@ -45,7 +46,7 @@ class TorchCommunicator:
     ) -> "TorchCommunicator":
         """Be rank 0. `store` is file:///PATH, beside which a new file is made, or tcp://HOST:PORT, with port 0 for one
         that is free. Raises CollectiveError if nothing can listen there."""
-        served: dist.Store | None = None
+        served: Store | None = None
         if store.startswith("file:"):
             store += f"-{secrets.token_hex(8)}"
         else:
@@ -97,8 +98,9 @@ class TorchCommunicator:
         return self.sums(part) if part.numel() else part
 
     def open_sums(self) -> Callable[[Tensor], Tensor]:
-        """Return the way to add parts on devices."""
-        if self.device.type != "cuda":
+        """Return the way to add parts on devices. Ranks that meet at a port may be on several hosts, where one could
+        wait for ever for memory that another cannot hand it."""
+        if self.device.type != "cuda" or not self.descriptor["store"].startswith("file:"):
             return self.library_sums
         symmetric = self.together(lambda group: open_symmetric(group, self.device, self.rank, self.library_sums))
         return self.library_sums if symmetric is None else partial(self.symmetric_sums, symmetric)
@@ -184,7 +186,7 @@ class TorchCommunicator:
         self.group, self.failure = None, "this rank has left"
 
 
-def serve_store(place: str, patience: float) -> tuple[dist.Store, str]:
+def serve_store(place: str, patience: float) -> tuple[Store, str]:
     """Serve a store at this address alone, where torch would at all of this host's. Return it, and the place with its
     port."""
     url = urlsplit(place)
@@ -197,11 +199,11 @@ def serve_store(place: str, patience: float) -> tuple[dist.Store, str]:
         raise CollectiveError(f"ranks cannot meet at {place}: {error}") from None
 
 
-def open_store(place: str, patience: float, listener: socket.socket | None = None) -> dist.Store:
+def open_store(place: str, patience: float, listener: socket.socket | None = None) -> Store:
     """Open the store at a place, or be the one who serves it with this socket."""
     url, fd = urlsplit(place), None if listener is None else listener.detach()
     within = timedelta(seconds=patience)
-    return dist.TCPStore(str(url.hostname), url.port or 0, None, fd is not None, within, False, master_listen_fd=fd)
+    return TCPStore(str(url.hostname), url.port or 0, None, fd is not None, within, False, master_listen_fd=fd)
 
 
 def usable(descriptor: dict[str, Any]) -> dict[str, Any]:

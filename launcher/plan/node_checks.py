@@ -41,7 +41,6 @@ def check_kind(options: LaunchOptions, graph: StagedModel | None) -> None:
         )
     refused = {
         f"--model {options.model}, which has several stages": graph is not None,
-        "--on ray": options.on == "ray",
         "--http": options.http is not None,
         f"--data-parallel-attention {options.data_parallel_attention}": options.data_parallel_attention != NONE,
     }

@@ -106,7 +106,7 @@ class NodeGroup:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_ranks_on_two_hosts_answer_like_one_process_also_after_kills(
+def test_ranks_on_two_hosts_answer_like_one_process_also_after_faults(
     node_hosts: Hosts, tmp_path: Path, alone: list[Any], role: str
 ) -> None:  # H1, H5, H7
     group = NodeGroup(node_hosts, tmp_path, role)
@@ -117,6 +117,13 @@ def test_ranks_on_two_hosts_answer_like_one_process_also_after_kills(
         group.kill(host, find())
         group.wait_for_pair(after=before)
         assert group.answers(host) == alone
+    # A host that goes quiet: rank 0 finds it by itself, and waits for it to come back.
+    before = group.driver()
+    node_hosts.cut("second")
+    wait_for(lambda: group.named("proxy", rf"{role}:0 \(pid (\d+)\) died") == before, 60, "the end of the driver")
+    node_hosts.cut("second", "up")
+    group.wait_for_pair(after=before)
+    assert group.answers("cut") == alone
     assert "not encrypted" in (tmp_path / "second").read_text()
 
 
