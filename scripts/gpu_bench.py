@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure a GPU's engine beside what the GPU itself can do.
 
-    python scripts/gpu_bench.py [--device cuda:0] [--shape 8b|tiny] [--attention-backend NAME] [--record]
+    python scripts/gpu_bench.py [--device cuda:0] [--second cuda:1] [--shape 8b|tiny] [--attention-backend NAME]
+        [--record]
 
 Prints a JSON object: `copy`, GB/s that a copy within the device reads and writes; `matrix`, 10^12 floating-point
 operations per second of a large product in bfloat16; then for a model of random weights: `decode_1`, `decode_64` and
 `decode_256`, median milliseconds of a step of that many sequences at a context of 1,024, with the share of what `copy`
 and `matrix` allow for the weights and KV that the step reads; `prefill`, milliseconds of a prompt of 2,048 tokens, with
 the share of `matrix`; `gap`, the part of the time of 256 sequences in which no kernel ran (only on CUDA); `pull`, GB/s
-at which another process's KV blocks arrive, with digests; `vllm`, where it is installed, its milliseconds of the same
+at which another process's KV blocks arrive, with digests, and `pull_apart`, the same from the second device, if that is
+another; `vllm`, where it is installed, its milliseconds of the same
 (gpu_peer.py). --record appends a row to docs/measurements.md. With --device cpu
 --shape tiny it only shows that the script runs.
 """
@@ -215,9 +217,9 @@ def lend(device: torch.device, blocks: int) -> None:
     connector.close()
 
 
-def pull_rate(device: torch.device, blocks: int) -> float:
-    """Return the bytes a second of pulls from another process on the same device."""
-    command = [sys.executable, __file__, "--lend", str(blocks), "--device", str(device)]
+def pull_rate(device: torch.device, lenders: str, blocks: int) -> float:
+    """Return the bytes a second of pulls from another process on the lender's device."""
+    command = [sys.executable, __file__, "--lend", str(blocks), "--device", lenders]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as lender:
         assert lender.stdout is not None and lender.stdin is not None
         descriptor = json.loads(lender.stdout.readline())
@@ -248,6 +250,7 @@ def record(name: str, shape: str, found: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--second", default="")
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--attention-backend", choices=ATTENTION_BACKENDS, default="auto")
     parser.add_argument("--record", action="store_true")
@@ -263,7 +266,10 @@ def main() -> None:
         lend(device, arguments.lend)
         return
     found = measure(shape_of(arguments.shape), device, large, arguments.attention_backend)
-    found["pull"] = round(pull_rate(device, 1024 if large else 16) / 1e9, 2)
+    lenders = {"pull": arguments.device, "pull_apart": arguments.second or arguments.device}
+    for name, lender in lenders.items():
+        if name == "pull" or lender != arguments.device:
+            found[name] = round(pull_rate(device, lender, 1024 if large else 16) / 1e9, 2)
     if large and arguments.attention_backend == "auto" and find_spec("vllm") is not None:
         # Our memory is the device's again.
         torch.cuda.empty_cache()

@@ -4,7 +4,8 @@
 #   scripts/gpu_proof.sh [--venv DIR] [--device cuda:0] [--second cuda:1] [--model NAME|PATH] [STEP]...
 #   kernels   every kernel beside torch, and memory, transfers and handoffs, on the device
 #   second    the kernels once more on the second device
-#   pair      a prefill and a decode worker: long prompts, workers that are killed, answers beside a CPU's
+#   pair      a prefill and a decode worker, on both devices where there are two, with handoffs over IPC: long prompts,
+#             workers that are killed, answers beside a CPU's
 #   alike     the same pair with --deterministic: answers alone and in company
 #   replay    a pair with little KV memory, whose sequences are preempted: answers alone and in company
 #   ranks     workers of two ranks, one on each device, beside a CPU's answers
@@ -37,7 +38,7 @@ while [ $# -gt 0 ]; do
         --second) second=${2:?--second needs a device}; shift ;;
         --model) model=${2:?--model needs a name or a path}; divided=$model; given=$model; shift ;;
         --alone) alone=yes ;;
-        -h | --help) sed -n '3,18s/^# *//p' "$0"; exit ;;
+        -h | --help) sed -n '3,19s/^# *//p' "$0"; exit ;;
         -*) fail "There is no option $1: try --help." ;;
         *) [[ " ${steps[*]} " == *" $1 "* ]] || fail "There is no step $1: choose from ${steps[*]}."
             chosen+=("$1") ;;
@@ -60,6 +61,18 @@ lacks() {
         sanitizer) [ "$device" != cpu ] || { echo "there is nothing to watch on cores"; return; }
             command -v compute-sanitizer > /dev/null || echo "compute-sanitizer is not installed" ;;
     esac
+}
+
+# What a step leaves out here, of what it proves elsewhere; nothing if it is all there.
+lacks_in_part() {
+    case $1 in
+        pair | figures) [ "$device" = cpu ] || lacks second ;;
+    esac
+}
+
+# The device beside the first one, where there is one.
+other_device() {
+    [ -n "$(lacks second)" ] && echo "$device" || echo "$second"
 }
 
 servers=()
@@ -103,7 +116,10 @@ work() {
                 tests/runtime/disaggregation tests/runtime/worker/test_device_memory.py ;;
         second) CUDA_VISIBLE_DEVICES=${second##*:} kernels ;;
         pair)
-            serve --prefill "$device" --decode "$device" --share-devices --kv-cache-memory 1GiB --allow-chaos
+            local over=()
+            [ "$device" = cpu ] || over=(--kv-connector cuda)
+            serve --prefill "$device" --decode "$(other_device)" --share-devices --kv-cache-memory 1GiB \
+                --allow-chaos ${over[@]+"${over[@]}"}
             "$python" app.py chaos --port "${url##*:}" --minutes 1 --faults kill --seed 7
             beside_a_cpu "$url" --long ;;
         alike)
@@ -134,7 +150,7 @@ work() {
             if [ "$device" = cpu ]; then
                 "$python" scripts/gpu_bench.py --device cpu --shape tiny
             else
-                "$python" scripts/gpu_bench.py --device "$device" --record
+                "$python" scripts/gpu_bench.py --device "$device" --second "$(other_device)" --record
             fi ;;
         sanitizer)
             CUDA_VISIBLE_DEVICES=${device##*:} compute-sanitizer --target-processes all --error-exitcode 9 \
@@ -170,7 +186,8 @@ for step in "${chosen[@]}"; do
     begun=$SECONDS
     if timeout --kill-after 30 "$limit" bash "$0" --alone --venv "$venv" --device "$device" --second "$second" \
         ${given:+--model "$given"} "$step"; then
-        said+=("$step: proved in $((SECONDS - begun)) s")
+        partly=$(lacks_in_part "$step")
+        said+=("$step: proved in $((SECONDS - begun)) s${partly:+, but between two devices: left out, $partly}")
     else
         said+=("$step: FAILED after $((SECONDS - begun)) s")
         failed=1

@@ -3,15 +3,18 @@
 is a file or a TCP port of rank 0."""
 
 import secrets
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
 
 from pontil.gpu_ops.collectives.communicator import CollectiveError, Counts, Recordings, added
 from pontil.gpu_ops.collectives.descriptor import positive, text, whole
@@ -33,6 +36,8 @@ class TorchCommunicator:
         self.rank, self.size = rank, int(descriptor["ranks"])
         # The ranks once they have met: not the default group, whose patience is that of a meeting.
         self.group: dist.ProcessGroup | None = None
+        # The store at a port, which rank 0 serves.
+        self.store: Store | None = None
         self.failure: str | None = None
         # The way to add parts on devices, once any were added.
         self.sums: Callable[[Tensor], Tensor] | None = None
@@ -42,11 +47,18 @@ class TorchCommunicator:
     def create(
         cls, device: torch.device, ranks: int, store: str, deadline: float, meet_within: float
     ) -> "TorchCommunicator":
-        """Be rank 0. `store` is file:///PATH, beside which a new file is made, or tcp://HOST:PORT."""
+        """Be rank 0. `store` is file:///PATH, beside which a new file is made, or tcp://HOST:PORT, with port 0 for one
+        that is free. Raises CollectiveError if nothing can listen there."""
+        served: Store | None = None
         if store.startswith("file:"):
             store += f"-{secrets.token_hex(8)}"
+        else:
+            # A rank that connects has a deadline only if it is answered.
+            served, store = serve_store(store, meet_within)
         descriptor = {"kind": KIND, "store": store, "ranks": ranks, "deadline": deadline, "meet_within": meet_within}
-        return cls(device, usable(descriptor), 0)
+        communicator = cls(device, usable(descriptor), 0)
+        communicator.store = served
+        return communicator
 
     @classmethod
     def open(cls, device: torch.device, descriptor: dict[str, Any], rank: int) -> "TorchCommunicator":
@@ -89,8 +101,9 @@ class TorchCommunicator:
         return self.sums(part) if part.numel() else part
 
     def open_sums(self) -> Callable[[Tensor], Tensor]:
-        """Return the way to add parts on devices."""
-        if self.device.type != "cuda":
+        """Return the way to add parts on devices. Ranks that meet at a port may be on several hosts, where one could
+        wait for ever for memory that another cannot hand it."""
+        if self.device.type != "cuda" or not self.descriptor["store"].startswith("file:"):
             return self.library_sums
         open_sums = partial(open_symmetric, library=self.library_sums, wait=lambda: DeviceMark(self.device).wait())
         symmetric = self.together(lambda group: open_sums(group, self.device, self.rank))
@@ -152,7 +165,7 @@ class TorchCommunicator:
         on_gpu, descriptor = self.device.type != "cpu", self.descriptor
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            descriptor["store"],
+            **self.meeting_place(),
             rank=self.rank,
             world_size=self.size,
             timeout=timedelta(seconds=descriptor["meet_within"]),
@@ -165,6 +178,14 @@ class TorchCommunicator:
     def drop_at_close(self, recordings: Recordings) -> None:
         self.recordings.add(recordings)
 
+    def meeting_place(self) -> dict[str, Any]:
+        """Return the store by which ranks find each other, as torch takes it."""
+        if self.descriptor["store"].startswith("file:"):
+            return {"init_method": self.descriptor["store"]}
+        if self.store is None:
+            self.store = open_store(self.descriptor["store"], self.descriptor["meet_within"])
+        return {"store": self.store}
+
     def close(self) -> None:
         for recordings in list(self.recordings):
             recordings.drop()
@@ -175,7 +196,28 @@ class TorchCommunicator:
                 dist.distributed_c10d._abort_process_group()
             else:
                 dist.destroy_process_group()
+        self.store = None
         self.group, self.failure = None, "this rank has left"
+
+
+def serve_store(place: str, patience: float) -> tuple[Store, str]:
+    """Serve a store at this address alone, where torch would at all of this host's. Return it, and the place with its
+    port."""
+    url = urlsplit(place)
+    try:
+        family, *_, address = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family, backlog=MOST_RANKS)
+        place = f"{place.rpartition(':')[0]}:{listener.getsockname()[1]}"
+        return open_store(place, patience, listener), place
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CollectiveError(f"ranks cannot meet at {place}: {error}") from None
+
+
+def open_store(place: str, patience: float, listener: socket.socket | None = None) -> Store:
+    """Open the store at a place, or be the one who serves it with this socket."""
+    url, fd = urlsplit(place), None if listener is None else listener.detach()
+    within = timedelta(seconds=patience)
+    return TCPStore(str(url.hostname), url.port or 0, None, fd is not None, within, False, master_listen_fd=fd)
 
 
 def usable(descriptor: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ are started next.
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,9 @@ class RankGroup:
         """Return the cause of the end of all of them, once all have ended: that of the first to end for a reason of its
         own."""
         causes = {weight(process): process.ended for process in reversed(self.processes) if process.ended}
-        return causes[min(causes)]
+        cause, first = causes[min(causes)], self.processes[0].ended
+        # The first one has the child's name, also where the driver is on another host.
+        return replace(cause, follower=None) if cause is first else cause
 
 
 def weight(process: ChildProcess) -> tuple[int, float]:

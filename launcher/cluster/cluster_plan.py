@@ -155,6 +155,8 @@ def plan_cluster(options: LaunchOptions) -> ClusterPlan:
         raise OptionError(f"--on ray starts the proxy and all workers: not with --role {options.role}.")
     if options.join:
         raise OptionError("--on ray starts a proxy of its own, and --join is for workers of another one: give one.")
+    if options.nnodes > 1 or options.node_rank or options.master_addr:
+        raise OptionError("--on ray places each worker on one host: leave out --nnodes, --node-rank and --master-addr.")
     if options.ray_address is not None and "://" in options.ray_address:
         raise OptionError(
             f"--ray-address {options.ray_address} is one of Ray's client: run the launch on a node of the cluster, and "

@@ -24,6 +24,7 @@ from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices, find_machine
 from pontil.launcher.host.disk_room import check_folder
 from pontil.launcher.host.gpus import TOOL
+from pontil.launcher.host.interfaces import collective_variables, interface_towards
 from pontil.launcher.host.notify import Notifier
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
@@ -35,9 +36,10 @@ from pontil.launcher.logs.non_blocking_writer import open_outlet, plain_notice
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.kv_tier_list import disk_path
 from pontil.launcher.options.options import OPTIONS, LaunchOptions, flag_name, read_environment, read_options
-from pontil.launcher.options.parsers import WILDCARDS
+from pontil.launcher.options.parsers import WILDCARDS, host_of
 from pontil.launcher.plan.addresses import controls_of
 from pontil.launcher.plan.child_plan import devices_of
+from pontil.launcher.plan.node_checks import network_lines
 from pontil.launcher.plan.topology import Topology, plan
 from pontil.launcher.supervisor.chaos import ChaosTerms
 from pontil.launcher.supervisor.reload import Reloader
@@ -124,6 +126,7 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
 
     options = read()
     check_rooms(options)
+    launch_environment = towards_other_nodes(launch_environment, options)
     if options.on == "ray":
         launch_on_ray: Callable[[LaunchOptions, LaunchEnvironment, bool], int] = entry_point("ray")
         return launch_on_ray(options, launch_environment, dry_run)
@@ -158,9 +161,17 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
     def begin() -> tuple[Orders, list[str]]:
         messages = open_directory(alone, directory, final_options.role)
         orders, device_messages = take_devices(directory, machine, orders_on)
-        return orders, [*stage_lines(orders.topology), *messages, *device_messages]
+        return orders, [*stage_lines(orders.topology), *network_lines(options), *messages, *device_messages]
 
     return supervise(final_options, begin, directory, Notifier(launch_environment.variables))
+
+
+def towards_other_nodes(launch_environment: LaunchEnvironment, options: LaunchOptions) -> LaunchEnvironment:
+    """Return the environment with which the ranks of this host use the network of those on others, if there are any."""
+    if options.master_addr is None:
+        return launch_environment
+    interface = interface_towards(str(host_of(options.master_addr)), "--master-addr")
+    return launch_environment.with_defaults(collective_variables(interface))
 
 
 def check_rooms(options: LaunchOptions) -> None:

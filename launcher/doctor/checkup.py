@@ -111,7 +111,8 @@ def memory_findings(topology: Topology | OptionError) -> Iterator[Finding]:
 def where(worker: ChildPlan) -> str:
     """Return a worker's name and devices; of one of several ranks, those of each."""
     ranks = [f"{member.device} (cores {spell(member.cores)})" for member in worker.members]
-    return f"{worker.name} on {' and '.join(ranks)}" + (f" as {worker.ranks} ranks" if worker.followers else "")
+    here = f"{worker.ranks} of " if worker.nodes > 1 else ""
+    return f"{worker.name} on {' and '.join(ranks)}" + (f" as {here}{worker.size} ranks" if worker.size > 1 else "")
 
 
 def needs_gpu(topology: Topology | OptionError) -> bool:

@@ -15,6 +15,7 @@ from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.device_list import DeviceItem, RankDevice, repeated
 from pontil.launcher.host.gpus import find_gpus, named_gpus
+from pontil.launcher.host.numa import cores_near
 from pontil.runtime.foundation.number_ranges import spell
 
 MEMBERSHIP, CGROUP_MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -33,7 +34,8 @@ class Placement:
 class HostDevices:
     """Cores this process may run on, how many of them its control group's CPU quota covers, and GPUs numbered from 0,
     with the free memory of each in bytes (None: unknown). `gpu_names` are those that CUDA_VISIBLE_DEVICES gives them
-    (empty: their numbers), by which other launches know them, and `held` is what those have."""
+    (empty: their numbers), by which other launches know them, and `held` is what those have. `near` are the cores of
+    each GPU's NUMA node (none: not known)."""
 
     cores: tuple[int, ...]
     quota: int
@@ -41,6 +43,12 @@ class HostDevices:
     gpu_memory: tuple[int | None, ...] = ()
     gpu_names: tuple[str, ...] = ()
     held: HeldDevices = HeldDevices()
+    near: tuple[frozenset[int], ...] = ()
+
+    def feeding(self, gpu: int) -> tuple[int, ...]:
+        """Return the cores that may feed a GPU: those of its NUMA node, else any."""
+        near = self.near[gpu] if self.near else frozenset[int]()
+        return tuple(core for core in self.cores if core in near)[: self.quota] or self.affordable
 
     @property
     def affordable(self) -> tuple[int, ...]:
@@ -66,7 +74,7 @@ def assign(items: Sequence[DeviceItem], machine: HostDevices, *, share: bool) ->
     plain = iter(split_cores(free, items, machine, share))
     if any(item.plain for item in items):
         taken_cores.update(machine.cores)
-    feeders = iter(feeding_cores(sum(len(item.gpus) for item in items), taken_cores, machine))
+    feeders = iter(feeding_cores([gpu for item in items for gpu in item.gpus], taken_cores, machine))
     return tuple(tuple(placement(rank, plain, feeders) for rank in item.ranks) for item in items)
 
 
@@ -141,9 +149,14 @@ def even_runs(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
     return [tuple(cores[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
-def feeding_cores(ranks: int, taken_cores: set[int], machine: HostDevices) -> list[tuple[int, ...]]:
-    free = [core for core in machine.affordable if core not in taken_cores]
-    return even_runs(free, ranks) if ranks <= len(free) else [machine.affordable] * ranks
+def feeding_cores(gpus: Sequence[int], taken_cores: set[int], machine: HostDevices) -> list[tuple[int, ...]]:
+    """Return the cores of each of these GPUs: those that feed the same ones share out what is free of them."""
+    homes = [machine.feeding(gpu) for gpu in gpus]
+    shares: dict[tuple[int, ...], Iterator[tuple[int, ...]]] = {}
+    for home in dict.fromkeys(homes):
+        count, free = homes.count(home), [core for core in home if core not in taken_cores]
+        shares[home] = iter(even_runs(free, count) if count <= len(free) else [home] * count)
+    return [next(shares[home]) for home in homes]
 
 
 def find_machine(visible_gpus: str | None) -> HostDevices:
@@ -153,7 +166,10 @@ def find_machine(visible_gpus: str | None) -> HostDevices:
     affordable = len(cores) if quota is None else max(1, min(len(cores), math.floor(quota)))
     gpus = find_gpus(visible_gpus)
     names = () if visible_gpus is None else named_gpus(visible_gpus)
-    return HostDevices(cores, affordable, len(gpus), gpus, tuple(names[: len(gpus)]))
+    near = cores_near([gpu.address for gpu in gpus])
+    return HostDevices(
+        cores, affordable, len(gpus), tuple(gpu.free for gpu in gpus), tuple(names[: len(gpus)]), near=near
+    )
 
 
 def cpu_quota(membership: Path, mount: Path) -> float | None:

@@ -81,13 +81,14 @@ def is_host(host: str) -> bool:
     return len(name) <= MOST_OF_NAME and not last.isdigit() and all(map(LABEL.fullmatch, labels))
 
 
-def address_towards(host: str) -> str:
-    """Return the address of this machine that packets to `host` leave from. Sends nothing."""
+def address_towards(host: str, flag: str = "--join") -> str:
+    """Return the address of this machine that packets to `host`, which a `flag` has named, leave from. Sends
+    nothing."""
     try:
-        family, kind, protocol, _, address = resolved("--join", host, 9, socket.SOCK_DGRAM)
+        family, kind, protocol, _, address = resolved(flag, host, 9, socket.SOCK_DGRAM)
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             own_address: str = probe.getsockname()[0]
     except OSError as error:
-        raise LaunchError(f"--join {host} cannot be reached from here: check the address and the network.") from error
+        raise LaunchError(f"{flag} {host} cannot be reached from here: check the address and the network.") from error
     return own_address

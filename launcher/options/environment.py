@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pontil.launcher.host.notify import OURS
@@ -56,6 +56,10 @@ class LaunchEnvironment:
     @property
     def visible_gpus(self) -> str | None:
         return self.variables.get("CUDA_VISIBLE_DEVICES")
+
+    def with_defaults(self, defaults: Mapping[str, str]) -> "LaunchEnvironment":
+        """Return the same environment with these variables too, where they are not set."""
+        return replace(self, variables={**defaults, **self.variables})
 
     def for_child(self, threads: int | None) -> dict[str, str]:
         """Return a child's environment. Settings that libraries read once must be in it before the child loads them:

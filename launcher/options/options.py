@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pontil.launcher.host.device_list import DeviceItem
 from pontil.launcher.options.environment import LaunchEnvironment
 from pontil.launcher.options.kv_tier_list import TierItem, kv_tiers
-from pontil.launcher.options.parsers import devices, endpoint, endpoints
+from pontil.launcher.options.parsers import devices, endpoint, endpoints, meeting_address
 from pontil.launcher.options.sources import Setting, settle
 from pontil.launcher.options.stage_list import PlacedStage, stages
 from pontil.launcher.options.worker_roles import WORKER_ROLES
@@ -127,6 +127,19 @@ class PlacementOptions:
         "Number of the first worker of each kind, so that names differ between hosts: decode:3 with 3.",
         whole(0, 65535),
         "NUMBER",
+    )
+    nnodes: int = option(
+        PROCESSES, 1, "Hosts that share one worker, each with a launch of its own.", whole(1, 64), "COUNT"
+    )
+    node_rank: int = option(
+        PROCESSES, 0, "Number of this host among those; that of its first rank is 0.", whole(0, 63), "NUMBER"
+    )
+    master_addr: str | None = option(
+        PROCESSES,
+        None,
+        "Where the ranks of these hosts meet: an address of host 0 (port 29500 unless named).",
+        meeting_address,
+        "HOST[:PORT]",
     )
     proxies: int = option(
         PROCESSES,

@@ -8,6 +8,8 @@ from pontil.launcher.host.device_list import DeviceItem, parse_list
 from pontil.runtime.config.readers import is_address
 
 WILDCARDS = ("0.0.0.0", "::", "0", "")
+# The port of torch.distributed.
+MASTER_PORT = 29500
 
 
 def devices(value: Any) -> tuple[DeviceItem, ...]:
@@ -32,6 +34,18 @@ def bracketed(address: str) -> str:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     bare = address.startswith("tcp://") and ":" in host and is_address(host)
     return f"tcp://[{host}]:{port}" if bare else address
+
+
+def meeting_address(value: Any) -> str:
+    """Parse the host, with or without a port, at which the ranks of several hosts meet, into an endpoint."""
+    address = str(value).removeprefix("tcp://")
+    bare = address.strip("[]")
+    if is_address(bare) or ":" not in address:
+        address = f"[{bare}]:{MASTER_PORT}" if ":" in bare else f"{bare}:{MASTER_PORT}"
+    try:
+        return endpoint(f"tcp://{address}")
+    except ValueError:
+        raise ValueError("must be HOST or HOST:PORT, an address by which the other hosts reach host 0") from None
 
 
 def endpoints(value: Any) -> str:

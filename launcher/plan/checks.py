@@ -112,10 +112,9 @@ def check_tiers(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
             "leave one of them out."
         )
     for worker in workers:
-        if worker.followers and (worker.config["kv_tier_memory"] or worker.config["kv_tier_disk"]):
+        if worker.size > 1 and (worker.config["kv_tier_memory"] or worker.config["kv_tier_disk"]):
             raise OptionError(
-                f"{worker.name} has {worker.ranks} devices joined by +, and --kv-tier is for workers of one: use "
-                "commas."
+                f"{worker.name} has {worker.size} devices joined by +, and --kv-tier is for workers of one: use commas."
             )
 
 
@@ -148,7 +147,7 @@ def check_arithmetic(options: LaunchOptions, workers: Sequence[ChildPlan]) -> No
 
 def check_experts(options: LaunchOptions, workers: Sequence[ChildPlan]) -> None:
     """Check that there is somewhere to send rows to, where this launch starts workers."""
-    if options.expert_parallel and workers and all(worker.ranks == 1 for worker in workers):
+    if options.expert_parallel and workers and all(worker.size == 1 for worker in workers):
         raise OptionError(
             "--expert-parallel shares out experts to the devices of a worker, and each of these has one: join devices "
             "with +, or leave it out."
@@ -189,6 +188,11 @@ def check_deadlines(options: LaunchOptions) -> None:
         raise OptionError(
             f"--kv-lease is {options.kv_lease:g} s and --kv-stall-timeout {options.kv_stall_timeout:g} s: the blocks "
             "of a pull that stalls would be gone before that is noticed. Give a longer lease."
+        )
+    if options.nnodes > 1 and options.rendezvous_timeout >= options.start_timeout:
+        raise OptionError(
+            f"--rendezvous-timeout is {options.rendezvous_timeout:g} s, and a start has {options.start_timeout:g} s in "
+            "all: raise --start-timeout too."
         )
     for name, value in (("kv-lease", options.kv_lease), ("first-byte-timeout", options.first_byte_timeout)):
         if value > options.kv_transfer_timeout:

@@ -39,6 +39,7 @@ class ChildPlan:
 
     @property
     def ranks(self) -> int:
+        """The number of its ranks on this host."""
         return 1 + len(self.followers)
 
     @property
@@ -49,7 +50,17 @@ class ChildPlan:
     @property
     def divisions(self) -> int:
         """The number of ranks over which products are divided."""
-        return 1 if self.is_data_parallel else self.ranks
+        return 1 if self.is_data_parallel else self.size
+
+    @property
+    def nodes(self) -> int:
+        """The number of hosts that have ranks of it."""
+        return int(self.config.get("nnodes", 1))
+
+    @property
+    def size(self) -> int:
+        """The number of its ranks on all hosts, each of which has as many."""
+        return self.nodes * self.ranks
 
     @property
     def workers(self) -> tuple["ChildPlan", ...]:
@@ -142,19 +153,22 @@ class ChildPlan:
 
     def describe(self) -> str:
         """Return one line, and one more for each rank of a worker that has several."""
-        if not self.followers:
-            return f"{self.name:<12} {self.device:<8} cores {spell(self.cores)}"
-        part = f"the {'experts' if self.is_data_parallel else 'model'}"
-        heading = f"{self.name:<12} {self.ranks} ranks, each with 1/{self.ranks} of {part}"
-        return "\n".join([heading, *(f"  {member.describe()}" for member in self.members)])
+        rank_lines = [f"{member.name:<12} {member.device:<8} cores {spell(member.cores)}" for member in self.members]
+        if self.size == 1:
+            return rank_lines[0]
+        part = "experts" if self.is_data_parallel else "model"
+        here = f", here {spell(member.config['rank'] for member in self.members)}" if self.nodes > 1 else ""
+        heading = f"{self.name:<12} {self.size} ranks{here}, each with 1/{self.size} of the {part}"
+        return "\n".join([heading, *(f"  {text}" for text in rank_lines)])
 
 
 def plan_ranks(
-    name: str, role: str, placements: Sequence[Placement], config: dict[str, Any], endpoint: str
+    name: str, role: str, placements: Sequence[Placement], config: dict[str, Any], endpoint: str, node: int = 0
 ) -> ChildPlan:
-    """Return the plan of a worker with a rank on each placement. `config` is what all ranks share; they meet at
-    `endpoint`. If it says that they are data-parallel, each has the address of a worker."""
-    count, peers = len(placements), str(config.get("peer_endpoint"))
+    """Return the plan of a worker with a rank on each placement, which are those of host `node` if it is on several.
+    `config` is what all ranks share; they meet at `endpoint`. If it says that they are data-parallel, each has the
+    address of a worker."""
+    count, peers = len(placements) * config.get("nnodes", 1), str(config.get("peer_endpoint"))
     is_data_parallel = config.get("data_parallel_size", 1) > 1
     size, number = ("data_parallel_size", "data_parallel_rank") if is_data_parallel else ("ranks", "rank")
     meeting = {size: count, "rank_endpoint": endpoint if count > 1 else None}
@@ -167,7 +181,7 @@ def plan_ranks(
                 **({"peer_endpoint": rank_address(peers, rank)} if is_data_parallel else {}),
             },
         )
-        for rank, place in enumerate(placements)
+        for rank, place in enumerate(placements, len(placements) * node)
     ]  # fmt: skip
     return replace(members[0], followers=tuple(members[1:]))
 

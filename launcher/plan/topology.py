@@ -29,6 +29,7 @@ from pontil.launcher.plan.checks import (
 )
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
+from pontil.launcher.plan.node_checks import check_node_workers, check_nodes
 from pontil.launcher.plan.workers import (
     embedding_model,
     free_gpu_memory,
@@ -107,10 +108,12 @@ def plan(options: LaunchOptions, machine: HostDevices, run: Path, cache: Path) -
     for control in controls:
         check_exposure(options, control)
         check_connector(options, control)
+    check_nodes(options, graph, controls[0])
     workers = [] if options.role == "proxy" else plan_workers(options, machine, run, controls[0], graph)
     workers = [worker.configured(more_controls=controls[1:]) for worker in workers]
     check_drafts(options, graph, workers)
     check_tiers(options, workers)
+    check_node_workers(options, workers)
     check_arithmetic(options, workers)
     check_experts(options, workers)
     check_data_parallel(options, graph, workers)

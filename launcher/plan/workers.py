@@ -117,16 +117,17 @@ def plan_worker(
     if options.revision is not None and graph is not None:
         raise OptionError("--revision is for models of one stage: leave it out, and upgrade all stages at once.")
     embeds = role == EMBED
-    if embeds and len(ranks) > 1:
+    divisions = len(ranks) * options.nnodes
+    if embeds and divisions > 1:
         raise OptionError(
             f"{name} has {len(ranks)} devices joined by +, and an embedding model runs on one: use commas."
         )
     # A limit or a guess is for the model that answers, not for an embedding model or a later stage beside it.
     answers = node is None or graph is None or node.name == graph.first
     guesses = answers and role in GENERATING_ROLES
-    if len(ranks) > 1 and options.speculative_model is not None and guesses and role != PREFILL:
+    if divisions > 1 and options.speculative_model is not None and guesses and role != PREFILL:
         raise OptionError(
-            f"{name} has {len(ranks)} devices joined by +, and --speculative-model is for workers of one: use commas."
+            f"{name} has {divisions} devices joined by +, and --speculative-model is for workers of one: use commas."
         )
     config = values_of(WorkerOptions, options) | {
         "deadlines": values_of(Deadlines, options),
@@ -144,10 +145,12 @@ def plan_worker(
         "graph": graph.name if graph is not None and node is not None else None,
         "node": None if node is None else node.name,
         "version": VERSION,
-        "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES,
+        "keep_kv": options.keep_kv and options.prefix_caching and role in GENERATING_ROLES and options.nnodes == 1,
+        "nnodes": options.nnodes,
         **({"data_parallel_size": len(ranks)} if len(ranks) > 1 and is_data_parallel(options, role) else {}),
     }
-    return plan_ranks(name, role, ranks, config, rank_endpoint(str(setting.run), name))
+    endpoint = options.master_addr or rank_endpoint(str(setting.run), name)
+    return plan_ranks(name, role, ranks, config, endpoint, options.node_rank)
 
 
 def is_data_parallel(options: LaunchOptions, role: str) -> bool:
@@ -162,7 +165,8 @@ def speculative_tokens(options: LaunchOptions) -> int:
 def lent_cores(options: LaunchOptions, ranks: Sequence[Placement], setting: WorkerSetting) -> str | None:
     """Return the file through which workers lend each other cores. A core can be lent only if it belongs to a single
     worker; and a rank of several, which the others wait for in each layer, neither lends nor borrows."""
-    can_lend = options.lend_cores and not setting.shares and [rank.device for rank in ranks] == [CPU]
+    is_alone = options.nnodes == 1 and [rank.device for rank in ranks] == [CPU]
+    can_lend = options.lend_cores and not setting.shares and is_alone
     return str(setting.run / "cores") if can_lend else None
 
 
@@ -223,9 +227,10 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         "dtype": options.dtype,
         "kv_cache_dtype": options.kv_cache_dtype,
         "quantization": options.quantization,
-        "has_kernels": options.kernels != "torch",
+        "has_kernels": options.kernels != "torch" and options.nnodes == 1,
         **({"row_parallel": True} if options.tensor_parallel_arithmetic == FAST else {}),
         **({"data_parallel": [worker.is_data_parallel for worker in workers]} if shared else {}),
+        **({"nnodes": options.nnodes} if options.nnodes > 1 else {}),
         "max_model_len": options.max_model_len,
         "kv_cache_memory": options.kv_cache_memory,
         "block_size": options.block_size,

@@ -20,9 +20,15 @@ class Recovery:
 
     def answer(self, child: Child, children: Sequence[Child], is_announced: bool, now: float) -> LaunchError | None:
         """Handle the child's last exit; return the error that ends the launch, if it must end. A launch that was not
-        announced yet ends at the first failure that a child reports itself: a restart would fail in the same way."""
+        announced yet ends at the first failure that a child reports itself and not because of a rank on another host: a
+        restart would fail in the same way."""
         exit_cause = child.exits[-1]
-        if exit_cause.failure is not None and not child.ever_ready and not is_announced:
+        if (
+            exit_cause.failure is not None
+            and not exit_cause.is_consequence
+            and not child.ever_ready
+            and not is_announced
+        ):
             name = exit_cause.follower or child.name
             return exit_cause.error(f"{name} could not start: {exit_cause.failure}")
         delay = None if exit_cause.refused else self.policy.delay([cause.at for cause in child.exits], now)

@@ -200,11 +200,12 @@ class Supervisor:
         self.rollouts.close()
 
     def drain(self) -> None:
-        """Drain the proxy: it admits nothing more and ends when its requests have. Without one here, ask the
-        workers."""
+        """Drain the proxy: it admits nothing more and ends when its requests have. Without one here, ask the workers:
+        not ranks of a worker on another host, which have no requests of their own."""
         if not self.draining:
             return
-        leaders = [child for child in self.proxies or self.children if child.state is ChildState.READY]
+        workers = [child for child in self.children if not child.plan.is_follower]
+        leaders = [child for child in self.proxies or workers if child.state is ChildState.READY]
         if leaders:
             self.console.line("stopping: waiting for requests in flight (a second signal ends at once)")
         for child in leaders:

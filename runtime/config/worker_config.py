@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, frozen, option
+from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, SUPERVISION, frozen, option
 from pontil.runtime.config.readers import choice, number, size, some_seconds, switch, text, whole
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 from pontil.runtime.foundation import connectors
@@ -32,7 +32,8 @@ class Deadlines(SharedDeadlines):
     `kv_transfer_timeout`, counted anew from its reservation and from each block that was computed for it; a pull
     without a byte for `kv_stall_timeout` has failed. Blocks that are handed over are kept for `kv_lease`, which the
     decode worker renews. A prefill worker answers a decode worker within `kv_handshake_timeout`. A connection over a
-    network on which nothing comes for `link_timeout` is taken for cut."""
+    network on which nothing comes for `link_timeout` is taken for cut. Ranks on several hosts meet within
+    `rendezvous_timeout`."""
 
     kv_handshake_timeout: float = option(
         ENGINE, 5.0, "Longest wait for a prefill worker to answer a decode worker.", some_seconds, "SECONDS"
@@ -45,6 +46,9 @@ class Deadlines(SharedDeadlines):
     )
     kv_transfer_timeout: float = option(
         ENGINE, 120.0, "Longest time from the reservation for a prompt to its last KV block.", some_seconds, "SECONDS"
+    )
+    rendezvous_timeout: float = option(
+        SUPERVISION, 300.0, "Longest wait of ranks for those on other hosts (--nnodes).", some_seconds, "SECONDS"
     )
 
     @property
@@ -215,8 +219,9 @@ class WorkerConfig(WorkerOptions):
     """The configuration of one worker process. Memory is in bytes, endpoints are zmq addresses. `transfer_host` is the
     address of this machine under which peers reach its KV blocks over TCP. `cache_dir` keeps data that is slow to
     derive; None keeps nothing. A worker of several processes has `ranks` of them; this one is `rank`, and rank 0 serves
-    the others at `rank_endpoint`. Instead it may be `data_parallel_rank` of `data_parallel_size` workers that meet
-    there, of which each has a share of the experts (docs/decisions/094). `lent_cores` is the file through which the
+    the others at `rank_endpoint`. They are on `nnodes` hosts, as many on each (docs/decisions/099). Instead it may be
+    `data_parallel_rank` of `data_parallel_size` workers that meet there, of which each has a share of the experts
+    (docs/decisions/094). `lent_cores` is the file through which the
     workers of a launch lend each other cores, if they do. `speculative_model` guesses tokens for `model`. `keys` is the
     system's secret (runtime/wire/links/keys.py), where it has one. `more_controls` are the endpoints of further
     proxies. `pooling` is for a worker that embeds. `deterministic` chooses products on a GPU whose rows' bits do not
@@ -249,6 +254,7 @@ class WorkerConfig(WorkerOptions):
     rank: int = 0
     ranks: int = 1
     rank_endpoint: str | None = None
+    nnodes: int = 1
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
     deadlines: Deadlines = DEADLINES
@@ -276,6 +282,11 @@ class WorkerConfig(WorkerOptions):
     def row_parallel(self) -> bool:
         """Return whether the ranks of this worker add parts of sums."""
         return self.ranks > 1 and self.tensor_parallel_arithmetic == FAST
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Return whether ranks of this worker are on other hosts."""
+        return self.nnodes > 1
 
     @property
     def shares_experts(self) -> bool:

@@ -53,7 +53,7 @@ class MemoryDemand:
     the free bytes of those GPUs where that is known. A worker that is `drafting` also has the draft model. Each has
     `kv_tier_memory` bytes of host memory besides. They may have packed weights once if each `shares_weights`. Ranks
     that are `row_parallel` add parts of sums, and those of each worker that is `data_parallel` divide its experts
-    only."""
+    only. There are as many on each of `nnodes` hosts."""
 
     dtype: str
     kv_cache_dtype: str
@@ -70,12 +70,13 @@ class MemoryDemand:
     shares_weights: bool = False
     row_parallel: bool = False
     data_parallel: Sequence[bool] = ()
+    nnodes: int = 1
 
     @property
     def layouts(self) -> list[RankLayout]:
         """The layout of each worker's ranks."""
         ways = self.data_parallel or [False] * len(self.workers)
-        return [RankLayout(len(worker), way) for worker, way in zip(self.workers, ways, strict=True)]
+        return [RankLayout(self.nnodes * len(worker), way) for worker, way in zip(self.workers, ways, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

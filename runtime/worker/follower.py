@@ -56,7 +56,7 @@ class DriverLink(RankClient):
     def __init__(self, sockets: WorkerSockets) -> None:
         config, self.sockets = sockets.config, sockets
         place = config.rank, config.ranks
-        super().__init__(sockets.context, sockets.poller, sockets.incarnation, config.rank_endpoint, place)
+        super().__init__(sockets.context, sockets.poller, sockets.incarnation, config, place)
         # Answers that the socket has not taken yet, in their order.
         self.unsent: deque[RankDone] = deque()
         sockets.closing.callback(self.socket.close, LINGER)

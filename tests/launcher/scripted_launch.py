@@ -37,7 +37,10 @@ def planned(name: str, script: list[Any], told: dict[str, Any]) -> ChildPlan:
         "model": "m", "trace": told["trace"], "routes": told.get("routes"), "peer_endpoint": "ipc:///run/x",
     }  # fmt: skip
     ranks = [Placement("cpu", (0,))] * len(scripts)
-    worker = plan_ranks(name, name.partition(":")[0], ranks, shared, f"ipc://{told['trace']}.ranks")
+    node = told.get("node", 0) if ":" in name else 0
+    nodes = {"nnodes": 1 + node} if node else {}
+    meeting = f"ipc://{told['trace']}.ranks"
+    worker = plan_ranks(name, name.partition(":")[0], ranks, shared | nodes, meeting, node)
     members = [
         replace(one, config={**one.config, "script": own}) for one, own in zip(worker.members, scripts, strict=True)
     ]

@@ -118,6 +118,22 @@ def test_the_proof_names_the_steps_that_a_machine_cannot_do() -> None:
     assert [line.partition(":")[0] for line in done.stdout.splitlines() if "left out" in line] == steps
 
 
+def test_a_pair_is_on_both_devices_where_there_are_two(tmp_path: Path) -> None:
+    """Its workers then reach each other's memory, and nothing else will do. `python` and `bash` only say what they
+    were asked."""
+    python, asked = tmp_path / "venv" / "bin" / "python", tmp_path / "asked"
+    python.parent.mkdir(parents=True)
+    for devices in (1, 2):
+        count = f'case "$2" in *device_count*) exit {int(devices < 2)} ;; esac'
+        python.write_text(f'#!/bin/sh\n{count}\n[ "$1" != app.py ] || echo "$@" >> {asked}\n')
+        python.chmod(0o755)
+        done = proof("--alone", "--venv", str(tmp_path / "venv"), "pair")
+        assert done.returncode == 0, done.stderr
+        (pair,) = (line for line in asked.read_text().splitlines() if "--prefill" in line)
+        assert f"--prefill cuda:0 --decode cuda:{devices - 1}" in pair and "--kv-connector cuda" in pair
+        asked.unlink()
+
+
 @pytest.mark.parametrize("word", ["nothing", "--nothing"])
 def test_the_proof_refuses_what_it_does_not_know(word: str) -> None:
     done = proof(word)

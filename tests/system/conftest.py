@@ -56,6 +56,12 @@ def module_hosts() -> Iterator[Hosts]:
     yield from made_hosts()
 
 
+@pytest.fixture
+def node_hosts() -> Iterator[Hosts]:
+    """Hosts that share a worker, and one more."""
+    yield from made_hosts(("proxy", "first", "second", "single"))
+
+
 @pytest.fixture(scope="module")
 def two_proxy_hosts() -> Iterator[Hosts]:
     yield from made_hosts(TWO_PROXIES)

@@ -60,6 +60,8 @@ def another(
             f"This launch has no worker of the model that {kind.stem} workers have: launch with {kind.asked}."
         )
     like = next((plan for plan in alike if plan.role == kind.role), alike[0])
+    if like.nodes > 1:
+        raise LaunchError(f"{like.name} is on {like.nodes} hosts: start another by a launch on each of them.")
     name = free_name(kind.stem, {plan.name for plan in workers})
     used_ranks = [rank for plan in workers for rank in plan.members]
     find = free_cores if like.device == CPU else free_gpus
@@ -90,7 +92,7 @@ def free_gpus(like: ChildPlan, used_ranks: Sequence[ChildPlan], machine: HostDev
     gpus = sorted((f"cuda:{number}" for number in range(machine.gpus)), key=devices.count)[: like.ranks]
     if len(gpus) < like.ranks or (not share and any(gpu in devices for gpu in gpus)):
         return []
-    return [Placement(gpu, machine.affordable) for gpu in gpus]
+    return [Placement(gpu, machine.feeding(int(gpu.removeprefix("cuda:")))) for gpu in gpus]
 
 
 def free_cores(like: ChildPlan, used_ranks: Sequence[ChildPlan], machine: HostDevices, share: bool) -> list[Placement]:

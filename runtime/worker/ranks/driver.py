@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from pontil.gpu_ops.collectives.communicator import Communicator
-from pontil.gpu_ops.collectives.factory import create_communicator
+from pontil.gpu_ops.collectives.factory import MEET_WITHIN, create_communicator
 from pontil.gpu_ops.collectives.shared_memory import DEADLINE
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.cache.follower_records import left_in
@@ -23,6 +23,8 @@ from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.fused_block import shared_bytes
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.wire.codec import encode
+from pontil.runtime.wire.links.context import Context
+from pontil.runtime.wire.links.keys import Keys, is_network
 from pontil.runtime.wire.links.sockets import PeerServer, Poller, open_context
 from pontil.runtime.wire.messages import (
     Message,
@@ -63,11 +65,12 @@ class Driver:
         self.incarnation = secrets.token_hex(8)
         self.ranks = ranks or config.ranks
         self.orders, self.plans = RankOrders(self.ranks), PlanWriter()
+        self.sent_at = 0.0
         self.followers: dict[int, str] = {}
         self.pools: list[dict[str, Any]] = []
         self.communicator: Communicator | None = None
         self.socket: PeerServer | None = None
-        self.context = open_context()
+        self.context = open_rank_context(config)
         self.poller = Poller()
         if self.ranks > 1:
             assert config.rank_endpoint is not None
@@ -83,14 +86,16 @@ class Driver:
 
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         """Wait for the followers' processes, and make the communicator of all ranks."""
-        store = f"file://{str(self.config.rank_endpoint).removeprefix('ipc://')}.store"
         size = shared_bytes(model, self.ranks if self.config.row_parallel else 1)
         deadline = ROUND_WITHIN if self.config.shares_experts else DEADLINE
-        made = create_communicator(kernels, device, self.ranks, size, store, deadline)
+        waits = self.config.deadlines.rendezvous_timeout
+        hello_within, meet_within = (waits, waits) if self.config.spans_hosts else (LOAD_WITHIN, MEET_WITHIN)
+        place = meeting_place(self.config)
+        made = create_communicator(kernels, device, self.ranks, size, place, deadline, meet_within)
         self.communicator = made
         if self.socket is not None:
-            self.report.progress("waiting for its ranks")
-        for rank, hello in self.collect(RankHello).items():
+            self.report.progress(f"waiting for its ranks{' on other hosts' if self.config.spans_hosts else ''}")
+        for rank, hello in self.collect(RankHello, hello_within).items():
             if hello.ranks != self.ranks:
                 raise ModelError(f"rank {rank} was started for {hello.ranks} ranks, and there are {self.ranks}")
             self.followers[rank] = hello.sender
@@ -118,26 +123,38 @@ class Driver:
         self.pools = [ready[rank].pool for rank in sorted(ready)]
         self.orders.left = [left_in(ready[rank].left) for rank in sorted(ready)]
 
-    def collect(self, kind: type[M]) -> dict[int, M]:
+    def collect(self, kind: type[M], within: float = LOAD_WITHIN) -> dict[int, M]:
         """Wait for one message of this kind from each follower."""
         found: dict[int, M] = {}
-        deadline = time.monotonic() + LOAD_WITHIN
+        deadline = time.monotonic() + within
         while len(found) < self.ranks - 1:
             for message in self.receive():
                 if not isinstance(message, kind):
                     self.early.append(message)
-                elif message.rank in self.orders.followers:
+                elif self.is_ours(message):
                     found[message.rank] = message
             if len(found) < self.ranks - 1:
                 if time.monotonic() > deadline:
-                    late = [rank for rank in self.orders.followers if rank not in found]
-                    raise ModelError(f"rank {late[0]} of this worker did not start within {LOAD_WITHIN:g} s")
+                    late = next(rank for rank in self.orders.followers if rank not in found)
+                    raise ModelError(f"{name_of(late, self.config)} within {within:g} s")
                 self.poller.wait(LOOK)
         return found
 
+    def is_ours(self, message: RankHello | RankLoaded | RankReady) -> bool:
+        """Return whether a message is from a follower of this driver: the first ones make themselves known."""
+        known = isinstance(message, RankHello) or self.followers.get(message.rank) == message.sender
+        return known and message.rank in self.orders.followers
+
     def receive(self) -> list[Message]:
+        """Return the messages that have arrived. Raises RankLost if a rank has begun anew, on another host: its
+        predecessor's end is not known here otherwise."""
         messages, self.early = self.early, []
-        return messages if self.socket is None else messages + self.socket.receive_all()
+        if self.socket is not None:
+            messages += self.socket.receive_all()
+        for hello in (one for one in messages if isinstance(one, RankHello)):
+            if self.followers.get(hello.rank, hello.sender) != hello.sender:
+                raise RankLost(f"rank {hello.rank} of this worker has ended, and was started anew")
+        return messages
 
     def watch(self, poller: Poller) -> None:
         """Have the worker's own poller wake for followers' messages."""
@@ -153,8 +170,10 @@ class Driver:
             self.flush()
 
     def flush(self) -> None:
-        """Send the orders that wait, if there are any."""
-        if self.orders.waiting:
+        """Send the orders that wait, if there are any. Followers on other hosts get an empty plan after a while
+        without one: nothing else tells that they are gone."""
+        is_quiet = self.config.spans_hosts and time.monotonic() - self.sent_at >= LOOK
+        if self.orders.waiting or is_quiet:
             self.send_plan()
 
     def stop(self) -> None:
@@ -167,6 +186,7 @@ class Driver:
         would differ."""
         assert self.socket is not None
         number, fields = self.orders.take()
+        self.sent_at = time.monotonic()
         frame = encode(RankPlan(self.incarnation, "", number, **fields, stop=stop))
         for rank, receiver in self.followers.items():
             if not self.socket.send_frame(receiver, frame):
@@ -197,3 +217,31 @@ class Driver:
             Parting(self.communicator).wait()
         self.poller.close()
         self.context.term()
+
+
+def open_rank_context(config: WorkerConfig) -> Context:
+    """Open the zmq context of the ranks' own sockets. Over a network they show the system's keys."""
+    if config.keys is None or not is_network(str(config.rank_endpoint)):
+        return open_context(link_timeout=config.deadlines.link_timeout)
+    return open_context(Keys.of(config.keys), link_timeout=config.deadlines.link_timeout)
+
+
+def meeting_place(config: WorkerConfig) -> str:
+    """Return where torch.distributed's ranks find each other: a file beside the ranks' socket, or a port of its own at
+    the same address."""
+    endpoint = str(config.rank_endpoint)
+    if is_network(endpoint):
+        return f"{endpoint.rpartition(':')[0]}:0"
+    return f"file://{endpoint.removeprefix('ipc://')}.store"
+
+
+def name_of(rank: int, config: WorkerConfig) -> str:
+    """Return the beginning of the sentence that a rank did not start; of one on another host, that its host did not
+    come."""
+    if not config.spans_hosts or rank * config.nnodes < config.ranks:
+        return f"rank {rank} of this worker did not start"
+    node = rank * config.nnodes // config.ranks
+    return (
+        f"host {node} of {config.nnodes}, with rank {rank} of this worker (--node-rank {node}), did not come to "
+        f"{config.rank_endpoint}"
+    )

@@ -87,7 +87,7 @@ class OtherRankLink:
 
     def __init__(self, config: WorkerConfig, place: tuple[int, int]) -> None:
         self.context, self.poller = open_context(), Poller()
-        self.client = RankClient(self.context, self.poller, secrets.token_hex(8), config.rank_endpoint, place)
+        self.client = RankClient(self.context, self.poller, secrets.token_hex(8), config, place)
 
     def join(self, model: ModelConfig, kernels: KernelLibrary | None, device: torch.device) -> Communicator:
         return self.client.join(model, kernels, device)

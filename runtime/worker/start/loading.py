@@ -271,7 +271,8 @@ class PartWeights:
 def find_kernels(config: WorkerConfig, fits: bool, report: Reporter) -> KernelLibrary | None:
     """Return the kernels on this worker's cores for a model that they fit, or None for torch's operations. With kernels
     of our own, torch gets one thread: two thread pools that wait by spinning must not share cores."""
-    if config.device != "cpu" or not fits:
+    # With kernels, ranks meet in the memory of one host.
+    if config.device != "cpu" or not fits or config.spans_hosts:
         return None
     try:
         kernels = open_kernels(config.kernels, max(1, len(config.cores)), config.cache_path, report.progress)

@@ -142,17 +142,15 @@ def test_torch_exchanges_the_same(processes: RankProcesses, tmp_path: Path) -> N
     processes.call([0, 1], rank_calls.leave)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
-
-
 def test_ranks_meet_at_a_port_of_rank_0_and_again_later(processes: RankProcesses) -> None:
-    """The way in which ranks on several hosts would."""
-    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"tcp://127.0.0.1:{free_port()}", 60.0)
+    """The way in which ranks on several hosts do. Nothing listens at other addresses of rank 0."""
+    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, "tcp://127.0.0.1:0", 60.0)
+    port = int(descriptor["store"].rpartition(":")[2])
     assert processes.call([1], rank_calls.join_over_torch, descriptor, 1) == [None]
     assert processes.call([0, 1], rank_calls.meet) == [None] * 2
+    socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
     assert processes.call([0, 1], rank_calls.barrier) == ["met"] * 2
     assert processes.call([0, 1], rank_calls.meet) == [None] * 2
     numbers = [torch.arange(9) + rank for rank in range(2)]
@@ -161,12 +159,19 @@ def test_ranks_meet_at_a_port_of_rank_0_and_again_later(processes: RankProcesses
 
 
 def test_a_rank_whose_driver_is_not_at_its_port_gives_up(processes: RankProcesses) -> None:
-    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, f"tcp://127.0.0.1:{free_port()}", 1.0)
+    (descriptor,) = processes.call([0], rank_calls.create_over_torch, 2, "tcp://127.0.0.1:0", 1.0)
     processes.call([1], rank_calls.join_over_torch, descriptor, 1)
     (answer,) = processes.call([1], rank_calls.meet)
     assert answer.startswith("CollectiveError: the ranks of this worker did not meet within 1 s")
     for rank in range(2):
         processes.kill(rank)
+
+
+def test_a_port_that_another_has_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        store = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(CollectiveError, match="ranks cannot meet at tcp://.*in use"):
+            create_communicator(None, CPU, 2, 0, store)
 
 
 def test_torch_does_not_wait_for_ever(processes: RankProcesses, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.distributed import _symmetric_memory
 
 from pontil.gpu_ops.collectives.communicator import added
 from pontil.gpu_ops.collectives.symmetric_memory import MOST_BYTES, SymmetricSums, open_symmetric
+from pontil.gpu_ops.collectives.torch_distributed import KIND, TorchCommunicator
 from pontil.gpu_ops.device_mark import DeviceLate
 
 CPU = torch.device("cpu")
@@ -144,3 +145,14 @@ def test_what_does_not_fit_is_left_to_the_library(fake: FakeSymmetric) -> None:
     assert sums is not None and sums.can_add(torch.zeros(4, 8))
     assert not sums.can_add(torch.zeros(MOST_BYTES // 4 + 4)) and not sums.can_add(torch.zeros(3))
     assert not sums.can_add(torch.zeros(4, 8, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("store", ["file:///run/ranks", "tcp://10.0.0.1:7000"])
+def test_ranks_that_may_be_on_several_hosts_leave_it(monkeypatch: pytest.MonkeyPatch, store: str) -> None:
+    """A rank whose neighbour is here would wait for one that has failed at its own, on another host."""
+    asked: list[Any] = []
+    monkeypatch.setattr(TorchCommunicator, "together", lambda self, call: asked.append(call))
+    descriptor = {"kind": KIND, "store": store, "ranks": 2, "deadline": 1.0, "meet_within": 1.0}
+    one = TorchCommunicator.open(torch.device("cuda:0"), descriptor, 1)
+    assert one.open_sums() == one.library_sums
+    assert len(asked) == store.startswith("file:")

@@ -111,6 +111,7 @@ def test_workers_are_planned_by_role_and_number() -> None:
         ({"worker_ttl": "1"}, "--worker-ttl"),
         ({"http": "8100"}, "--http is for workers that another router drives"),
         ({"proxies": "2", "control": "tcp://127.0.0.1:65535"}, "2 proxies need as many ports"),
+        ({"nnodes": "2", "master_addr": "10.0.0.1"}, "places each worker on one host"),
     ],
 )
 def test_what_has_no_meaning_on_a_cluster_is_refused(flags: dict[str, str], words: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from pontil.launcher.host.gpus import find_gpus
 
-THREE = "echo 0, 81000; echo 1, 500; echo 2, [N/A]"
+THREE = "echo 0, 81000, 00000000:17:00.0; echo 1, 500; echo 2, [N/A]"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_gpus_are_those_the_driver_shows_and_the_environment_leaves(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_gpus(visible) == free
+    assert tuple(gpu.free for gpu in find_gpus(visible)) == free
 
 
 def test_without_the_tool_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

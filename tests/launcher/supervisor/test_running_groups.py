@@ -121,3 +121,14 @@ def test_a_worker_like_a_group_is_a_group(launched: Launched) -> None:
     folder = Path(launch.base) / str(launch.process.pid)
     refused = ask(folder, {"command": "scale", "counts": {"decode": 2}}, said.append)
     assert refused.code == 1 and "No 3 devices are free for another decode worker" in refused.text
+
+
+def test_ranks_of_a_worker_on_another_host_start_again_and_end_at_once(launched: Launched) -> None:
+    """Their driver's end is no failure of theirs, and they have no requests that a stop would wait for."""
+    launch = launched(
+        {"decode:0": [["ready", "be lost"], ["ready"]], "prefill:0": [["lose a rank"], ["ready"]]}, node=1
+    )
+    launch.until(r"prefill:0\+2 failed: a rank is gone; starting it again")
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.end() == 0
+    assert "stopping: waiting for requests" not in launch.console

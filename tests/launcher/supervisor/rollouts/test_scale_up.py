@@ -158,3 +158,15 @@ def test_a_worker_like_a_group_has_as_many_ranks_elsewhere() -> None:
     assert another("decode", [gpus], four, share=False).place == "cuda:2+cuda:3"
     with pytest.raises(LaunchError, match="No 2 devices are free"):
         another("decode", [gpus, worker("mixed:0", (), "cuda:3")], four, share=False)
+
+
+def test_no_worker_like_one_on_several_hosts_is_started_here() -> None:
+    one = worker("decode:0", (0,), nnodes=2, rank_endpoint="tcp://127.0.0.1:29500")
+    with pytest.raises(LaunchError, match="decode:0 is on 2 hosts: start another by a launch on each"):
+        another("decode", [one], EIGHT, share=False)
+
+
+def test_a_worker_of_a_gpu_gets_the_cores_near_it() -> None:
+    near = replace(EIGHT, near=(frozenset({0, 1, 2, 3}), frozenset({4, 5, 6, 7})))
+    made = another("decode", [worker("decode:0", (0,), "cuda:0")], near, share=False)
+    assert (made.device, made.cores) == ("cuda:1", (4, 5, 6, 7))
