@@ -25,7 +25,7 @@ from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.device import tile_draws
 from pontil.runtime.engine.device.device_runner import DeviceRunner
-from pontil.runtime.engine.device.link import Arrival, HostWords, Words
+from pontil.runtime.engine.device.link import Arrival, HostWords, RecordedStep, Words
 from pontil.runtime.engine.device.tile_forward import DeviceLimits
 from pontil.runtime.engine.engine import Engine
 from pontil.runtime.engine.prompt_turns import StepBudget
@@ -57,8 +57,8 @@ class InstantLink:
     def settle(self) -> None:
         return
 
-    def capture(self, run: Callable[[], Tensor], pool: Any) -> tuple[Callable[[], None], Tensor, Any]:
-        return (lambda: None), run(), pool
+    def capture(self, run: Callable[[], Tensor], pool: Any) -> RecordedStep:
+        return RecordedStep(lambda: None, lambda: None, run(), pool)
 
     def reserved(self) -> int:
         return 0
