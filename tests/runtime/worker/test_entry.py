@@ -3,8 +3,15 @@
 
 import gc
 import signal
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from pontil.gpu_ops.collectives.communicator import CollectiveError
+from pontil.gpu_ops.device_mark import DeviceLate
+from pontil.runtime.errors import RankLost
+from pontil.runtime.worker import entry
 from pontil.runtime.worker.entry import serve
 
 ROWS, STEPS, PER_ROW = 1000, 20, 10
@@ -30,6 +37,20 @@ class MakingProcess:
 
     def close(self) -> None:
         self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"), [(CollectiveError("no"), "a rank: no"), (DeviceLate("no"), "its device: no")]
+)
+def test_a_worker_says_why_it_cannot_go_on(error: Exception, lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is a fault of its own, which would be logged in full."""
+
+    def fail(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(entry, "make_process", fail)
+    with pytest.raises(RankLost, match=f"decode:0 lost {lost}"):
+        entry.run_worker(cast(Any, SimpleNamespace(name="decode:0")), cast(Any, None))
 
 
 def test_the_collector_looks_seldom_at_the_objects_of_many_rows() -> None:

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
-from weakref import WeakSet
 
 import torch
+from pretend_memory import DeviceRoom, RecordedMemory
 from strict_driver import DriverFault, StrictDriver, StrictGraph
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -115,11 +115,20 @@ class PretendDevice(TorchDispatchMode):
         self.device = torch.device("pretend", device)
         # The host's memory that devices copy from and to; it stays.
         self.pinned: dict[int, Tensor] = {}
-        self.room = DeviceRoom(memory)
+        self.rooms = [DeviceRoom(memory) for _ in range(self.driver.count)]
         self.allocated: dict[int, Tensor] = {}
         # Of opened handles, whose memory each is.
         self.opened: dict[int, int] = {}
         self.patches, self.entered = ExitStack(), 0
+
+    @property
+    def room(self) -> DeviceRoom:
+        """The memory of the device that this one is."""
+        return self.room_of(self.device)
+
+    def room_of(self, device: torch.device) -> DeviceRoom:
+        assert device.index is not None
+        return self.rooms[device.index]
 
     @property
     def tape(self) -> DeviceTape:
@@ -135,13 +144,13 @@ class PretendDevice(TorchDispatchMode):
         return self
 
     def stand_in(self) -> None:
-        driver, room = self.driver, self.room
+        driver, room_of = self.driver, self.room_of
         functions: dict[str, Any] = {
             "current_device": lambda: driver.current_device().index, "set_device": driver.set_device,
             "device": driver.device, "Stream": driver.stream, "Event": driver.event, "stream": driver.on,
             "current_stream": driver.current_stream, "CUDAGraph": driver.graph, "graph": self.capture,
-            "memory_reserved": lambda device: room.taken(), "empty_cache": lambda: None,
-            "mem_get_info": lambda device: (room.most - room.taken(), room.most),
+            "memory_reserved": lambda device: room_of(device).taken(), "empty_cache": lambda: None,
+            "mem_get_info": lambda device: room_of(device).info,
         }  # fmt: skip
         self.patches.enter_context(patch.multiple(torch.cuda, **functions))
         self.patches.enter_context(patch.object(link, "pinned_words", self.pinned_words))
@@ -188,7 +197,9 @@ class PretendDevice(TorchDispatchMode):
         if name in COPIES and result.device.type == "cpu":
             self.tape.to_host += 1
             self.driver.wait(self.driver.current_stream(args[0].device).behind)
-        self.room.take([one for one in new if one.device.type == "pretend"])
+        for one in new:
+            if one.device.type == "pretend":
+                self.room_of(one.device).take(one)
         self.tape.own.update(self.places(one) for one in new)
         self.note_uses(func, args, kwargs, new, theirs)
         return result
@@ -257,13 +268,14 @@ class PretendDevice(TorchDispatchMode):
     @contextmanager
     def capture(self, graph: StrictGraph, pool: Any = None, *, capture_error_mode: str = "global") -> Iterator[None]:
         """torch.cuda.graph. What is recorded keeps its memory in the pool, which the next recording uses again."""
-        before = self.room.peak = self.room.taken()
+        room = self.room_of(self.driver.current_device())
+        before = room.peak = room.taken()
         with self.driver.capture(graph, pool or RecordedMemory(), capture_error_mode), self.recording() as tape:
             yield
         graph.calls = tape.calls
         assert not tape.to_device and not tape.to_host, "a recorded step copies to or from the host"
-        graph.memory.bytes = max(graph.memory.bytes, self.room.peak - before)
-        self.room.pools.add(graph.memory)
+        graph.memory.bytes = max(graph.memory.bytes, room.peak - before)
+        room.pools.add(graph.memory)
 
     def start(self, kernel: Any, grid: launch.Grid, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
         """Start a kernel, on the current device as Triton does. Which of its tensors it writes to is not known: all
@@ -286,37 +298,6 @@ class PretendDevice(TorchDispatchMode):
         self.driver.started_on(self.driver.current_device(), uses)
 
 
-@dataclass(eq=False)
-class RecordedMemory:
-    """The memory that recordings share."""
-
-    bytes: int = 0
-
-
-class DeviceRoom:
-    """The memory of a device, which tensors take while they live. `peak` is the most since it was last set."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.peak = most, 0
-        self.held: list[tuple[StorageWeakRef, int]] = []
-        # While a recording has one.
-        self.pools: WeakSet[RecordedMemory] = WeakSet()
-
-    def taken(self) -> int:
-        self.held = [one for one in self.held if not one[0].expired()]
-        now = sum(size for _, size in self.held) + sum(pool.bytes for pool in self.pools)
-        self.peak = max(self.peak, now)
-        return now
-
-    def take(self, tensors: Sequence[Tensor]) -> None:
-        """Take memory for tensors. Raises torch.OutOfMemoryError."""
-        for one in tensors:
-            storage = one.untyped_storage()
-            self.held.append((StorageWeakRef(storage), storage.nbytes()))
-        if tensors and self.taken() > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory: the pretend device has no more")
-
-
 class PretendRuntime:
     """The runtime's functions for memory that other processes open, which here are this one. An opened handle is memory
     at an address of its own, which the device that opened it can reach. It ends when that one closes it; until then its
@@ -327,7 +308,10 @@ class PretendRuntime:
 
     def malloc(self, size: int) -> int:
         self.there.driver.refuse_in_capture("taking memory")
-        made = torch.zeros(size, dtype=torch.uint8, device=self.there.driver.current_device())
+        try:
+            made = torch.zeros(size, dtype=torch.uint8, device=self.there.driver.current_device())
+        except torch.OutOfMemoryError as error:
+            raise OSError("cudaMalloc failed with 2") from error
         return self.hold(made)
 
     def hold(self, made: Tensor) -> int:

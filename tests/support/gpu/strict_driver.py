@@ -76,9 +76,13 @@ class StrictEvent:
 
     def __init__(self, driver: "StrictDriver") -> None:
         self.driver, self.clock = driver, Reached()
+        self.device: torch.device | None = None
 
     def record(self, stream: StrictStream | None = None) -> None:
-        self.clock = (stream or self.driver.current_stream()).behind.copy()
+        stream = stream or self.driver.current_stream()
+        if self.device not in (None, stream.device):
+            raise DriverFault(f"an event of {self.device} is recorded on {stream}")
+        self.device, self.clock = stream.device, stream.behind.copy()
 
     def query(self) -> bool:
         return self.driver.has_ended(self.clock)

@@ -177,6 +177,8 @@ def test_an_event_of_another_device_covers_nothing(there: PretendDevice) -> None
     assert event.query()
     assert (target.words < 0).all()
     assert link.fetch(words, target).wait().tolist() == [0] * 4
+    with pytest.raises(DriverFault, match="an event of pretend:0 is recorded on stream 1 of pretend:1"):
+        event.record(torch.cuda.current_stream(there.device))
 
 
 def test_host_memory_is_not_written_while_it_is_copied(there: PretendDevice) -> None:
@@ -198,6 +200,10 @@ def test_memory_runs_out_and_comes_back(there: PretendDevice) -> None:
     held = [torch.zeros(3 << 18, dtype=torch.uint8, device=there.device)]
     with pytest.raises(torch.OutOfMemoryError):
         torch.zeros(1 << 19, dtype=torch.uint8, device=there.device)
+    with pytest.raises(MemoryError, match="1 MiB of KV memory cannot be had on pretend:1"):
+        CudaMemory(there.device).allocate(1 << 20)
+    # The other device has its own.
+    CudaMemory(torch.device("pretend:0")).allocate(1 << 20)
     held.clear()
     torch.zeros(1 << 19, dtype=torch.uint8, device=there.device)
 
