@@ -40,7 +40,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> "OmniPair":
 
 def options(pair: "OmniPair", places: tuple[str, ...]) -> tuple[str, ...]:
     placed = [word for place in places for word in ("--place", place)]
-    return (*placed, "--model", str(pair.path), "--dtype", "float32", "--share-devices", "--disagg", "always")
+    fixed = ("--dtype", "float32", "--share-devices", "--disagg", "always", "--restart-attempts", "100")
+    return (*placed, "--model", str(pair.path), *fixed)
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,17 @@ class MediaInputs(Protocol):
         """Return the same of a sequence without media in company of this one, whose rows are these or its ids."""
 
 
+class PositionAngles(Protocol):
+    """The angles of a sequence's positions, where those of its prompt do not follow from their places."""
+
+    def __call__(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of positions from `start` on, each float32 [count, rotated / 2]."""
+
+    @property
+    def plain(self) -> "PositionAngles":
+        """Those of a sequence whose angles follow from its places."""
+
+
 class StateOutputs(Protocol):
     """The receiver of what a sequence's positions were computed to. `layers`: hidden states are those after so many
     layers."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pontil.runtime.engine.sampling.sampler import uniform
+from pontil.runtime.engine.sequences.streamed import PositionAngles
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.stages.graph.catalog import PROMPT_UNIT
 from pontil.runtime.stages.graph.stream_buffer import StreamFault
@@ -17,14 +18,14 @@ from pontil.runtime.stages.qwen3_omni.talker_input import TalkerInput
 from pontil.runtime.stages.streams.state_stream import units_of
 
 # Returns the angles of the rows that are made of this prompt of the Thinker, with these options; None: as places say.
-FindAngles = Callable[[Sequence[int], Mapping[str, Any]], Callable[[int, int], Any] | None]
+FindAngles = Callable[[Sequence[int], Mapping[str, Any]], PositionAngles | None]
 
 
 class OmniTalker:
     """A TalkerStage, and its FrameMaker."""
 
-    def __init__(self, talker: Talker, angles: FindAngles) -> None:
-        self.talker, self.angles = talker, angles
+    def __init__(self, talker: Talker, find_angles: FindAngles) -> None:
+        self.talker, self.find_angles = talker, find_angles
 
     @property
     def maker(self) -> "OmniTalker":
@@ -52,6 +53,9 @@ class OmniTalker:
             return OmniRows(self.talker, TalkerInput(self.talker, prompt, speaker))
         except ModelError as error:
             raise RequestError(str(error), param="messages") from None
+
+    def angles(self, prompt: Sequence[int], options: Mapping[str, Any]) -> PositionAngles | None:
+        return self.find_angles(prompt, options)
 
     def is_frame(self, codes: Sequence[int]) -> bool:
         """Return whether codes that came with a message can be a frame."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pontil.runtime.engine.sequences.streamed import FrameMaker, MediaInputs
+from pontil.runtime.engine.sequences.streamed import FrameMaker, MediaInputs, PositionAngles
 from pontil.runtime.stages.graph.medium import Medium
 
 
@@ -42,17 +42,6 @@ class RowBuilder(Protocol):
 
     def step(self, number: int, frame: Sequence[int]) -> Tensor | None:
         """Return the row that follows frame number `number`; None while the state that it needs has not arrived."""
-
-
-class PositionAngles(Protocol):
-    """The angles of a sequence's positions, where those of its prompt do not follow from their places."""
-
-    def __call__(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of positions from `start` on, each float32 [count, rotated / 2]."""
-
-    @property
-    def plain(self) -> "PositionAngles":
-        """Those of a sequence whose angles follow from its places."""
 
 
 class TalkerStage(Protocol):

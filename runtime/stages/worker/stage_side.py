@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.sequences.sequence import FinishReason
+from pontil.runtime.engine.sequences.streamed import PositionAngles
 from pontil.runtime.errors import GraphError, MalformedFrame, RequestError
 from pontil.runtime.stages.graph.catalog import GraphModel, GraphNode
 from pontil.runtime.stages.graph.medium import media_of
@@ -19,13 +20,7 @@ from pontil.runtime.stages.streams.edge_writer import EdgeWriter
 from pontil.runtime.stages.streams.frame_stream import FrameStream
 from pontil.runtime.stages.streams.state_stream import StateStream, units_of
 from pontil.runtime.stages.streams.text_stream import TextStream
-from pontil.runtime.stages.worker.stage_parts import (
-    MediaBuilder,
-    PositionAngles,
-    RowBuilder,
-    StageParts,
-    TalkerStage,
-)
+from pontil.runtime.stages.worker.stage_parts import MediaBuilder, RowBuilder, StageParts, TalkerStage
 from pontil.runtime.stages.worker.stream_ports import StreamPorts
 from pontil.runtime.stages.worker.stream_rows import StreamRows
 from pontil.runtime.stages.worker.streamed_media import StreamedMedia, TurnedRows

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pontil.runtime.engine.sequences.streamed import MediaInputs, RowInputs
+from pontil.runtime.engine.sequences.streamed import MediaInputs, PositionAngles, RowInputs
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer, StreamFault
-from pontil.runtime.stages.worker.stage_parts import MediaBuilder, PositionAngles
+from pontil.runtime.stages.worker.stage_parts import MediaBuilder
 
 
 class StreamedMedia:

@@ -80,7 +80,7 @@ class ShownQuestion:
                 text += part
             elif part.startswith(b"RIFF"):
                 with wave.open(io.BytesIO(part)) as file:
-                    samples = np.frombuffer(file.readframes(1 << 30), "<i2").astype(np.float32) / 32768
+                    samples = np.frombuffer(file.readframes(1 << 30), "<i2").astype(np.float32) / np.float32(32768)
                 features.append(sound_features(samples, mel_filters(16)))
                 rows = rows_of(features[-1].shape[1])
                 text += TEXTS["audio"].replace(mark_of("audio"), mark_of("audio") * rows)

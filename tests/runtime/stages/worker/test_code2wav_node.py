@@ -51,9 +51,9 @@ def frames(count: int) -> torch.Tensor:
 
 def in_small_chunks() -> GraphModel:
     """Return the graph of Qwen3-Omni with chunks that a test can fill."""
-    first, second = QWEN3_OMNI.graph.connections
+    first, second, media = QWEN3_OMNI.graph.connections
     small = replace(second, policy=POLICY, capacity=8)
-    return replace(QWEN3_OMNI, graph=replace(QWEN3_OMNI.graph, connections=(first, small)))
+    return replace(QWEN3_OMNI, graph=replace(QWEN3_OMNI.graph, connections=(first, small, media)))
 
 
 @pytest.mark.parametrize(

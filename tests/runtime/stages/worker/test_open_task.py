@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from pontil.runtime.stages.graph.connection import Connection
+from pontil.runtime.stages.graph.graph import Graph
 from pontil.runtime.stages.graph.partition import Authority, GraphPartition
 from pontil.runtime.stages.graph.policies import Fixed
 from pontil.runtime.stages.graph.stream_buffer import StreamBuffer
-from pontil.runtime.stages.graph.walk import Node, Walk
-from pontil.runtime.stages.nodes.node import NOTHING, NodeInput, Pieces
+from pontil.runtime.stages.graph.walk import Node, Parallel, Sequential, Walk, WalkPart
+from pontil.runtime.stages.nodes.node import NOTHING, NodeInput, Pieces, WalkValues
+from pontil.runtime.stages.streams.pass_writer import PassWriter
 from pontil.runtime.stages.worker.open_task import OpenTask
 from pontil.runtime.wire.messages import NodeTask
 
@@ -55,6 +57,33 @@ def test_a_task_that_begins_later_goes_on_in_the_same_walks(partition: GraphPart
     later, rest = run_all(partition, outputs)
     assert rest == all_of_it[outputs:]
     assert later.report(True) == whole.report(True)
+
+
+class Counter:
+    """A NodeRun that makes three items of what its task was given."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    def feed(self, given: NodeInput) -> Pieces:
+        yield None
+        self.left -= 1
+        return WalkValues({"rows": np.full(2, self.left, np.uint8)}, goes_on=self.left > 0)
+
+
+@pytest.mark.parametrize("body", [Node("n"), Sequential((Node("n"),)), Parallel((Node("n"),))], ids=str)
+def test_a_task_without_streams_has_passes_as_long_as_it_asks_for_them(body: WalkPart) -> None:
+    part = GraphPartition("n", ("n",), (Walk("a", body),), initial="a")
+    taker = GraphPartition("t", ("t",), (Walk("b", Node("t")),), initial="b")
+    writer = PassWriter(Graph("g", (part, taker), (Connection("n", "t", "rows", Fixed(1)),)), "n", {})
+    task = OpenTask("w", NodeTask("p", "w", "r", 0, "n"), 0.0, Counter(), part, writer=writer)
+    assert task.is_source
+    for last in (False, False, True):
+        assert task.look(0.0) and task.compute(0.0) == (None, False) and task.compute(0.0) == (None, True)
+        assert task.put_down() == last
+    report = task.report(True)
+    assert (report.passes, report.produced, report.token_counts) == (3, {"n/t/rows": 3}, {"n/t/rows": 6})
+    assert task.is_report_due(True, 0.0), "the proxy sees the stage advance"
 
 
 def test_passes_are_reported_a_few_times_a_second_and_the_last_one_always() -> None:  # E5

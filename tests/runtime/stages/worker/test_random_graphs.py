@@ -40,9 +40,10 @@ def full_and_final(buffer: StreamBuffer) -> Chunk | None:
     return chunk
 
 
-def without_stop(made: WalkValues, values: Any = (), stops: bool = False) -> None:
+def without_stop(made: WalkValues, values: Any = (), stops: bool = False, goes_on: bool = False) -> None:
     object.__setattr__(made, "values", dict(values))
     object.__setattr__(made, "stops", False)
+    object.__setattr__(made, "goes_on", goes_on)
 
 
 def too_early(producer: StreamProducer, walk: str, emitted: Any) -> dict[str, str]:
