@@ -39,22 +39,9 @@ HEAD = "lm_head."
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model on its device. `pooling` is the usual one of its kind. `guard` is for the file that has the weights."""
-
-    model: EmbeddingModel
-    vocab_size: int
-    max_model_len: int
-    fingerprint: str
-    pooling: str
-    kernels: KernelLibrary | None = None
-    guard: PackedGuard = field(default_factory=PackedGuard)
-
-
-@dataclass(frozen=True, slots=True)
 class Embedder:
     """A model with its pooling, in float32. Workers of one `identity` make equal vectors: to the bit, if their
-    `kernels` are equal too."""
+    `kernels` are equal too. `guard` is for the file that has the weights."""
 
     model: EmbeddingModel
     pooling: str
@@ -76,18 +63,17 @@ def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
     device, path = open_device(config), config.model_path
     # torch's order of addition may depend on its threads, and workers may have different numbers of cores.
     torch.set_num_threads(1)
-    loaded = (load_encoder if is_encoder(path) else load_decoder)(config, device, report)
-    pooling = config.pooling if config.pooling != AUTO else stated_pooling(path) or loaded.pooling
-    longest = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len)
-    identity = f"{loaded.fingerprint} {pooling}"
-    kernels = name_of_kernels(device, loaded.kernels, config.deterministic)
-    made = Embedder(loaded.model, pooling, loaded.vocab_size, longest, identity, kernels, loaded.guard)
+    usual = (load_encoder if is_encoder(path) else load_decoder)(config, device, report)
+    pooling = config.pooling if config.pooling != AUTO else stated_pooling(path) or usual.pooling
+    longest = min(usual.max_model_len, config.max_model_len or usual.max_model_len)
+    embedder = replace(usual, pooling=pooling, max_model_len=longest, identity=f"{usual.identity} {pooling}")
     report.progress("warming up")
-    made.vectors([([0], None)])
-    return made
+    embedder.vectors([([0], None)])
+    return embedder
 
 
-def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -> LoadedModel:
+def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -> Embedder:
+    """Load an encoder, with the usual pooling of its kind; the checkpoint alone is its identity yet."""
     checkpoint = EncoderCheckpoint.open(config.model_path)
     shape = checkpoint.config
     fits = not (shape.hidden_size % ROW_GROUP or shape.intermediate_size % ROW_GROUP)
@@ -97,11 +83,12 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     packing = packing_of(config, checkpoint, kernels, report)
     weights = Weights(tensors, device, DTYPE, packing, arithmetic=Arithmetic(config.deterministic))
     model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
-    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "mean", kernels, guard)
+    kind = name_of_kernels(device, kernels, config.deterministic)
+    return Embedder(model, "mean", shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, kind, guard)
 
 
-def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> LoadedModel:
-    """Load a model that generates; its last hidden states are taken instead of its logits."""
+def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> Embedder:
+    """Load a model that generates in the same way; its last hidden states are taken instead of its logits."""
     checkpoint = open_checkpoint(config.model_path)
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
@@ -111,7 +98,8 @@ def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     packing, arithmetic = packing_of(config, checkpoint, kernels, report), Arithmetic(config.deterministic)
     weights = Weights(telling(tensors), device, DTYPE, packing, block=shape.weight_block, arithmetic=arithmetic)
     model, guard = DecoderEmbedding(build_embedder(shape, weights)), PackedGuard(weights.shelf.mapped)
-    return LoadedModel(model, shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, "last", kernels, guard)
+    kind = name_of_kernels(device, kernels, config.deterministic)
+    return Embedder(model, "last", shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, kind, guard)
 
 
 def packing_of(
