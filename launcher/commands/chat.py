@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
+from pontil.launcher.commands.server_url import SERVER, full_url, is_address
 from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.options.options import read_environment
 
-SERVER = "http://127.0.0.1:8000"
-
 
 @click.command(short_help="Talk to a running server.")
-@click.argument("question", required=False)
+@click.argument("words", nargs=-1, metavar="[URL] [QUESTION]")
 @click.option("--url", default=SERVER, show_default=True, help="Address of the server.")
 @click.option("--model", metavar="NAME", help="The model to talk to (default: the first that is served).")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
@@ -22,7 +21,7 @@ SERVER = "http://127.0.0.1:8000"
 @key_flag(CLIENT)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to QUESTION with its figures as JSON.")
 def chat(
-    question: str | None,
+    words: tuple[str, ...],
     url: str,
     model: str | None,
     max_tokens: int,
@@ -30,16 +29,22 @@ def chat(
     key: Path | None,
     as_json: bool,
 ) -> None:
-    """Talk to a running server from the terminal, or put one QUESTION to it. In a conversation /help lists what else
-    can be typed."""
+    """Talk to a running server from the terminal, or put one QUESTION to it. Its address may be an argument or --url.
+    In a conversation /help lists what else can be typed."""
     from pontil.launcher.commands.terminal.chat_session import ChatSession, first_model
     from pontil.launcher.commands.terminal.chat_terminal import converse
 
+    if words and is_address(words[0]):
+        url, words = words[0], words[1:]
+    if len(words) > 1:
+        raise OptionError("A QUESTION is one argument: put it in quotes.")
+    question = words[0] if words else None
     if as_json and not question:
         raise OptionError("--json prints one answer: give a QUESTION.")
     headers = bearer(key, CLIENT, read_environment().variables)
     params = {"max_tokens": max_tokens, "temperature": temperature}
-    conversation = ChatSession(url.rstrip("/"), model or first_model(url, headers), params, headers)
+    url = full_url(url)
+    conversation = ChatSession(url, model or first_model(url, headers), params, headers)
     if question is None:
         converse(conversation)
     elif as_json:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.commands.chat import SERVER
+from pontil.launcher.commands.server_url import SERVER, full_url
 from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, table
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.options.options import read_environment
@@ -28,12 +28,15 @@ Answer = dict[str, Any]
 
 
 @click.command()
+@click.argument("address", metavar="[URL]", required=False)
 @click.option("--url", default=SERVER, show_default=True, help="Address of the server.")
 @click.option("--watch", is_flag=True, help="Show it again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with --watch one line each time.")
 @key_flag(ADMIN)
-def status(url: str, watch: bool, as_json: bool, key: Path | None) -> None:
-    """Show the processes of a running server: state, load, resources used, and why one is not ready."""
+def status(address: str | None, url: str, watch: bool, as_json: bool, key: Path | None) -> None:
+    """Show the processes of a running server: state, load, resources used, and why one is not ready. Its address may be
+    an argument or --url."""
+    url = full_url(address or url)
     headers = bearer(key, ADMIN, read_environment().variables)
     if watch:
         watch_until_told(lambda: ask(url, headers), JsonLines(sys.stdout) if as_json else Screen(sys.stdout))

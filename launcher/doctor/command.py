@@ -16,7 +16,7 @@ from pontil.launcher.doctor.finding import Finding
 from pontil.launcher.options.options import read_environment, read_options
 
 WIDTH, INDENT = 100, 25
-COLOURS = {"fine": "green", "warning": "yellow", "broken": "red"}
+COLOURS = {"fine": "green", "absent": "bright_black", "warning": "yellow", "broken": "red"}
 
 
 @click.command(cls=LaunchCommand, short_help="Look for what would hinder a launch on this machine.")

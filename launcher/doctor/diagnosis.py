@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pontil.launcher.doctor.finding import Finding, broken, fine, warning
+from pontil.launcher.doctor.finding import Finding, absent, broken, fine, warning
 from pontil.launcher.host.devices import HostDevices
 from pontil.runtime.foundation.connectors import CONNECTORS, missing_package
 from pontil.runtime.foundation.number_ranges import spell
@@ -154,7 +154,7 @@ def judge_connectors(facts: MachineFacts) -> list[Finding]:
 def judge_connector(kind: str, rate: float | str) -> Finding:
     subject, row = f"kv over {kind}", CONNECTORS[kind]
     if rate == missing_package(row):
-        return fine(subject, f"{rate}, if you want --kv-connector {kind}")
+        return absent(subject, f"{rate}, if you want --kv-connector {kind}")
     if isinstance(rate, str):
         return (broken if row.needed else warning)(subject, rate, row.without, row.mend)
     speed = f"{rate / 1e9:.1f} GB/s"

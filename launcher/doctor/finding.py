@@ -4,12 +4,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["fine", "warning", "broken"]
+State = Literal["fine", "absent", "warning", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding. `fine` needs no explanation. A `warning` costs speed or comfort; `broken` stops a launch."""
+    """One finding. `fine` needs no explanation, and what is `absent` is for those only who want it. A `warning` costs
+    speed or comfort; `broken` stops a launch."""
 
     subject: str
     state: State
@@ -20,6 +21,10 @@ class Finding:
 
 def fine(subject: str, found: str) -> Finding:
     return Finding(subject, "fine", found)
+
+
+def absent(subject: str, found: str) -> Finding:
+    return Finding(subject, "absent", found)
 
 
 def warning(subject: str, found: str, meaning: str, mend: str) -> Finding:

@@ -165,5 +165,6 @@ COMMANDS: dict[str, Callable[[ChatSession, str], str]] = {
     "/save": save,
     "/clear": clear,
     "/exit": end,
+    "/quit": end,
     "/help": lambda chat, text: HELP,
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
+from pontil.launcher.commands.server_url import full_url
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.options.options import read_environment
 
@@ -185,7 +186,7 @@ def target_of(given: dict[str, Any], url: str, model: str | None, key: dict[str,
     from pontil.launcher.commands.terminal.chat_session import first_model
     from pontil.launcher.tools.bench.stream_client import BenchTarget
 
-    full = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    full = full_url(url)
     target = BenchTarget(full, model or first_model(full, key), given["endpoint"], key, not given["no_ignore_eos"])
     return {full.partition("://")[2]: target}
 

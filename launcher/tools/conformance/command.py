@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
+from pontil.launcher.commands.server_url import full_url
 from pontil.launcher.options.options import read_environment
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def conformance(url: str, model: str | None, timeout: float, as_json: bool, key:
     from pontil.launcher.tools.conformance.check import outcome
     from pontil.launcher.tools.conformance.suite import CHECKS
 
-    full = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+    full = full_url(url)
     headers = bearer(key, CLIENT, read_environment().variables)
     api = Api(full, model or first_model(full, headers), headers, timeout)
     outcomes = []

@@ -8,8 +8,9 @@ import anthropic
 
 URL, MODEL = sys.argv[1:3]
 client = anthropic.Anthropic(base_url=URL, api_key="unused", max_retries=0, timeout=120.0)
-asked = {"model": MODEL, "messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 400}
-with client.messages.stream(**asked, temperature=0, extra_body={"ignore_eos": True}) as stream:
+turn = {"role": "user", "content": "Tell a long story."}
+more = {"temperature": 0, "ignore_eos": True}
+with client.messages.stream(model=MODEL, messages=[turn], max_tokens=400, extra_body=more) as stream:
     for piece in stream.text_stream:
         print(json.dumps(piece), flush=True)
     print(json.dumps(stream.get_final_message().usage.output_tokens), flush=True)

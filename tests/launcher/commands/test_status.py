@@ -80,6 +80,7 @@ def test_once(server: StatusServer) -> None:
         ["proxy", "ready", "cpu", "1", "1", "s"],
     ]
     assert json.loads(run(server, "--json").stdout) == {"processes": [PROXY]}
+    assert app("status", server.url.removeprefix("http://")).stdout == done.stdout
 
 
 def test_a_table_that_is_old_says_so(server: StatusServer) -> None:  # G3

@@ -84,6 +84,6 @@ def test_a_connector_whose_package_is_missing_is_no_fault(monkeypatch: pytest.Mo
     monkeypatch.setattr(connectors, "find_spec", lambda name: None)
     told = connectors.missing_package(connectors.CONNECTORS["nixl"])
     (found,) = diagnosis.judge_connectors({"nixl": told})
-    assert found.state == "fine" and "run `pip install nixl-cu12`, if you want --kv-connector nixl" in found.found
+    assert found.state == "absent" and "run `pip install nixl-cu12`, if you want --kv-connector nixl" in found.found
     (found,) = diagnosis.judge_connectors({"nixl": "NIXL cannot open UCX"})
     assert found.state == "warning" and "--kv-connector nixl cannot hand over" in found.meaning

@@ -92,6 +92,13 @@ def test_one_answer_as_json(url: str) -> None:
     assert without.returncode == 2 and without.stderr == "Error: --json prints one answer: give a QUESTION.\n"
 
 
+def test_the_address_is_an_argument_as_for_the_other_commands(url: str) -> None:
+    for address in (url, f"{url}/v1", url.removeprefix("http://")):
+        assert app("chat", address, "hello").stdout == "you said hello\n"
+    several = app("chat", url, "hello", "there")
+    assert several.returncode == 2 and "put it in quotes" in several.stderr
+
+
 def test_commands_change_what_is_sent(url: str, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     file = tmp_path / "kept.json"
     lines = [
