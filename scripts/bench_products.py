@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure products with weights in blocks beside the same weights in the form of any whole numbers, in turn.
+"""Measure products with weights in blocks beside the same weights in the form of any whole numbers, in turn; or those
+with weights of any types beside the same by other kernels.
 
     taskset -c 1 python scripts/bench_products.py [--kernels auto] [--rows 1 2 4 8 32 128] [--rounds 9]
+    taskset -c 1 python scripts/bench_products.py --kernels amx --beside avx512bf16 --types 8 13 20 --rows 32 256
 
 Prints one JSON object for each type and number of rows: the least and the median milliseconds of this thread's CPU time
-for both forms, and the ratio of each, blocks to the other. Weights are random, and larger than a core's caches.
+for both, and the ratio of each, the first to the other. Weights are random, and larger than a core's caches.
 """
 
 import argparse
@@ -28,8 +30,8 @@ from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"
 OUTPUTS, INPUTS = 35840, 1536
-# The places of float16 steps in a block.
-STEP_PLACES = {12: (0, 2), 14: (208,)}
+# The places of float16 steps in a block of each type, by its number in ggml.
+STEP_PLACES = {12: (0, 2), 14: (208,), 2: (0,), 6: (0,), 8: (0,), 13: (0, 2), 20: (0,)}
 
 
 def random_weight(kind: int) -> QuantizedWeights:
@@ -38,7 +40,8 @@ def random_weight(kind: int) -> QuantizedWeights:
     for place in STEP_PLACES[kind]:
         blocks[:, place : place + 2] = (torch.randn(len(blocks), 1) * 1e-3).half().view(torch.uint8)
     numbers, scales, offsets = (part.reshape(OUTPUTS, -1) for part in LEVELS[kind](blocks))
-    return QuantizedWeights(numbers, scales, offsets, STEPS[kind](blocks).reshape(OUTPUTS, -1))
+    steps = STEPS[kind](blocks).reshape(OUTPUTS, -1) if kind in STEPS else None
+    return QuantizedWeights(numbers, scales, offsets, steps)
 
 
 def main() -> None:
@@ -46,18 +49,22 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 32, 128])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--beside", help="kernels that multiply the same weights")
+    parser.add_argument("--types", nargs="+", type=int, choices=STEP_PLACES, default=[*STEPS])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    library = open_kernels(arguments.kernels, 1, CACHE, print)
-    assert library is not None
-    for kind in STEP_PLACES:
+    libraries = [
+        open_kernels(one, 1, CACHE, print) for one in (arguments.kernels, arguments.beside or arguments.kernels)
+    ]
+    for kind in arguments.types:
         weight = random_weight(kind)
-        forms = [pack(weight), pack(replace(weight, steps=None))]
+        forms = [pack(weight), pack(weight if arguments.beside else replace(weight, steps=None))]
         for rows in arguments.rows:
             x = torch.randn(rows, INPUTS)
             taken: tuple[list[float], list[float]] = ([], [])
             for _ in range(arguments.rounds):
-                for form, seconds in zip(forms, taken, strict=True):
+                for library, form, seconds in zip(libraries, forms, taken, strict=True):
+                    assert library is not None
                     start = time.thread_time()
                     library.linear(form, x)
                     seconds.append(1000 * (time.thread_time() - start))

@@ -26,15 +26,11 @@ struct TileBlock {
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
                     const NativeWords bytes = F::levels(quarter, sixteen % 4, i);
-                    NativeWords made[2] = {};
-                    for (int odd = 0; odd < 2; odd++) {
-                        const NativeIntegers levels = (NativeIntegers)((odd ? bytes >> 8 : bytes) & 0xff00ff);
-                        const NativeIntegers product = (levels - int16_t(F::BIAS)) * both;
-                        const NativeIntegers high = (product + int16_t(1 << (DIGIT - 1))) >> DIGIT;
-                        const NativeWords digit[2] = {(NativeWords)high & 0xff00ff,
-                                                      (NativeWords)(product - (high << DIGIT)) & 0xff00ff};
-                        for (int part = 0; part < 2; part++) made[part] |= odd ? digit[part] << 8 : digit[part];
-                    }
+                    const auto product = [&](NativeWords levels) {
+                        return ((NativeIntegers)(levels & 0xff00ff) - int16_t(F::BIAS)) * both;
+                    };
+                    NativeWords made[2];
+                    split_digits(product(bytes), product(bytes >> 8), made);
                     for (int part = 0; part < 2; part++)
                         put(digits[sixteen / 4][lane / LANES][part][sixteen % 4 * 4 + i] + lane % LANES, made[part]);
                 }

@@ -29,6 +29,16 @@ struct IntegerRows {
 
 INLINE NativeWords all_words(const uint32_t* from, size_t at) { return NativeWords{} + int32_t(from[at]); }
 
+// Takes pairs of numbers of 13 bits and a sign apart: their high digits, and their low ones. Bytes are those of a pair
+// of `first` and one of `second`, in turn.
+INLINE void split_digits(NativeIntegers first, NativeIntegers second, NativeWords (&made)[2]) {
+    const NativeIntegers high[2] = {(first + int16_t(1 << (DIGIT - 1))) >> DIGIT,
+                                    (second + int16_t(1 << (DIGIT - 1))) >> DIGIT};
+    made[0] = ((NativeWords)high[0] & 0xff00ff) | (((NativeWords)high[1] & 0xff00ff) << 8);
+    made[1] = ((NativeWords)(first - (high[0] << DIGIT)) & 0xff00ff) |
+              (((NativeWords)(second - (high[1] << DIGIT)) & 0xff00ff) << 8);
+}
+
 typedef int16_t EightIntegers __attribute__((vector_size(16)));
 typedef int32_t FourWords __attribute__((vector_size(16)));
 

@@ -4,6 +4,7 @@
 #include "quantized.h"
 #if defined(PONTIL_TILES)
 #include "block_tiles.h"
+#include "level_tiles.h"
 #else
 #include "blocks.h"
 #endif
@@ -61,6 +62,26 @@ static void multiply_part(Context& context, const Part& part, int first, int end
     }
 }
 
+// Returns whether the matrix unit multiplies so many rows with this matrix, which takes 64 inputs at a time.
+INLINE bool by_tiles(const Matrix& matrix, int rows) {
+#if defined(PONTIL_TILES)
+    return matrix.kind >= NIBBLES && matrix.kind < FOURS && rows >= LEAST_TILE_ROWS &&
+           matrix.words % QUARTER_WORDS == 0;
+#else
+    return matrix.kind < 0 && rows < 0;
+#endif
+}
+
+// Multiplies a part's rows with the groups [first, end) of outputs of its matrix, which has levels.
+template <class Source>
+static void multiply_levels(Context& context, const Part& part, int first, int end, const IntegerRows& all,
+                            Scratch& scratch, Finish finish) {
+#if defined(PONTIL_TILES)
+    if (by_tiles(*part.matrix, part.rows)) return multiply_level_tiles<Source>(part, first, end, all, scratch, finish);
+#endif
+    multiply_level_part<Source>(context, part, first, end, all, scratch, finish);
+}
+
 // Computes several products at once: of `count` parts of the rows x [rows][words * STEPS], which all have as many
 // inputs.
 template <class T>
@@ -68,13 +89,15 @@ static void multiply_parts(Context& context, const Part* parts, int count, const
                            const Finish& finish) {
     IntegerRows integers{};
     int groups = 0;
-    const bool blocks = std::any_of(parts, parts + count, [](const Part& one) { return one.matrix->kind >= FOURS; });
+    const bool digits = std::any_of(parts, parts + count, [](const Part& one) {
+        return one.matrix->kind >= FOURS || by_tiles(*one.matrix, one.rows);
+    });
     for (int i = 0; i < count; i++) {
         const Matrix& matrix = *parts[i].matrix;
         groups += padded(matrix.outputs, GROUP) / GROUP;
         if constexpr (std::is_same_v<T, BFloat16>)
             if (matrix.kind >= NIBBLES && !integers.x)
-                integers = take_integer_rows<T>(context, x, rows, matrix.words, blocks);
+                integers = take_integer_rows<T>(context, x, rows, matrix.words, digits);
     }
     context.threads.share(groups, [&](int first, int end, int thread) {
         for (int i = 0, before = 0, own; i < count && before < end; i++, before += own) {
@@ -86,11 +109,11 @@ static void multiply_parts(Context& context, const Part* parts, int count, const
             [[maybe_unused]] Scratch& scratch = context.own[thread].weights;
             if constexpr (std::is_same_v<T, BFloat16>) {
                 if (matrix.kind == NIBBLES && matrix.table)
-                    multiply_level_part<TableNibbles>(context, parts[i], from, to, integers, scratch, here);
+                    multiply_levels<TableNibbles>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == NIBBLES)
-                    multiply_level_part<Nibbles>(context, parts[i], from, to, integers, scratch, here);
+                    multiply_levels<Nibbles>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == BYTES)
-                    multiply_level_part<Bytes>(context, parts[i], from, to, integers, scratch, here);
+                    multiply_levels<Bytes>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == FOURS)
                     multiply_block_part<Fours>(parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == SIXES)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with weights of less than 16 bits. Levels are scaled to whole numbers of 13 bits, activations are rounded to
 // whole numbers of 14 bits, and the products of 64 inputs are summed exactly; such sums are added in float32, in order.
-// So a row's sum is the same however many rows there are, and on any processor.
+// So a row's sum is the same however many rows there are, and on any processor. A matrix unit adds up all inputs before
+// anything is rounded (level_tiles.h), so that with one these sums are added exactly too: as low halves and high ones.
 #pragma once
 #include <type_traits>
 
@@ -55,6 +56,20 @@ struct LevelGroups {
     const int8_t* table;
 };
 
+// Very few rows take several groups at once, so that steps need not wait for each other.
+enum { VERY_FEW_ROWS = (ROWS_AT_ONCE + 2) / 3, GROUPS_AT_ONCE = 2, SUM_CELLS = GROUPS_AT_ONCE * ROWS_AT_ONCE * GROUP };
+
+#if defined(PONTIL_TILES)
+// Sums in memory: low halves, then high ones.
+enum { ADDS_EXACTLY = 1 };
+constexpr int32_t HALF_BITS = 16, HALF = (1 << HALF_BITS) - 1;
+typedef double NativeDoubles __attribute__((vector_size(2 * NATIVE_BYTES)));
+INLINE Native to_float(NativeDoubles exact) { return __builtin_convertvector(exact, Native); }
+INLINE NativeDoubles doubles(NativeWords x) { return __builtin_convertvector(x, NativeDoubles); }
+#else
+enum { ADDS_EXACTLY = 0 };
+#endif
+
 // Adds exact sums of R rows to those before, or stores them if they are the first.
 template <int R, int Q>
 INLINE void add_exact(const NativeWords (&part)[R][Q], bool first, float* to, size_t stride) {
@@ -65,10 +80,29 @@ INLINE void add_exact(const NativeWords (&part)[R][Q], bool first, float* to, si
 #pragma GCC unroll 16
         for (int q = 0; q < Q; q++) {
             float* total = to + r * stride + q * NATIVE_LANES;
+#if defined(PONTIL_TILES)
+            NativeWords low = part[r][q] & HALF, high = part[r][q] >> HALF_BITS;
+            if (!first) low += load_native(total), high += load_native(total + SUM_CELLS);
+            memcpy(total, &low, NATIVE_BYTES), memcpy(total + SUM_CELLS, &high, NATIVE_BYTES);
+#else
             Native sum = __builtin_convertvector(part[r][q], Native);
             if (!first) sum += (Native)load_native(total);
             memcpy(total, &sum, NATIVE_BYTES);
+#endif
         }
+}
+
+// Rounds 32 sums to float32, if they are not.
+INLINE void round_sums(float* sums) {
+#if defined(PONTIL_TILES)
+    for (int lane = 0; lane < GROUP; lane += NATIVE_LANES) {
+        const NativeWords low = load_native(sums + lane), high = load_native(sums + SUM_CELLS + lane);
+        const Native rounded = to_float(doubles(high) * double(1 << HALF_BITS) + doubles(low));
+        memcpy(sums + lane, &rounded, NATIVE_BYTES);
+    }
+#else
+    (void)sums;
+#endif
 }
 
 // Computes sums [R][panels of `G` groups][16] of R rows x [R][words], with the stride `stride`. For other rows it keeps
@@ -133,10 +167,10 @@ constexpr int keeping_rows() {
 // Computes sums [R][GROUP] of R rows x [R][words] with the unpacked weights [words][GROUP].
 template <int R>
 static void unpacked_product(const uint32_t* weights, int words, const uint32_t* x, size_t stride, float* sums) {
-    enum { P = SUMS_STAY ? 2 : panels_at_once<R, 2>(), Q = P * NATIVES };
+    enum { IN_REGISTERS = SUMS_STAY && !ADDS_EXACTLY, P = SUMS_STAY ? 2 : panels_at_once<R, 2>(), Q = P * NATIVES };
     for (int panel = 0; panel < 2; panel += P) {
         Native total[R][Q];
-        if (SUMS_STAY) clear(total);
+        if (IN_REGISTERS) clear(total);
         for (int first = 0; first < words; first += EXACT_WORDS) {
             const int count = EXACT_WORDS < words - first ? EXACT_WORDS : words - first;
             const uint32_t* from = weights + size_t(first) * GROUP + panel * LANES;
@@ -145,7 +179,7 @@ static void unpacked_product(const uint32_t* weights, int words, const uint32_t*
             accumulate<Int16>(part, x + first, stride, count, [&](int word, int, int q) {
                 return load_native(from + word * GROUP + q * NATIVE_LANES);
             });
-            if constexpr (SUMS_STAY) {
+            if constexpr (IN_REGISTERS) {
 #pragma GCC unroll 16
                 for (int r = 0; r < R; r++)
 #pragma GCC unroll 16
@@ -154,7 +188,7 @@ static void unpacked_product(const uint32_t* weights, int words, const uint32_t*
                 add_exact(part, first == 0, sums + panel * LANES, GROUP);
             }
         }
-        if (SUMS_STAY) store(total, sums + panel * LANES, GROUP);
+        if (IN_REGISTERS) store(total, sums + panel * LANES, GROUP);
     }
 }
 
@@ -178,18 +212,15 @@ static UnpackedProduct unpacked_product_of(int rows) {
         return rows == R ? unpacked_product<R> : unpacked_product_of<R - 1>(rows);
 }
 
-// Weights are unpacked on the way into the product; with very few rows several groups at once, so that steps need not
-// wait for each other.
-enum { VERY_FEW_ROWS = (ROWS_AT_ONCE + 2) / 3, GROUPS_AT_ONCE = 2 };
-
+// Unpacks the words [from, end) of a group of weights to plain [words][GROUP].
 template <class Source>
-static void unpack_group(const LevelGroups& groups, uint32_t* plain) {
+static void unpack_words(const LevelGroups& groups, int from, int end, uint32_t* plain) {
     enum { Q = 2 * NATIVES };
     const int run = groups.scale_words < EXACT_WORDS ? groups.scale_words : EXACT_WORDS;
     const Source source(groups.table);
-    const uint32_t* data = groups.data;
+    const uint32_t* data = groups.data + size_t(from / Source::WORDS) * GROUP;
     const size_t ahead = groups.data_size;
-    for (int first = 0; first < groups.words; first += run) {
+    for (int first = from; first < end; first += run) {
         Scaling scaling[Q];
 #pragma GCC unroll 4
         for (int q = 0; q < Q; q++)
@@ -218,20 +249,26 @@ INLINE void to_units(const Matrix& matrix, int output, float unit, float* sums) 
     }
 }
 
+template <class Source>
+static LevelGroups level_groups(const Matrix& matrix, int group) {
+    const size_t size = size_t(matrix.words) / Source::WORDS * GROUP;
+    const size_t scales = size_t(matrix.words / matrix.scale_words) * GROUP;
+    return {matrix.data + group * size, matrix.scales + group * scales, size, scales, matrix.words, matrix.scale_words,
+            matrix.table};
+}
+
 // Multiplies rows with `count` groups of weights, one or for very few rows several.
 template <class Source>
 static void multiply_level_groups(const Matrix& matrix, int group, int count, const IntegerRows& all, int rows,
                                   Scratch& scratch, const Finish& finish) {
-    const size_t stride = matrix.words, size = stride / Source::WORDS * GROUP;
-    const size_t scales = size_t(matrix.words / matrix.scale_words) * GROUP;
-    const LevelGroups groups{matrix.data + group * size, matrix.scales + group * scales, size, scales, matrix.words,
-                             matrix.scale_words, matrix.table};
+    const size_t stride = matrix.words;
+    const LevelGroups groups = level_groups<Source>(matrix, group);
     const bool many = rows > ROWS_AT_ONCE;
     const int most = many ? int(UNPACKED_ROWS) : int(ROWS_AT_ONCE);
     uint32_t* weights = many ? scratch.take<uint32_t>(stride * GROUP) : nullptr;
-    alignas(64) float sums[GROUPS_AT_ONCE * ROWS_AT_ONCE * GROUP];
+    alignas(64) float sums[SUM_CELLS * (1 + ADDS_EXACTLY)];
     constexpr int KEEPING = keeping_rows<Source>();
-    if (many && !KEEPING) unpack_group<Source>(groups, weights);
+    if (many && !KEEPING) unpack_words<Source>(groups, 0, matrix.words, weights);
     for (int row = 0; row < rows;) {
         const bool keeps = many && KEEPING && row == 0;
         const int some = std::min(next_rows(rows - row, most), keeps ? KEEPING : most);
@@ -246,6 +283,7 @@ static void multiply_level_groups(const Matrix& matrix, int group, int count, co
             level_product_of<Source, 1, ROWS_AT_ONCE, false>(some)(groups, x, stride, sums, nullptr);
         for (int i = 0; i < some * count; i++) {
             const int output = (group + i % count) * GROUP, which = row + i / count;
+            round_sums(sums + i * GROUP);
             to_units(matrix, output, all.units[which], sums + i * GROUP);
             finish(which, output, sums + i * GROUP);
         }

@@ -46,7 +46,7 @@ def fault_of_form(library: KernelLibrary, name: str, weight: QuantizedWeights) -
     error = float((whole - expected).norm() / expected.norm())
     if not error < TOLERANCE_OF_LEVELS:
         return f"a product with {name} is off by {error:.1e}"
-    parts = [library.linear(matrix, part) for part in x.split([1, 7, LENGTH - 8])]
+    parts = [library.linear(matrix, part) for part in x.split([1, 7, 20, LENGTH - 28])]
     return None if torch.equal(torch.cat(parts), whole) else f"rows of a product with {name} depend on the others"
 
 
