@@ -2,7 +2,8 @@
 """The child process in which a client's recordings and images are decoded, within limits of the kernel: a file that is
 made to exhaust or to crash a decoder ends nothing else.
 
-A question is a MediaQuestion, answered with a MediaAnswer.
+A question is a line of JSON, the kind and the squares of images, and a file in base64. The answer is a line with a
+MediaAnswer, and the bytes of the medium in base64.
 """
 
 import base64
@@ -26,10 +27,9 @@ NO_LIBRARY = "images need the library Pillow, which is not installed on this ser
 
 @dataclass(frozen=True, slots=True)
 class MediaAnswer:
-    """The bytes of a medium in base64, as its encoder is given them: float32 samples, 16,000 a second, or the pixels of
-    whole squares in so many `lines` and `columns`. With `refused` there are none, and why."""
+    """What comes before the bytes of a medium, as its encoder is given them: float32 samples, 16,000 a second, or the
+    pixels of whole squares in so many `lines` and `columns`. With `refused` there are none, and why."""
 
-    data: str = ""
     lines: int = 0
     columns: int = 0
     refused: str | None = None
@@ -43,13 +43,14 @@ def prepare() -> Callable[[str], str]:
     pillow = image_library()
 
     def answer(question: str) -> str:
-        kind, text, squares = json.loads(question)
+        head, _, text = question.partition("\n")
+        kind, squares = json.loads(head)
         data = base64.b64decode(text)
         try:
-            made = read_image(pillow, data, Squares(*squares)) if kind == IMAGE else read_sound(data)
+            made, medium = read_image(pillow, data, Squares(*squares)) if kind == IMAGE else read_sound(data)
         except (RequestError, ModelError) as error:
-            made = MediaAnswer(refused=str(error))
-        return json.dumps(asdict(made))
+            made, medium = MediaAnswer(refused=str(error)), b""
+        return f"{json.dumps(asdict(made))}\n{base64.b64encode(medium).decode()}"
 
     return answer
 
@@ -65,12 +66,11 @@ def image_library() -> Any:
     return Image, ImageOps
 
 
-def read_sound(data: bytes) -> MediaAnswer:
-    sound = read_wav(data)
-    return MediaAnswer(base64.b64encode(resample(sound, RATE).astype("<f4").tobytes()).decode())
+def read_sound(data: bytes) -> tuple[MediaAnswer, bytes]:
+    return MediaAnswer(), resample(read_wav(data), RATE).astype("<f4").tobytes()
 
 
-def read_image(pillow: Any, data: bytes, squares: Squares) -> MediaAnswer:
+def read_image(pillow: Any, data: bytes, squares: Squares) -> tuple[MediaAnswer, bytes]:
     """Decode a file, turn it as its camera says, and bring it into the size in which it enters."""
     if pillow is None:
         raise RequestError(NO_LIBRARY)
@@ -87,4 +87,4 @@ def read_image(pillow: Any, data: bytes, squares: Squares) -> MediaAnswer:
     size = columns * squares.side, lines * squares.side
     if image.size != size:
         image = image.resize(size, image_module.Resampling.BICUBIC)
-    return MediaAnswer(base64.b64encode(image.tobytes()).decode(), lines, columns)
+    return MediaAnswer(lines, columns), image.tobytes()

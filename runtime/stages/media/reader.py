@@ -23,6 +23,8 @@ CHILD_MEMORY = 640 << 20
 # Bytes of all recordings and images of a prompt, as encoders are given them: they travel in one message.
 MOST_MEDIA_BYTES = 48 << 20
 BYTES_PER_SAMPLE = 4
+# Bytes, or characters of base64, of which three and four make a whole, that are worked on in a millisecond or two.
+PIECE = 12 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class MediaReader:
 
     async def read_one(self, kind: str, data: bytes, place: str) -> tuple[Medium, bytes]:
         squares = [] if self.forms.squares is None else astuple(self.forms.squares)
-        question = json.dumps([kind, base64.b64encode(data).decode(), squares])
+        question = f"{json.dumps([kind, squares])}\n{await in_base64(data)}"
         code = f"invalid_{kind}"
         try:
             async with self.turn:
@@ -112,10 +114,11 @@ class MediaReader:
             answer = None
         if answer is None:
             raise RequestError(f"{place} takes too much time or memory to decode: send another", param=place, code=code)
-        found = MediaAnswer(**json.loads(answer))
+        head, _, text = answer.partition("\n")
+        found = MediaAnswer(**json.loads(head))
         if found.refused is not None:
             raise RequestError(f"{place} cannot be read: {found.refused}", param=place, code=code)
-        made = base64.b64decode(found.data)
+        made = await of_base64(text)
         if kind == IMAGE:
             return Medium(IMAGE, found.lines * found.columns, len(made), found.lines, found.columns), made
         assert self.forms.sound_rows is not None, "a model with an encoder of sound"
@@ -131,3 +134,21 @@ class MediaReader:
 def media_forms(graph: str, path: Path) -> MediaForms | None:
     """Return the forms in which a model takes media, None for one that takes none. Raises ModelError."""
     return MediaForms(*read_media_forms(path)) if graph == QWEN3_OMNI.name else None
+
+
+async def in_base64(data: bytes) -> str:
+    """Encode by pieces, between which the event loop does other work."""
+    parts = list[str]()
+    for start in range(0, len(data), PIECE):
+        parts.append(base64.b64encode(data[start : start + PIECE]).decode())
+        await asyncio.sleep(0)
+    return "".join(parts)
+
+
+async def of_base64(text: str) -> bytes:
+    """Decode in the same way."""
+    parts = list[bytes]()
+    for start in range(0, len(text), PIECE):
+        parts.append(base64.b64decode(text[start : start + PIECE]))
+        await asyncio.sleep(0)
+    return b"".join(parts)

@@ -2,6 +2,7 @@
 """Recordings and images of clients: what becomes of them, and what is refused without harm to anything else."""
 
 import asyncio
+import base64
 import io
 import struct
 import wave
@@ -17,7 +18,15 @@ from pontil.runtime.errors import RequestError
 from pontil.runtime.stages.graph.medium import IMAGE, SOUND, Medium, media_of
 from pontil.runtime.stages.media import child
 from pontil.runtime.stages.media.child import NO_LIBRARY, image_library, read_image
-from pontil.runtime.stages.media.reader import MediaForms, MediaProcess, MediaReader, PromptMedia
+from pontil.runtime.stages.media.reader import (
+    PIECE,
+    MediaForms,
+    MediaProcess,
+    MediaReader,
+    PromptMedia,
+    in_base64,
+    of_base64,
+)
 from pontil.runtime.stages.nodes.squares import Squares
 
 SQUARES = Squares(32, 32 * 32, 1 << 16)
@@ -77,6 +86,26 @@ def test_media_are_read_in_order(loop: asyncio.AbstractEventLoop, reader: MediaR
     assert reader.process.started == 1
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 2])
+def test_large_files_leave_the_loop_to_others(loop: asyncio.AbstractEventLoop, size: int) -> None:
+    data, turns = bytes(range(256)) * (size // 256) + bytes(size % 256), 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def there_and_back() -> bytes:
+        beside = asyncio.ensure_future(other())
+        back = await of_base64(text := await in_base64(data))
+        beside.cancel()
+        assert text == base64.b64encode(data).decode()
+        return back
+
+    assert loop.run_until_complete(there_and_back()) == data and turns >= 2 * (size // PIECE)
+
+
 def test_what_cannot_be_read_is_refused_by_its_place(loop: asyncio.AbstractEventLoop, reader: MediaReader) -> None:
     whole = image(640, 640)
     for kind, data, says in (
@@ -105,7 +134,7 @@ def test_a_file_that_takes_too_long_ends_the_process_alone(loop: asyncio.Abstrac
 def test_a_picture_is_turned_as_its_camera_says() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned = read_image(image_library(), image(96, 32, "JPEG", exif=exif), SQUARES)
+    turned, _ = read_image(image_library(), image(96, 32, "JPEG", exif=exif), SQUARES)
     assert (turned.lines, turned.columns) == (3, 1)
 
 
