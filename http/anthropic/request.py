@@ -14,6 +14,7 @@ from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, sampling_fields
 from pontil.http.fields.structured_output import OutputStructure, schema_structure
+from pontil.http.fields.tools import ToolChoice
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, chat_prompt
 from pontil.http.openai.chat.request import CHAT_DEFAULTS, ChatRequest
 from pontil.http.schema.parameter import Parameter, ParameterTable, opened
@@ -81,7 +82,10 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
     if system:
         conversation.messages.append({"role": "system", "content": system})
     conversation.read(values["messages"])
-    output, sent_choice = values["output_config"] or {}, values["tool_choice"] or SentChoice(None, parallel=True)
+    output, sent_choice = (
+        values["output_config"] or {},
+        values["tool_choice"] or SentChoice(ToolChoice("auto"), parallel=True),
+    )
     if output.get("format") and values["output_format"]:
         raise fields.wrong("output_format", "is the older name of output_config.format: give one of them")
     # The answer goes on with what the assistant has begun.

@@ -55,7 +55,8 @@ class MessagesShape:
         self.blocks = MessageBlocks(heading.id.removeprefix(PREFIX), seal)
         self.request: Request | None = None
         self.has_begun = False
-        self.reason, self.stop_sequence = "end_turn", None
+        self.reason = "end_turn"
+        self.stop_sequence: str | None = None
 
     def events(self, stream: Stream, choice_events: Sequence[ChoiceEvent]) -> bytes:
         opening = self.opening(stream) if choice_events and not self.has_begun else b""

@@ -5,7 +5,7 @@ shown."""
 import logging
 import math
 from asyncio import CancelledError
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from sanic import HTTPResponse, Request
@@ -89,7 +89,7 @@ class OpenAIErrors(ErrorHandler):
 
 
 def answered(
-    request: Request, error: dict[str, Any], status: int, headers: Mapping[str, str] | None = None
+    request: Request, error: dict[str, Any], status: int, headers: dict[str, str] | None = None
 ) -> HTTPResponse:
     """Return the answer with this error, in the shape of the API that the path belongs to."""
     if is_of_messages(request.path):

@@ -63,7 +63,7 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str | None]] = [
     ({"stop": 5}, "stop"),
     ({"stop": [5]}, "stop"),
     ({"stop": ""}, "stop"),
-    ({"stop": ["a"] * 17}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stop": "a" * 1025}, "stop"),
     ({"stop_token_ids": 5}, "stop_token_ids"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids"),
