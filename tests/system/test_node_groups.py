@@ -120,7 +120,11 @@ def test_ranks_on_two_hosts_answer_like_one_process_also_after_faults(
     # A host that goes quiet: rank 0 finds it by itself, and waits for it to come back.
     before = group.driver()
     node_hosts.cut("second")
-    wait_for(lambda: group.named("proxy", rf"{role}:0 \(pid (\d+)\) died") == before, 60, "the end of the driver")
+    wait_for(
+        lambda: group.named("proxy", rf"{role}:0 \(pid (\d+)\) lost its connection") == before,
+        60,
+        "the end of the driver",
+    )
     node_hosts.cut("second", "up")
     group.wait_for_pair(after=before)
     assert group.answers("cut") == alone
