@@ -27,7 +27,7 @@ NO_LIBRARY = "images need the library Pillow, which is not installed on this ser
 
 @dataclass(frozen=True, slots=True)
 class MediaAnswer:
-    """What comes before the bytes of a medium, as its encoder is given them: float32 samples, 16,000 a second, or the
+    """The line before the bytes of a medium, as its encoder is given them: float32 samples, 16,000 a second, or the
     pixels of whole squares in so many `lines` and `columns`. With `refused` there are none, and why."""
 
     lines: int = 0
