@@ -13,9 +13,9 @@ from typing import Any, TextIO
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.commands.server_url import SERVER, full_url
 from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, table
 from pontil.launcher.foundation.errors import LaunchError
+from pontil.launcher.foundation.server_url import SERVER, full_url
 from pontil.launcher.options.options import read_environment
 
 # The server renews its own figures once a second.

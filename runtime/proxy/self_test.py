@@ -239,9 +239,15 @@ class Readiness:
 
     @property
     def stages(self) -> list[str | None]:
-        """The stages beside the first, which is None."""
-        names = () if self.graph is None else self.graph.node_names
-        return [None, *(name for name in names if group_of(self.graph, name) is not None)]
+        """The first stage, which is None, and those that the model needs or that have processes here."""
+        if self.graph is None:
+            return [None]
+        needed = [node.name for node in self.graph.nodes if not node.optional or self.has_process(node.name)]
+        return [None, *(name for name in needed if group_of(self.graph, name) is not None)]
+
+    def has_process(self, stage: str) -> bool:
+        group = group_of(self.graph, stage)
+        return any(self.registry.may_be_of(row, group) for row in self.registry.processes.rows)
 
     def has_worker(self, stage: str | None) -> bool:
         loads = self.registry.of(group_of(self.graph, stage)).loads

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pontil.launcher.commands.api_key import CLIENT, bearer, key_flag
-from pontil.launcher.commands.server_url import full_url
+from pontil.launcher.foundation.server_url import full_url
 from pontil.launcher.options.options import read_environment
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import openai
 import pytest
 from books import requests_by_key
 from sanic import Sanic
-from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
+from scripted_site import MODEL, HttpAnswer, ScriptedSite, refused, site
 from scripted_worker import DEADLINE
 
 from pontil.http.access import access
@@ -86,18 +86,6 @@ def routes(made: ScriptedSite) -> list[tuple[str, str]]:
     every = [(method, path) for path, methods in paths for method in sorted(methods)]
     # Events have no end.
     return [one for one in every if one != ("GET", "/admin/events")]
-
-
-def refused(answer: HttpAnswer, status: int, code: str) -> str:
-    """Return the sentence of a refusal. Those of Anthropic's paths have its shape, without codes."""
-    error = answer.json["error"]
-    assert answer.status == status, answer.body
-    if "type" in answer.json:
-        assert error["type"] == "authentication_error" and answer.json["request_id"] == answer.headers["request-id"]
-    else:
-        assert (error["code"], error["param"]) == (code, None), answer.body
-    assert answer.headers["x-request-id"] and answer.headers["content-type"] == "application/json"
-    return str(error["message"])
 
 
 def test_a_page_whose_key_is_revoked_is_shown_no_more(

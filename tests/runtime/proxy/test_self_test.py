@@ -229,3 +229,17 @@ def test_a_server_is_ready_when_every_stage_has_a_worker(play: Callable[..., Non
         await until(lambda: objection() is None)
 
     play(scene, graph="speech-demo")
+
+
+def test_an_optional_stage_is_missed_where_it_has_a_process(play: Callable[..., None]) -> None:
+    async def scene(live_proxy: LiveProxy) -> None:
+        readiness, rows = live_proxy.proxy.readiness, live_proxy.proxy.registry.processes
+        await live_proxy.worker("mixed:0", node="thinker")
+        await until(lambda: "stages talker, code2wav is" in str(readiness.objection))
+        row = {"name": "encoder:0", "role": "node", "pid": 7, "state": "STARTING", "device": "cpu", "node": "encoder"}
+        rows.take([row])
+        assert "encoder" in str(readiness.objection)
+        rows.take([row | {"name": "encode:0", "node": "thinker"}])
+        assert "encoder" not in str(readiness.objection)
+
+    play(scene, graph="qwen3-omni")

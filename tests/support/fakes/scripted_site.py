@@ -51,6 +51,18 @@ class HttpAnswer:
         )
 
 
+def refused(answer: HttpAnswer, status: int, code: str) -> str:
+    """Return the sentence of a refusal. Those of Anthropic's paths have its shape, without codes."""
+    error = answer.json["error"]
+    assert answer.status == status, answer.body
+    if "type" in answer.json:
+        assert error["type"] == "authentication_error" and answer.json["request_id"] == answer.headers["request-id"]
+    else:
+        assert (error["code"], error["param"]) == (code, None), answer.body
+    assert answer.headers["x-request-id"] and answer.headers["content-type"] == "application/json"
+    return str(error["message"])
+
+
 class ScriptedSite:
     """A served proxy at 127.0.0.1:`port`."""
 
