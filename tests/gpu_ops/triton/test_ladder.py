@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, FAULTS, OVER_BUDGET
+from cases import CASES, FAULTS, FAULTY, OVER_BUDGET
 from effort import by_default
 
 ROOT = Path(__file__).parents[3]
@@ -92,6 +92,12 @@ SLOW = {
     "hides-its-own-key", "sees-the-next-key", "leaves-out-a-strip", "stores-padding", "highest-id-of-equal-logits",
     "draws-an-id-without-mass",
 }  # fmt: skip
+
+
+def test_faults_are_planted_where_they_were() -> None:
+    """Those too that are planted with `--long` alone."""
+    faults = [fault for module in FAULTY for fault in module.FAULTS]
+    assert {fault.name for fault in faults if fault.source()} <= FAULTS.keys() and len(faults) >= len(SLOW)
 
 
 @pytest.mark.parametrize("name", by_default(FAULTS.keys() - SLOW, FAULTS))

@@ -12,11 +12,10 @@ import product_cases
 import sampling_cases
 from ladder import KernelCase
 
+FAULTY = (faulty_attention, faulty_kernels, faulty_sampling)
 MODULES = (norm_cases, elementwise_cases, product_cases, block_cases, attention_cases, sampling_cases)
 CASES: dict[str, KernelCase] = {case.name: case for module in MODULES for case in module.CASES}
-FAULTS: dict[str, KernelCase] = {
-    case.name: case for module in (faulty_attention, faulty_kernels, faulty_sampling) for case in module.CASES
-}
+FAULTS: dict[str, KernelCase] = {case.name: case for module in FAULTY for case in module.CASES}
 """Cases of kernels with planted faults, which the interpreter must tell from torch's operations."""
 OVER_BUDGET: KernelCase = faulty_kernels.SPILLS
 """A case of a kernel that spills, which the compiler must tell."""

@@ -29,6 +29,12 @@ class Fault:
     wrong: str
     users: tuple[ModuleType, ...]
 
+    def source(self) -> str:
+        """Return the text of the module, in which `right` is there once."""
+        text = Path(str(self.module.__file__)).read_text()
+        assert text.count(self.right) == 1, f"{self.name} is not where it was"
+        return text
+
 
 CHUNK = (softmax, "add_chunk")
 BOTH = (decode_attention, prompt_attention)
@@ -48,8 +54,7 @@ FAULTS = [
 @contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """Give the function's users one made of the faulty text."""
-    source = Path(str(fault.module.__file__)).read_text()
-    assert source.count(fault.right) == 1, f"{fault.name} is not where it was"
+    source = fault.source()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as patches:
         path = Path(folder) / "faulty.py"
         path.write_text(source.replace(fault.right, fault.wrong))

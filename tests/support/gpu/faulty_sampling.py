@@ -15,8 +15,8 @@ USERS = (sampling,)
 FAULTS = [
     Fault("highest-id-of-equal-logits", "draw-odd-rows", *KERNEL, "tl.min(tl.where(best == key, ids, 0x7FFFFFFF), 0)",
           "tl.max(tl.where(best == key, ids, 0), 0)", USERS),
-    Fault("draws-an-id-without-mass", "draw-odd-rows", *KERNEL, "passed = before + tl.cumsum(amount, 0) <= target",
-          "passed = before + tl.cumsum(amount, 0) < target", USERS),
+    Fault("draws-an-id-without-mass", "draw-odd-rows", *KERNEL, "is_before = before + tl.cumsum(amount, 0) <= target",
+          "is_before = before + tl.cumsum(amount, 0) < target", USERS),
     Fault("one-more-by-top-k", "draw-300", *KERNEL, "most = tl.load(top_k + draw).to(tl.int64)",
           "most = tl.load(top_k + draw).to(tl.int64) + (tl.load(top_k + draw) > 0)", USERS),
 ]  # fmt: skip
