@@ -171,13 +171,16 @@ def prepare(config: dict[str, Any], reporter: Reporter, commands: int | None) ->
     drafts = {demand.speculative_model for demand in demands.values()} - set(demands)
     paths = {name: resolve_model(name, cache) for name in config["models"] if name not in drafts}
     others = other_footprints([OtherWorker(**other) for other in config["others"]], paths)
+    lines = list[str]()
     for name, demand in demands.items():
         draft = demand.speculative_model
         if draft is not None:
             paths[draft] = find_draft(paths[name], draft, cache)
-        check_memory(paths[name], demand, None if draft is None else paths[draft], others)
+        lines += check_memory(paths[name], demand, None if draft is None else paths[draft], others)
     if not demands:
-        check_room(others, config["gpu_memory"])
+        lines += check_room(others, config["gpu_memory"])
+    for line in lines:
+        logging.getLogger("pontil").info("memory on %s", line)
     paths.pop(MTP, None)
     reporter.ready(paths={name: str(path.resolve()) for name, path in paths.items()})
 

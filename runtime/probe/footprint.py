@@ -155,20 +155,29 @@ NO_OTHERS: Others = MappingProxyType({})
 """The footprints of other workers of a launch on each device."""
 
 
-def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None, others: Others = NO_OTHERS) -> None:
-    """Raise ModelError when the model cannot be divided as it is planned, or when what all ranks on a device need at
-    once, as they start together with others, does not fit its free memory; with the draft model where there is one."""
+def check_memory(path: Path, demand: MemoryDemand, draft: Path | None = None, others: Others = NO_OTHERS) -> list[str]:
+    """Return in words what devices are to hold. Raises ModelError when the model cannot be divided as it is planned,
+    or when what all ranks on a device need at once, as they start together with others, does not fit its free memory;
+    with the draft model where there is one."""
     own = footprints(path, demand, draft)
     held = {device: [*own.get(device, ()), *others.get(device, ())] for device in dict.fromkeys([*own, *others])}
-    check_room(held, demand.gpu_memory, max(map(len, demand.workers), default=1))
+    return check_room(held, demand.gpu_memory, max(map(len, demand.workers), default=1))
 
 
-def check_room(held: Others, gpu_memory: Mapping[str, int], ranks: int = 1) -> None:
-    """Raise ModelError where these do not fit the free memory of their device. Workers have up to so many ranks."""
+def check_room(held: Others, gpu_memory: Mapping[str, int], ranks: int = 1) -> list[str]:
+    """Return in words what each device is to hold. Raises ModelError where that does not fit its free memory. Workers
+    have up to so many ranks."""
+    lines = list[str]()
     for device, device_footprints in held.items():
         room = host_room() if device == CPU else FreeMemory(gpu_memory.get(device, NO_LIMIT))
-        if together(device_footprints) > room.bytes:
+        needed = together(device_footprints)
+        if needed > room.bytes:
             raise ModelError(refusal(device, device_footprints, ranks, room))
+        kinds = "; ".join(dict.fromkeys(rank.words for rank in device_footprints))
+        left = "" if room.bytes == NO_LIMIT else f", {gibibytes(room.bytes)} are left"
+        count = len(device_footprints)
+        lines.append(f"{device}: {gibibytes(needed)} or more for {count} at once{left}; each {kinds}")
+    return lines
 
 
 def together(held: Sequence[Footprint]) -> int:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory that a launch would take, compared with what is free."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +84,10 @@ def test_a_gguf_file_is_counted_with_its_own_types_where_it_is_served_so(tiny: P
 def test_workers_on_the_cpu_share_its_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = footprint(tiny, read_config(tiny), DEMAND).total
     monkeypatch.setattr(module, "host_room", lambda: FreeMemory(2 * one, 9 * one))
-    check_memory(tiny, replace(DEMAND, workers=[["cpu"]] * 2))
+    (line,) = check_memory(tiny, replace(DEMAND, workers=[["cpu"]] * 2))
+    assert re.fullmatch(
+        r"cpu: [\d.]+ [MG]iB or more for 2 at once, [\d.]+ [MG]iB are left; each .* of the process", line
+    )
     with pytest.raises(ModelError) as refusal:
         check_memory(tiny, replace(DEMAND, workers=[["cpu"]] * 3))
     assert "the model tiny is too large: 3 workers with" in str(refusal.value)
