@@ -10,29 +10,20 @@ import base64
 import io
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.grammar.processes.bounded_child import run_child
 from pontil.runtime.stages.graph.medium import IMAGE
-from pontil.runtime.stages.nodes.log_mel import RATE
+from pontil.runtime.stages.media.answer import MediaAnswer
 from pontil.runtime.stages.nodes.squares import Squares
 from pontil.runtime.stages.nodes.wav import read_wav, resample
+from pontil.runtime.stages.nodes.windows import RATE
 
 # The decoders of files of images that may be asked.
 FORMATS = ("PNG", "JPEG")
 NO_LIBRARY = "images need the library Pillow, which is not installed on this server: run `pip install pontil[images]`"
-
-
-@dataclass(frozen=True, slots=True)
-class MediaAnswer:
-    """The line before the bytes of a medium, as its encoder is given them: float32 samples, 16,000 a second, or the
-    pixels of whole squares in so many `lines` and `columns`. With `refused` there are none, and why."""
-
-    lines: int = 0
-    columns: int = 0
-    refused: str | None = None
 
 
 def main(arguments: list[str]) -> None:

@@ -13,7 +13,7 @@ from pontil.runtime.grammar.processes.bounded_child import ChildLimits
 from pontil.runtime.grammar.processes.bounded_process import BoundedProcess
 from pontil.runtime.stages.graph.catalog import QWEN3_OMNI
 from pontil.runtime.stages.graph.medium import IMAGE, MOST_MEDIA_ROWS, SOUND, Medium
-from pontil.runtime.stages.media.child import MediaAnswer
+from pontil.runtime.stages.media.answer import MediaAnswer
 from pontil.runtime.stages.nodes.squares import Squares
 from pontil.runtime.stages.qwen3_omni.encoders.forms import read_media_forms
 

@@ -7,11 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pontil.runtime.stages.nodes.wav import Samples
+from pontil.runtime.stages.nodes.windows import HOP, RATE, WINDOW
 
-RATE: Final = 16000
 SECONDS: Final = 30
-WINDOW: Final = 400
-HOP: Final = 160
 BANDS: Final = 80
 # The mel scale of Slaney's toolbox is linear up to 1000 Hz, and logarithmic above.
 BREAK_HZ: Final = 1000.0

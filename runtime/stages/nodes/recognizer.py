@@ -12,8 +12,9 @@ from tokenizers import Tokenizer as WordPieces
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.stages.nodes.libraries import library
-from pontil.runtime.stages.nodes.log_mel import RATE, SECONDS, log_mel
+from pontil.runtime.stages.nodes.log_mel import SECONDS, log_mel
 from pontil.runtime.stages.nodes.wav import Samples, Sound, read_pcm16, read_wav, resample
+from pontil.runtime.stages.nodes.windows import RATE
 
 START = ("<|startoftranscript|>",)
 ENGLISH = ("<|en|>", "<|transcribe|>")

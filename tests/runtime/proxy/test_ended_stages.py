@@ -11,7 +11,7 @@ from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.proxy.requests.answer import Finished
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.stages.runs import conductor
+from pontil.runtime.stages.runs import run
 from pontil.runtime.stages.runs.entry import runs_of
 from pontil.runtime.stages.runs.run import inputs_of
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def test_a_producer_of_two_streams_is_computed_again_once(
     site.join(*TOGETHER, "thinker:1")
     stream = runs_of(site).submit(Ticket(), [5, 6, 7, 8], SamplingParams(max_tokens=60, seed=1))
     stream.run.requests["talker"].mailbox.close(Finished("stop", Usage(0, 0, 0), ""))
-    monkeypatch.setattr(conductor, "inputs_of", lambda graph, stage: 2 * inputs_of(graph, stage))
+    monkeypatch.setattr(run, "inputs_of", lambda graph, stage: 2 * inputs_of(graph, stage))
     runs_of(site).conductor.replay(stream.run, "talker")
     assert stream.run.first.attempts.number == 1
     stream.cancel()

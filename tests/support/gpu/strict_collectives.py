@@ -68,8 +68,8 @@ class StrictCollectives:
         with patch.object(torch_distributed, "dist", self), patch.object(self.driver, "before_wait", self.check):
             yield
 
-    def init_process_group(self, backend: str, store: str, **given: Any) -> None:
-        assert backend == "nccl" and store
+    def init_process_group(self, backend: str, init_method: str, **given: Any) -> None:
+        assert backend == "nccl" and init_method
         self.joining = StrictGroup(given["rank"], given["device_id"])
 
     def new_group(self, timeout: Any) -> StrictGroup:

@@ -16,7 +16,8 @@ from PIL import Image
 from served import Served
 from spoken import NOTHING, Spoken, speak
 
-from pontil.runtime.stages.nodes.log_mel import RATE, mel_filters
+from pontil.runtime.stages.nodes.log_mel import mel_filters
+from pontil.runtime.stages.nodes.windows import RATE
 from pontil.runtime.stages.qwen3_omni.encoders.config import read_vision_config
 from pontil.runtime.stages.qwen3_omni.encoders.features import image_patches, sound_features
 from pontil.runtime.stages.qwen3_omni.encoders.forms import TEXTS, read_image_form

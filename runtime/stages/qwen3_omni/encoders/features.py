@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pontil.runtime.errors import RequestError
-from pontil.runtime.stages.nodes.log_mel import WINDOW, Floats, spectrogram
+from pontil.runtime.stages.nodes.log_mel import Floats, spectrogram
 from pontil.runtime.stages.nodes.wav import Samples
+from pontil.runtime.stages.nodes.windows import WINDOW
 from pontil.runtime.stages.qwen3_omni.encoders.config import VisionConfig
 from pontil.runtime.stages.qwen3_omni.encoders.forms import ImageForm
 from pontil.runtime.stages.qwen3_omni.encoders.vision import Grid

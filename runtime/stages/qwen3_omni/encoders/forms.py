@@ -11,8 +11,8 @@ from typing import Any
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import integer, number, read_json, section
 from pontil.runtime.stages.graph.medium import IMAGE, SOUND
-from pontil.runtime.stages.nodes.log_mel import HOP, WINDOW
 from pontil.runtime.stages.nodes.squares import Squares
+from pontil.runtime.stages.nodes.windows import HOP, WINDOW
 from pontil.runtime.stages.qwen3_omni.encoders.config import (
     AudioConfig,
     media_kinds,

@@ -13,9 +13,10 @@ from transformers import WhisperFeatureExtractor
 
 from pontil.runtime.errors import ModelError, RequestError
 from pontil.runtime.stages.nodes.libraries import missing
-from pontil.runtime.stages.nodes.log_mel import RATE, SECONDS, log_mel
+from pontil.runtime.stages.nodes.log_mel import SECONDS, log_mel
 from pontil.runtime.stages.nodes.recognizer import MOST_COMPRESSION, QUIET, SEARCHED, Recognizer, compression, windows
 from pontil.runtime.stages.nodes.wav import Samples, to_pcm16, write_wav
+from pontil.runtime.stages.nodes.windows import RATE
 
 ROOT = Path(__file__).resolve().parents[4]
 
