@@ -15,7 +15,7 @@ from served import Served, launched, wait_for
 
 SECRET, ADMIN, PROMPT = "sk-very-secret-9876", "sk-more-secret-5432", "the glazier whispered quietly"
 KEY, ADMIN_KEY = {"authorization": f"Bearer {SECRET}"}, {"authorization": f"Bearer {ADMIN}"}
-NAMES = ("launcher", "proxy", "prefill-0", "decode-0")
+NAMES = ("launcher", "prepare", "proxy", "prefill-0", "decode-0")
 
 
 @pytest.fixture(scope="module")
