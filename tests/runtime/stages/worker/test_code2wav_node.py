@@ -118,7 +118,11 @@ def test_loud_samples_are_cut_off_and_others_rounded() -> None:
 
 def test_a_worker_is_known_by_its_weights_and_kernels(code2wav: Code2Wav, folder: Path, tmp_path: Path) -> None:
     library, stored = kernels.opened(), code2wav_checkpoint(folder, read_code2wav_config(folder))
-    config = node_config(folder, "code2wav:0", model=str(folder), graph="qwen3-omni", node="code2wav")
+    # Compiled once for all tests.
+    (cache := tmp_path / "cache").mkdir()
+    (cache / "kernels").symlink_to(kernels.CACHE / "kernels")
+    asked = {"model": str(folder), "graph": "qwen3-omni", "node": "code2wav", "cache_dir": str(cache)}
+    config = node_config(folder, "code2wav:0", **asked)
     made, other = make_code2wav(config, Silent()), make_code2wav(replace(config, kernels="torch"), Silent())
     assert made.node.identity == other.node.identity == stored.fingerprint
     assert made.node.sample_rate == QWEN3_OMNI.sample_rate
