@@ -12,7 +12,7 @@ import torch
 
 # Seconds, longer than all steps that may be queued.
 DEVICE_WITHIN = 60.0
-# Between two looks at a device. Its driver would wait by a busy core, and the next step is there already.
+# Between two looks at a device. CUDA knows no wait with a deadline, and its driver's own keeps a core busy.
 PAUSE = 20e-6
 
 
@@ -37,4 +37,5 @@ class DeviceMark:
                     f"{self.device} has not done within {DEVICE_WITHIN:g} s what was started there: it hangs, or waits "
                     "for the device of a rank that has not come"
                 )
+            # Nothing tells that an event has come: no descriptor, and no call that ends in time.
             time.sleep(PAUSE)

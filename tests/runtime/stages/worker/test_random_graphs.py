@@ -20,7 +20,7 @@ from pontil.runtime.stages.worker.open_task import OpenTask
 EACH = 20
 
 
-@pytest.mark.parametrize("first", range(1, examples(100, 10_000), EACH))
+@pytest.mark.parametrize("first", range(1, examples(200, 10_000), EACH))
 def test_a_random_graph_gives_what_its_plain_run_gives(first: int) -> None:  # E1, E2, E3, E5, E8, E9, E10, E11, E13
     wrong = {seed: found for seed in range(first, first + EACH) if (found := play_seed(seed))}
     assert not wrong
