@@ -2,11 +2,13 @@
 """Conversion of prompts to token ids off the event loop: chats are rendered by the model's template, texts encoded,
 within the limits on both that the context sets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pontil.http.fields.recording import Recording
 from pontil.http.intake.ordered_executor import OrderedExecutor
+from pontil.http.openai.chat.changing_lines import KnownLine, settled
 from pontil.http.openai.chat.prompt import ChatPrompt, Message
 from pontil.http.openai.chat.tool_prompt import teacher_for
 from pontil.runtime.chat.chat_template import ChatTemplate, PromptTooLong
@@ -130,10 +132,12 @@ class ReadPrompt:
 
 
 class PromptReader:
-    """A model's tokenizer and chat template. Its methods raise RequestError for invalid input."""
+    """A model's tokenizer and chat template. `lines` of chats get the places that keep prompts alike. Its methods raise
+    RequestError for invalid input."""
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, lines: Sequence[KnownLine]) -> None:
         self.tokenizer, self.dialect, self.encoder = tokenizer, dialect, Encoder(tokenizer)
+        self.lines = lines
         self.executor = OrderedExecutor()
         self.template = ChatTemplate(tokenizer.chat_template, tokenizer.roles)
         self.tool_template = self.template
@@ -169,6 +173,8 @@ class PromptReader:
 
     def rendered(self, prompt: ChatPrompt, most: int) -> str:
         template = self.tool_template if prompt.about_tools else self.template
+        prompt, found_lines = settled(prompt, self.lines)
+        prompt.ignored.lines |= found_lines
         note_unread(prompt, template)
         check_roles(prompt, template)
         if prompt.about_tools and not template.knows_tools:
