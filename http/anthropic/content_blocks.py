@@ -16,7 +16,7 @@ UNSUPPORTED = "unsupported_parameter"
 MAX_BLOCKS = 1024
 # Blocks of text are paragraphs.
 BETWEEN = "\n\n"
-# What the system says between turns: few templates have a place for it there, and its place keeps prompts alike. The
+# A message of the system between turns: few templates have a place for it there, and its place keeps prompts alike. The
 # tags are those of Claude Code, which sends such messages.
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 # Members of blocks that answers have, and that clients send back.

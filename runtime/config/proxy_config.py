@@ -95,9 +95,6 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
     share_prefixes: bool = option(
         NETWORK, False, "Let API keys find cached what others asked; faster, and tells one what another asked.", switch
     )
-    stable_prompts: bool = option(
-        NETWORK, True, "Keep known lines that agents change at every turn out of the beginning of prompts.", switch
-    )
     strict_parameters: bool = option(
         NETWORK, False, "Refuse request fields that have no effect, instead of naming them in a header.", switch
     )
@@ -114,6 +111,9 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         "How workers are chosen: by what they have cached and by load, or by load alone.",
         choice("cache", "load"),
         "cache|load",
+    )
+    stable_prompts: bool = option(
+        ENGINE, True, "Keep known lines that agents change at every turn out of the beginning of prompts.", switch
     )
     otlp_traces_endpoint: str | None = option(
         SUPERVISION,

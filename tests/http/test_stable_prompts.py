@@ -103,3 +103,18 @@ def test_it_can_be_turned_off(tmp_path: Any, tokenizer: Tokenizer) -> None:
         assert answer.status == 200 and answer.headers[HEADER] is None
         assert made.tokenizer.decode(prompt_of(made)).count("cch=36ee5;") == 1
         assert json.loads(answer.body)["model"] == MODEL
+
+
+def test_the_status_says_how_much_was_reused_and_where_prompts_differ(tmp_path: Any, tokenizer: Tokenizer) -> None:
+    with site(tmp_path, tokenizer, stable_prompts=False) as made:
+        roomy(made)
+        for changing in ("36ee5", "09aa9"):
+            assert message(made, changing, TURNS).status == 200
+        (row,) = made.ask("GET", "/admin/topology").json["prompts"]
+        assert (row["key"], row["prompts"]) == ("-", 2) and row["prompt_tokens"] > 16000
+        found = row["difference"]
+        assert (found["part"], found["message"]) == ("system", 0)
+        assert 70 < found["token"] < 200 < found["of"], "it begins within the line that changes"
+        assert made.value("pontil_prompt_differences_total", part="system") == 1
+        assert message(made, "09aa9", TURNS).status == 200
+        assert made.ask("GET", "/admin/topology").json["prompts"][0]["difference"] is None

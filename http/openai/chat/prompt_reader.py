@@ -15,6 +15,7 @@ from pontil.runtime.chat.chat_template import ChatTemplate, PromptTooLong
 from pontil.runtime.chat.dialect import Dialect
 from pontil.runtime.chat.reasoning_parser import THINK, THOUGHT
 from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.requests.prompt_reuse import PromptParts
 from pontil.runtime.timeline.received import timed
 from pontil.runtime.timeline.timeline import TOKENIZE
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -125,10 +126,11 @@ MANY_MESSAGES = 256
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A tokenized chat; `thinking` is true if the output continues with reasoning."""
+    """A tokenized chat; `thinking` is true if the output continues with reasoning. It is made of `parts`."""
 
     ids: list[int]
     thinking: bool
+    parts: PromptParts
 
 
 class PromptReader:
@@ -165,21 +167,23 @@ class PromptReader:
             raise RequestError(says, param=medium.place, code="unsupported_parameter")
         render = partial(self.rendered, prompt, self.encoder.most_bytes(limit))
         try:
-            text = await self.executor.run(render, prompt.characters) if is_long(prompt) else render()
+            text, parts = await self.executor.run(render, prompt.characters) if is_long(prompt) else render()
         except PromptTooLong:
             raise self.encoder.too_long(param, limit) from None
         ids = await self.text_ids(text, limit, add_special_tokens, param)
-        return ReadPrompt(ids, opens_reasoning(prompt, text))
+        return ReadPrompt(ids, opens_reasoning(prompt, text), parts)
 
-    def rendered(self, prompt: ChatPrompt, most: int) -> str:
+    def rendered(self, prompt: ChatPrompt, most: int) -> tuple[str, PromptParts]:
+        """Return the text of a chat, and what it is made of."""
         template = self.tool_template if prompt.about_tools else self.template
         prompt, found_lines = settled(prompt, self.lines)
         prompt.ignored.lines |= found_lines
+        parts = PromptParts.of(prompt.tools.shown, prompt.messages)
         note_unread(prompt, template)
         check_roles(prompt, template)
         if prompt.about_tools and not template.knows_tools:
             prompt = self.teacher.taught(prompt)
-        return template.render(
+        text = template.render(
             [known_role(message, template) for message in prompt.messages],
             add_generation_prompt=prompt.add_generation_prompt,
             tools=prompt.tools.shown or None,
@@ -188,6 +192,7 @@ class PromptReader:
             variables={**prompt.options, **prompt.variables},
             most=most,
         )
+        return text, parts
 
 
 def check_roles(prompt: ChatPrompt, template: ChatTemplate) -> None:

@@ -2,6 +2,7 @@
 """Lines that agents change from turn to turn get places behind what is stable, and nothing else is touched. The system
 prompts are shaped as the clients shape them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +163,10 @@ def test_any_text_can_be_read(text: str) -> None:
     made, found = settled(prompt, KNOWN_LINES)
     assert (made == prompt) is not bool(found)
     assert settled(made, KNOWN_LINES)[0].messages[-1]["content"].endswith("hi")
+
+
+def test_the_page_has_the_table() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "guide" / "messages.md").read_text()
+    for row in KNOWN_LINES:
+        says = row.client.replace("<env>", "`<env>`")
+        assert f"| `{row.name}` | {says} | {row.place.value.replace('-', ' ').replace(' to ', ' to the ')} |" in page
