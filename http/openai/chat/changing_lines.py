@@ -135,7 +135,8 @@ def settled(prompt: ChatPrompt, rows: Sequence[KnownLine]) -> tuple[ChatPrompt, 
         messages[users[0]] = with_text(messages[users[0]], dates, behind=False)
     if times := moved[LinePlace.LAST_TURN]:
         last = max(at for at, message in enumerate(messages) if message["role"] in ("user", "tool"))
-        messages[last] = with_text(messages[last], times, behind=True)
+        is_continued = prompt.continue_final_message and last == len(messages) - 1
+        messages[last] = with_text(messages[last], times, behind=not is_continued)
     # A message of nothing but lines that are gone is gone.
     pairs = zip(messages, prompt.messages, strict=True)
     rest = tuple(message for message, sent in pairs if message is sent or message["content"])

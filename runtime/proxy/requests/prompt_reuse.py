@@ -10,8 +10,9 @@ from typing import Any
 
 # Keys whose sums are kept, the latest.
 MOST_CALLERS = 1024
-# Earlier prompts that are kept: of one key and salt, of all, and bytes of their ids, each at most so many tokens.
-MOST_OF_SESSION, MOST_PROMPTS, MOST_BYTES, MOST_TOKENS = 4, 256, 16 << 20, 262_144
+# Earlier prompts that are kept: of one key and salt, of all, and bytes of their ids. Of each prompt so many tokens are
+# compared and kept, which takes the event loop a millisecond at most.
+MOST_OF_SESSION, MOST_PROMPTS, MOST_BYTES, MOST_TOKENS = 4, 256, 16 << 20, 32_768
 MOST_PARTS = 1024
 # Bytes of an id, and those that are compared at once.
 ID_BYTES, PIECE = 4, 4096
@@ -35,7 +36,7 @@ class PromptParts:
         """Return the parts of these JSON values. Takes time in proportion to their size."""
         first = messages[:MOST_PARTS]
         roles = tuple(ROLES.get(message["role"], OTHER) for message in first)
-        return cls(hash(repr(tools)), roles, array("q", [hash(repr(message)) for message in first]))
+        return cls(fingerprint(tools), roles, array("q", [fingerprint(message) for message in first]))
 
     def differs_in(self, earlier: "PromptParts") -> tuple[str, int | None]:
         """Return the first part that is not as it was, and the number of the message. The template's is named where
@@ -48,6 +49,15 @@ class PromptParts:
             return TEMPLATE, None
         # An earlier prompt of more messages goes on where this one ends.
         return (self.roles if at < len(self.roles) else earlier.roles)[at], at
+
+
+def fingerprint(value: object) -> int:
+    """Return a number of 64 bits that only this process gives to the value. Values too deep to be written out
+    have the same one."""
+    try:
+        return hash(repr(value))
+    except RecursionError:
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,7 @@ class PromptReuse:
     places: Counter[str] = field(default_factory=Counter)
 
     def begin(self, caller: str, salt: str, prompt: Sequence[int], parts: PromptParts | None) -> None:
-        """Compare a prompt with those before it. Takes some nanoseconds for a token."""
+        """Compare a prompt with those before it, as far as they are kept."""
         session, ids = (caller, salt), array("i", prompt[:MOST_TOKENS]).tobytes()
         earlier = [kept for kept in self.kept if kept.session == session]
         found = max(((common_tokens(kept.ids, ids), at) for at, kept in enumerate(earlier)), default=None)
@@ -122,7 +132,7 @@ class PromptReuse:
 
     def caller(self, name: str) -> CallerReuse:
         """Return what is known of a key, which is the latest now."""
-        reuse = self.callers[name] = self.callers.pop(name, None) or CallerReuse()
+        reuse = self.callers[name] = self.callers.pop(name, CallerReuse())
         while len(self.callers) > MOST_CALLERS:
             del self.callers[next(iter(self.callers))]
         return reuse

@@ -136,6 +136,12 @@ def test_blocks_may_be_messages_of_their_own() -> None:
     assert [message["content"] for message in made.messages] == ["", CLAUDE, "hi"]
 
 
+def test_a_text_that_is_continued_keeps_its_end() -> None:
+    sent = {"messages": [system(GOOSE.format("2026-02-01 10:00:01")), user("It is")], "continue_final_message": True}
+    made, _ = settled(read_chat(sent, 1000).prompt, KNOWN_LINES)
+    assert made.messages[-1]["content"] == "The current date is 2026-02-01 10:00:01.\n\nIt is"
+
+
 def test_a_tool_may_have_spoken_last() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     turns = [

@@ -48,6 +48,16 @@ def test_a_first_difference_names_its_message() -> None:
     assert reuse.places == {"unknown": 1, "system": 1, "goes_on": 1, "tools": 1, "user": 1}
 
 
+def test_parts_may_be_nested_deeply() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    made = parts("s", "hi", tools=deep)
+    assert made.differs_in(parts("s", "ho", tools=deep)) == ("user", 1)
+    while deep:
+        (deep,) = deep
+
+
 def test_a_session_that_goes_on_differs_nowhere() -> None:
     reuse = PromptReuse()
     begin(reuse, [1, 2, 3], parts("s", "hi"))
