@@ -2,7 +2,6 @@
 """An agent's session with real workers: the second turn computes what is new of it, whatever changes at its beginning.
 Counts are asserted, not times."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ HI = {"role": "user", "content": "hi"}
 def ask(served: Served, changing: str, turns: list[dict[str, Any]]) -> dict[str, Any]:
     blocks = [{"type": "text", "text": text} for text in (BILLING.format(changing[:3], changing), SYSTEM)]
     reply = served.request("POST", "/v1/messages", {"max_tokens": 8, "system": blocks, "messages": turns})
-    assert reply.status == 200, reply.body
-    made: dict[str, Any] = json.loads(reply.body)
+    assert reply.status == 200, reply.json()
+    made: dict[str, Any] = reply.json()
     return made
 
 
