@@ -11,11 +11,14 @@ from pontil.http.schema.message_schema import MAX_MESSAGES
 from pontil.http.schema.parameter import Schema, opened
 from pontil.http.schema.reader import Fields
 
-ROLES = ("user", "assistant")
+ROLES = ("user", "assistant", "system")
 UNSUPPORTED = "unsupported_parameter"
 MAX_BLOCKS = 1024
 # Blocks of text are paragraphs.
 BETWEEN = "\n\n"
+# A message of the system between turns: few templates have a place for it there, and its place keeps prompts alike. The
+# tags are those of Claude Code, which sends such messages.
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 # Members of blocks that answers have, and that clients send back.
 MADE_HERE = ("citations", "caller")
 
@@ -111,8 +114,11 @@ class Conversation:
     def add(self, fields: Fields) -> None:
         role = fields.text("role")
         if role not in ROLES:
-            says = f"must be user or assistant, not {role!r:.60}: what the system says belongs into the field system"
-            raise fields.wrong("role", says)
+            raise fields.wrong("role", f"must be user, assistant or system, not {role!r:.60}")
+        if role == "system" and fields.data.get("content") is not None:
+            self.remind(read_text(fields, "content"))
+            fields.ignore_rest()
+            return
         turn = self.turn(fields, self.user if role == "user" else self.assistant)
         fields.ignore_rest()
         if role == "user":
@@ -123,6 +129,15 @@ class Conversation:
         else:
             self.close()
             self.messages.append(turn.assistant)
+
+    def remind(self, text: str) -> None:
+        """Add what the system says: before any turn to its own message, later to the user's turn."""
+        if self.open or any(message["role"] != "system" for message in self.messages):
+            self.open += [REMINDER.format(text)] if text else []
+        elif self.messages:
+            self.messages[0]["content"] += BETWEEN + text
+        elif text:
+            self.messages.append({"role": "system", "content": text})
 
     def close(self) -> None:
         """End the user's turn."""
@@ -218,7 +233,13 @@ def turn_schema(role: str, blocks: list[Schema]) -> Schema:
 TURNS: Schema = {
     "title": f"messages of the user and the assistant, at most {MAX_MESSAGES}",
     "type": "array",
-    "items": {"anyOf": [turn_schema("user", [TEXT_BLOCK, RESULT_BLOCK]), turn_schema("assistant", ASSISTANT_BLOCKS)]},
+    "items": {
+        "anyOf": [
+            turn_schema("user", [TEXT_BLOCK, RESULT_BLOCK]),
+            turn_schema("assistant", ASSISTANT_BLOCKS),
+            turn_schema("system", [TEXT_BLOCK]),
+        ]
+    },
     "minItems": 1,
     "maxItems": MAX_MESSAGES,
 }

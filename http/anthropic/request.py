@@ -82,6 +82,8 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
     if system:
         conversation.messages.append({"role": "system", "content": system})
     conversation.read(values["messages"])
+    if all(message["role"] == "system" for message in conversation.messages):
+        raise fields.wrong("messages", "hold no turn of the user: give at least one")
     output, sent_choice = (
         values["output_config"] or {},
         values["tool_choice"] or SentChoice(ToolChoice("auto"), parallel=True),

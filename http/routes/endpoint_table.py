@@ -13,6 +13,7 @@ from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
+from pontil.http.openai.chat.changing_lines import KNOWN_LINES
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION
@@ -56,7 +57,7 @@ def endpoints(
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
     LOG.info("%s", dialect)
     model = ServedModel(proxy)
-    prompts = PromptReader(proxy.tokenizer, dialect)
+    prompts = PromptReader(proxy.tokenizer, dialect, KNOWN_LINES if config.stable_prompts else ())
     # A recording or an image takes more room than its text.
     hears = proxy.graph is not None and (proxy.graph.recognizer or proxy.graph.encoder) is not None
     bodies = BodyReader(

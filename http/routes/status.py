@@ -70,9 +70,12 @@ class StatusRoutes:
         return json_response({"version": self.proxy.config.version})
 
     async def topology(self, request: Request) -> HTTPResponse:
-        """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), and
-        the result of each route's last self-test; also that this launch allows chaos, if it does."""
-        topology_fields: dict[str, Any] = {"processes": self.proxy.topology(), "routes": self.proxy.self_test.shown}
+        """Return the processes, the age of the supervisor's table in seconds (about one while a supervisor runs), the
+        result of each route's last self-test, and the reuse of prompts by key; also that this launch allows chaos, if
+        it does."""
+        proxy = self.proxy
+        topology_fields: dict[str, Any] = {"processes": proxy.topology(), "routes": proxy.self_test.shown}
+        topology_fields["prompts"] = proxy.books.reuse.rows()
         if (age := self.proxy.changes.table_age) is not None:
             topology_fields["age_seconds"] = round(age, 1)
         if self.proxy.config.allow_chaos:

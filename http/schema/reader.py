@@ -12,6 +12,7 @@ from pontil.http.schema.json_body import kind_of
 from pontil.runtime.errors import RequestError
 
 HEADER = "x-pontil-ignored"
+LINES_HEADER = "x-pontil-lines"
 MOST_NAMES = 24
 MOST_CHARACTERS = 64
 """Of one name: names may come from clients, and may be as long as a body."""
@@ -21,11 +22,13 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 class IgnoredFields:
     """The names of one request, in the order in which they were noted. A `strict` server accepts no such field unless
-    its value asks for nothing; the readers of fields see to that."""
+    its value asks for nothing; the readers of fields see to that. `lines` are lines of its prompt that are known, by
+    name, with what was done with them: they are few."""
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict
         self.names: dict[str, None] = {}
+        self.lines: dict[str, str] = {}
         self.more = False
 
     def note(self, path: str) -> None:
@@ -41,10 +44,13 @@ class IgnoredFields:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The header that names the fields; none where there are none."""
-        if not self.names:
-            return {}
-        return {HEADER: ", ".join([*self.names, "..."] if self.more else self.names)}
+        """The headers that name the fields, and the lines; none where there are none."""
+        headers = {}
+        if self.names:
+            headers[HEADER] = ", ".join([*self.names, "..."] if self.more else self.names)
+        if self.lines:
+            headers[LINES_HEADER] = ", ".join(f"{name}={done}" for name, done in self.lines.items())
+        return headers
 
 
 SHORTEST = 4

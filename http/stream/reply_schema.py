@@ -253,8 +253,24 @@ ROUTE = closed(
     },
     ("bytes", "seconds", "error"),
 )
+DIFFERENCE = closed({"token": COUNT, "of": COUNT, "part": TEXT, "message": nullable(COUNT)})
+KEY_PROMPTS = closed(
+    {
+        "key": TEXT,
+        "prompts": COUNT,
+        "prompt_tokens": COUNT,
+        "cached_tokens": COUNT,
+        "difference": {"anyOf": [DIFFERENCE, {"type": "null"}]},
+    }
+)
 TOPOLOGY = closed(
-    {"processes": many(PROCESS), "routes": many(ROUTE), "age_seconds": NUMBER, "chaos": {"const": True}},
+    {
+        "processes": many(PROCESS),
+        "routes": many(ROUTE),
+        "prompts": many(KEY_PROMPTS),
+        "age_seconds": NUMBER,
+        "chaos": {"const": True},
+    },
     ("age_seconds", "chaos"),
 )
 ANY_OBJECT: Schema = {"type": "object"}

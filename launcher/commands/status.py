@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, table
+from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, prompt_table, table
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.foundation.server_url import SERVER, full_url
 from pontil.launcher.options.options import read_environment
@@ -34,8 +34,8 @@ Answer = dict[str, Any]
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with --watch one line each time.")
 @key_flag(ADMIN)
 def status(address: str | None, url: str, watch: bool, as_json: bool, key: Path | None) -> None:
-    """Show the processes of a running server: state, load, resources used, and why one is not ready. Its address may be
-    an argument or --url."""
+    """Show the processes of a running server: state, load, resources used, and why one is not ready; and how much of
+    each key's prompts was cached. Its address may be an argument or --url."""
     url = full_url(address or url)
     headers = bearer(key, ADMIN, read_environment().variables)
     if watch:
@@ -56,8 +56,8 @@ def ask(url: str, key: Mapping[str, str]) -> Answer:
 
 
 def lines_of(answer: Answer, width: int | None = None) -> list[str]:
-    """Return the table, followed by warnings: if it is out of date, and if the launch allows chaos. An error is a line
-    of its own."""
+    """Return the table, and one of the keys' prompts if there were any, followed by warnings: if it is out of date, and
+    if the launch allows chaos. An error is a line of its own."""
     if "error" in answer:
         return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
@@ -65,7 +65,8 @@ def lines_of(answer: Answer, width: int | None = None) -> list[str]:
     warnings = [doubt] if age > STALE else []
     if answer.get("chaos"):
         warnings.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
-    return table(answer["processes"], width) + [cut(line, width) for line in warnings]
+    tables = table(answer["processes"], width) + prompt_table(answer.get("prompts", ()), width)
+    return tables + [cut(line, width) for line in warnings]
 
 
 class JsonLines:

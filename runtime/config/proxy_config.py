@@ -112,6 +112,9 @@ class ProxyOptions(SharedOptions, SharedDeadlines):
         choice("cache", "load"),
         "cache|load",
     )
+    stable_prompts: bool = option(
+        ENGINE, True, "Keep known lines that agents change at every turn out of the beginning of prompts.", switch
+    )
     otlp_traces_endpoint: str | None = option(
         SUPERVISION,
         None,
@@ -189,7 +192,8 @@ class ProxyConfig(ProxyOptions):
     `share_prefixes`. The file
     `in_flight_bodies`, where one is named, records the bodies that are being read, for the next proxy should one of
     them kill this one; with `max_body_size` None the model's context decides. `allowed_hosts` are additional host
-    names that clients may use while no key is needed. With `strict_parameters` requests may have no fields without
+    names that clients may use while no key is needed. With `stable_prompts` lines that agents change get other places
+    in prompts (http/openai/chat/changing_lines.py). With `strict_parameters` requests may have no fields without
     effect. The parsers are named as in runtime/chat/dialect.py. Pages of `cors_origin` may read answers in a browser.
     Responses are kept in the file `response_store`, where one is named: at most `response_store_size` bytes, for
     `response_store_days`. Where there is an `embedding_model`, texts are embedded by it too, under its name

@@ -2,17 +2,20 @@
 """Conversion of prompts to token ids off the event loop: chats are rendered by the model's template, texts encoded,
 within the limits on both that the context sets."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pontil.http.fields.recording import Recording
 from pontil.http.intake.ordered_executor import OrderedExecutor
+from pontil.http.openai.chat.changing_lines import KnownLine, settled
 from pontil.http.openai.chat.prompt import ChatPrompt, Message
 from pontil.http.openai.chat.tool_prompt import teacher_for
 from pontil.runtime.chat.chat_template import ChatTemplate, PromptTooLong
 from pontil.runtime.chat.dialect import Dialect
 from pontil.runtime.chat.reasoning_parser import THINK, THOUGHT
 from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.requests.prompt_reuse import PromptParts
 from pontil.runtime.timeline.received import timed
 from pontil.runtime.timeline.timeline import TOKENIZE
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -123,17 +126,20 @@ MANY_MESSAGES = 256
 
 @dataclass(frozen=True, slots=True)
 class ReadPrompt:
-    """A tokenized chat; `thinking` is true if the output continues with reasoning."""
+    """A tokenized chat; `thinking` is true if the output continues with reasoning. It is made of `parts`."""
 
     ids: list[int]
     thinking: bool
+    parts: PromptParts
 
 
 class PromptReader:
-    """A model's tokenizer and chat template. Its methods raise RequestError for invalid input."""
+    """A model's tokenizer and chat template. `lines` of chats get the places that keep prompts alike. Its methods raise
+    RequestError for invalid input."""
 
-    def __init__(self, tokenizer: Tokenizer, dialect: Dialect) -> None:
+    def __init__(self, tokenizer: Tokenizer, dialect: Dialect, lines: Sequence[KnownLine]) -> None:
         self.tokenizer, self.dialect, self.encoder = tokenizer, dialect, Encoder(tokenizer)
+        self.lines = lines
         self.executor = OrderedExecutor()
         self.template = ChatTemplate(tokenizer.chat_template, tokenizer.roles)
         self.tool_template = self.template
@@ -161,19 +167,23 @@ class PromptReader:
             raise RequestError(says, param=medium.place, code="unsupported_parameter")
         render = partial(self.rendered, prompt, self.encoder.most_bytes(limit))
         try:
-            text = await self.executor.run(render, prompt.characters) if is_long(prompt) else render()
+            text, parts = await self.executor.run(render, prompt.characters) if is_long(prompt) else render()
         except PromptTooLong:
             raise self.encoder.too_long(param, limit) from None
         ids = await self.text_ids(text, limit, add_special_tokens, param)
-        return ReadPrompt(ids, opens_reasoning(prompt, text))
+        return ReadPrompt(ids, opens_reasoning(prompt, text), parts)
 
-    def rendered(self, prompt: ChatPrompt, most: int) -> str:
+    def rendered(self, prompt: ChatPrompt, most: int) -> tuple[str, PromptParts]:
+        """Return the text of a chat, and what it is made of."""
         template = self.tool_template if prompt.about_tools else self.template
+        prompt, found_lines = settled(prompt, self.lines)
+        prompt.ignored.lines |= found_lines
+        parts = PromptParts.of(prompt.tools.shown, prompt.messages)
         note_unread(prompt, template)
         check_roles(prompt, template)
         if prompt.about_tools and not template.knows_tools:
             prompt = self.teacher.taught(prompt)
-        return template.render(
+        text = template.render(
             [known_role(message, template) for message in prompt.messages],
             add_generation_prompt=prompt.add_generation_prompt,
             tools=prompt.tools.shown or None,
@@ -182,6 +192,7 @@ class PromptReader:
             variables={**prompt.options, **prompt.variables},
             most=most,
         )
+        return text, parts
 
 
 def check_roles(prompt: ChatPrompt, template: ChatTemplate) -> None:

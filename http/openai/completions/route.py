@@ -127,6 +127,7 @@ class Preparation:
         chat_request = await self.with_structure(chat_request, prompt.thinking)
         ids = prompt.ids if chat_request.media is None else chat_request.media.expanded(prompt.ids)
         work = moved(self.fit(ids, chat_request, snapshot, prompt_name, most_tokens), remote)
+        work.parts = prompt.parts
         return ReadyChat(ticket, [work], chat_request.sampling, snapshot, chat_request, prompt.thinking)
 
     async def rendered(self, chat_request: ChatRequest) -> list[int]:

@@ -34,17 +34,28 @@ def coloured(lines: Sequence[str], out: TextIO) -> list[str]:
 
 
 StatusRow = Mapping[str, Any]
+Columns = tuple[tuple[str, bool, Callable[[StatusRow], str]], ...]
 MORE = "…"
+# Rows of keys that are shown.
+SHOWN_KEYS = 16
 
 
 def table(processes: Sequence[StatusRow], width: int | None = None) -> list[str]:
     """Return lines without line ends: a heading, then a line for each row, and for each rank of a worker that has
     several. Columns that no row fills are left out; a line has at most `width` characters."""
-    rows = [row for process in processes for row in (process, *ranks(process))]
-    columns = [(name, right, [plain(cell(row)) for row in rows]) for name, right, cell in COLUMNS]
-    filled_columns = [(name, right, cells) for name, right, cells in columns if any(cells)]
+    return laid_out([row for process in processes for row in (process, *ranks(process))], COLUMNS, width)
+
+
+def laid_out(rows: Sequence[StatusRow], columns: Columns, width: int | None) -> list[str]:
+    made_columns = [(name, right, [plain(cell(row)) for row in rows]) for name, right, cell in columns]
+    filled_columns = [(name, right, cells) for name, right, cells in made_columns if any(cells)]
     lines = list(zip(*((name, *cells) for name, _, cells in filled_columns), strict=True))
     return [cut(line, width) for line in aligned(lines, [right for _, right, _ in filled_columns])]
+
+
+def prompt_table(prompts: Sequence[StatusRow], width: int | None = None) -> list[str]:
+    """Return an empty line and a table of the keys that sent prompts last; nothing if none did."""
+    return ["", *laid_out(prompts[:SHOWN_KEYS], PROMPT_COLUMNS, width)] if prompts else []
 
 
 def ranks(row: StatusRow) -> list[StatusRow]:
@@ -109,7 +120,7 @@ def reason(row: StatusRow) -> str:
 
 
 # Heading, whether it is right-aligned, and the cell of a row.
-COLUMNS: tuple[tuple[str, bool, Callable[[StatusRow], str]], ...] = (
+COLUMNS: Columns = (
     ("NAME", False, lambda row: str(row.get("name", ""))),
     ("ROLE", False, role),
     ("STATE", False, state),
@@ -122,6 +133,30 @@ COLUMNS: tuple[tuple[str, bool, Callable[[StatusRow], str]], ...] = (
     ("GPU MEMORY", True, gpu_memory),
     ("LOAD", False, load),
     ("REASON", False, reason),
+)
+
+
+def reused(row: StatusRow) -> str:
+    """Return the share of the prompt tokens that were cached."""
+    tokens = row.get("prompt_tokens")
+    return f"{100 * row.get('cached_tokens', 0) / tokens:.0f} %" if tokens else ""
+
+
+def difference(row: StatusRow) -> str:
+    """Return where the last prompt first differed from the one before it that is most like it."""
+    found = row.get("difference")
+    if not found:
+        return ""
+    number = "" if found.get("message") is None else f", message {found['message']}"
+    return f"token {found.get('token')} of {found.get('of')}, {found.get('part')}{number}"
+
+
+PROMPT_COLUMNS: Columns = (
+    ("KEY", False, lambda row: str(row.get("key", ""))),
+    ("PROMPTS", True, lambda row: str(row.get("prompts", ""))),
+    ("TOKENS", True, lambda row: str(row.get("prompt_tokens", ""))),
+    ("CACHED", True, reused),
+    ("LAST DIFFERENCE", False, difference),
 )
 
 

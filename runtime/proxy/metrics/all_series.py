@@ -14,7 +14,8 @@ from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
-from pontil.runtime.proxy.metrics.scrape_collector import ScrapeCollector
+from pontil.runtime.proxy.metrics.scrape_collector import ReuseCollector, ScrapeCollector
+from pontil.runtime.proxy.requests.prompt_reuse import PromptReuse
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
 from pontil.runtime.threads import ThreadFailures
@@ -201,8 +202,10 @@ class Metrics:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)
 
-    def watch_books(self, ledger: Ledger, log: UsageLog | None) -> None:
-        """Also show the ledger and the usage log as they are whenever somebody looks. Call once."""
+    def watch_books(self, ledger: Ledger, log: UsageLog | None, reuse: PromptReuse) -> None:
+        """Also show the ledger, the usage log and the reuse of prompts as they are whenever somebody looks. Call
+        once."""
+        self.registry.register(ReuseCollector(reuse))
         self.imbalance.set_function(lambda: ledger.imbalance)
         for reason in ledger.totals.discarded:
             self.discarded.labels(reason).set_function(partial(ledger.totals.discarded.__getitem__, reason))

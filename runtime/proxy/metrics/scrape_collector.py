@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.heartbeats import heartbeat_gauges
+from pontil.runtime.proxy.requests.prompt_reuse import PLACES, PromptReuse
 from pontil.runtime.proxy.requests.request import Request
 
 
@@ -125,6 +126,23 @@ class ScrapeCollector(Collector):
                 family.add_metric([worker.hello.name], value(worker))
             yield family
         yield from heartbeat_gauges((worker.hello.name, worker.gauges) for worker in workers)
+
+
+class ReuseCollector(Collector):
+    """The collector of the series on how prompts differ from those before them."""
+
+    def __init__(self, reuse: PromptReuse) -> None:
+        self.reuse = reuse
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "pontil_prompt_differences",
+            "Prompts, by the part in which they first differ from the earlier one that is most like them",
+            labels=["part"],
+        )
+        for part in PLACES:
+            family.add_metric([part], self.reuse.places[part])
+        yield family
 
 
 def used(blocks: int, free: int) -> float:

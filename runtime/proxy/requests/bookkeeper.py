@@ -30,7 +30,9 @@ from pontil.runtime.accounting.usage_tables import (
 )
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import Unavailable, UsageLogError
+from pontil.runtime.proxy.requests.generation import Generation
 from pontil.runtime.proxy.requests.log_fields import about
+from pontil.runtime.proxy.requests.prompt_reuse import PromptReuse
 from pontil.runtime.proxy.requests.request import Request
 from pontil.runtime.threads import ThreadFailures
 
@@ -54,6 +56,7 @@ class Bookkeeper:
     ) -> None:
         self.config, self.incarnation, self.clock = config, incarnation, clock
         self.ledger = Ledger()
+        self.reuse = PromptReuse()
         # True if another proxy goes on with what this one leaves, although none runs when it ends: its successor may.
         self.has_successor = False
         self.log = None
@@ -70,12 +73,18 @@ class Bookkeeper:
 
     def admit(self, request: Request) -> None:
         """Write the row of a new request, whose entry is in the ledger already."""
+        work, ticket = request.work, request.ticket
+        if isinstance(work, Generation) and request.is_clients:
+            self.reuse.begin(ticket.caller, ticket.cache_salt, work.prompt, work.parts)
         if self.log is not None:
             self.open[request.id] = request
             self.log.post([self.open_row(request)])
 
     def close(self, request: Request, billed: Usage, finish: str) -> None:
         self.ledger.close(request.id, billed)
+        is_answered = request.is_clients and (request.complete or request.times.begun)
+        if is_answered and isinstance(request.work, Generation):
+            self.reuse.end(request.ticket.caller, billed.prompt_tokens, billed.cached_tokens)
         LOG.info("%s", summary(request, billed, finish, self.clock()), extra=about(request))
         if self.log is not None:
             self.open.pop(request.id, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pontil.runtime.accounting.counts import DECODE, PREFILL
+from pontil.runtime.proxy.requests.prompt_reuse import PromptParts
 from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
@@ -16,11 +17,12 @@ NOTHING_MORE: Mapping[str, Any] = {}
 
 @dataclass(slots=True, eq=False)
 class Generation(Work):
-    """A prompt to be continued. `prefix` is what was computed to find it in caches. With `remote_kv` its KV is kept for
-    a worker of another proxy, or comes from one."""
+    """A prompt to be continued. `prefix` is what was computed to find it in caches, `parts` what it was made of. With
+    `remote_kv` its KV is kept for a worker of another proxy, or comes from one."""
 
     prefix: PromptPrefix | None = None
     remote_kv: RemoteKV | None = None
+    parts: PromptParts | None = None
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
         kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)

@@ -108,6 +108,24 @@ def test_turns_become_messages() -> None:
     ]
 
 
+def test_the_system_may_speak_between_turns() -> None:
+    """Claude Code (2.1.156 and later) lists agents and skills so. Where it stands prompts stay alike, and
+    every template can show it."""
+    said = [{"type": "text", "text": "Agents: none."}]
+    later = {"role": "system", "content": said}
+    yes = {"role": "assistant", "content": "Yes."}
+    reminder = "<system-reminder>\nAgents: none.\n</system-reminder>"
+    user = {"role": "user", "content": f"hi\n\n{reminder}"}
+    assert messages(HI, later) == [user]
+    assert messages(HI, later, yes, HI) == [user, yes, HI]
+    assert messages(HI, yes, later, HI) == [HI, yes, {"role": "user", "content": f"{reminder}\n\nhi"}]
+    assert messages(later, HI) == [{"role": "system", "content": "Agents: none."}, HI]
+    assert messages(later, HI, system="Be brief.")[0]["content"] == "Be brief.\n\nAgents: none."
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "7°"}]}
+    made = messages(HI, {"role": "assistant", "content": [CALL]}, result, later)
+    assert [message["role"] for message in made] == ["user", "assistant", "tool", "user"]
+
+
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
 def test_reasoning_is_the_models_own_only_under_our_seal(text: str, other: str, is_ours: bool) -> None:
     ignored = IgnoredFields()

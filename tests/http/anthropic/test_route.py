@@ -198,7 +198,10 @@ def test_the_names_of_anthropics_models_mean_the_one_that_is_here(pair: Scripted
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "tool_use_id"),
-        ({"messages": [{"role": "system", "content": "x"}], "system": "y"}, "messages[0].role"),
+        ({"messages": [{"role": "developer", "content": "x"}], "system": "y"}, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": "x"}], "system": "y"}, "messages"),
+        ({"messages": [{"role": "system", "content": ""}]}, "messages"),
+        ({"messages": [{"role": "system", "content": None}, *HI]}, "messages[0].content"),
         ({"messages": []}, "messages is empty"),
         ({"max_tokens": None}, "max_tokens is missing"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length"),

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pontil.launcher.commands.terminal.status_table import duration, size, table
+from pontil.launcher.commands.terminal.status_table import SHOWN_KEYS, duration, prompt_table, size, table
 
 READY: dict[str, Any] = {
     "name": "decode:0", "role": "decode", "pid": 1234, "state": "READY", "device": "cuda:0", "restarts": 2,
@@ -83,3 +83,21 @@ def test_sizes() -> None:
     assert [size(None), size(0), size(5 << 20), size(2**30 - 1), size(2**30)] == [
         "", "0 MiB", "5 MiB", "1024 MiB", "1.0 GiB"
     ]  # fmt: skip
+
+
+def test_keys_have_a_table_of_their_prompts() -> None:
+    found = {"token": 41, "of": 8210, "part": "system", "message": 0}
+    alice = {"key": "alice", "prompts": 12, "prompt_tokens": 9000, "cached_tokens": 4500, "difference": found}
+    bob = {"key": "bob", "prompts": 0, "prompt_tokens": 0, "cached_tokens": 0, "difference": None}
+    empty, heading, first, second = prompt_table([alice, bob])
+    assert (empty, heading.split()) == ("", ["KEY", "PROMPTS", "TOKENS", "CACHED", "LAST", "DIFFERENCE"])
+    assert first.split() == [
+        "alice",
+        "12",
+        "9000",
+        "50",
+        "%",
+        *["token", "41", "of", "8210,", "system,", "message", "0"],
+    ]
+    assert second.split() == ["bob", "0", "0"] and prompt_table([]) == []
+    assert len(prompt_table([alice] * 99)) == SHOWN_KEYS + 2
