@@ -88,9 +88,12 @@ class PairEncoder:
         """Put a pair together. Its lists share the numbers of these."""
         ids = self.before.ids + first + self.between.ids + second + self.after.ids
         types = [
-            *self.before.types, *([self.kinds[0]] * len(first)), *self.between.types,
-            *([self.kinds[1]] * len(second)), *self.after.types,
-        ]  # fmt: skip
+            *self.before.types,
+            *([self.kinds[0]] * len(first)),
+            *self.between.types,
+            *([self.kinds[1]] * len(second)),
+            *self.after.types,
+        ]
         return TextPair(ids, types if any(types) else [])
 
 

@@ -23,8 +23,13 @@ from pontil.runtime.models.encoder_config import ROBERTA_PADDING, EncoderConfig,
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 # Tensors beside the encoder: heads that pooling replaces, and numbers that repeat the configuration.
 BESIDE = (
-    "pooler.", "cls.", "lm_head.", "vocab_", "embeddings.position_ids", "embeddings.token_type_ids",
-)  # fmt: skip
+    "pooler.",
+    "cls.",
+    "lm_head.",
+    "vocab_",
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+)
 POOLINGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",

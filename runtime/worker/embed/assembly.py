@@ -9,13 +9,9 @@ import torch
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint
+from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint, open_classifier
 from pontil.runtime.loaders.config import is_encoder
-from pontil.runtime.loaders.facts.json_fields import read_json
-from pontil.runtime.loaders.hf.config import read_hf_config
-from pontil.runtime.loaders.hf.directory import HfCheckpoint
 from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, stated_pooling
-from pontil.runtime.loaders.hf.encoder_families import check_labels, classifies
 from pontil.runtime.models.embedding_model import (
     DecoderEmbedding,
     EmbeddingModel,
@@ -158,11 +154,8 @@ def open_decoder(config: WorkerConfig) -> tuple[Checkpoint, Judgement]:
     path = config.model_path
     if config.role != RERANK:
         return open_checkpoint(path), Judgement()
-    if path.is_dir() and classifies(data := read_json(path / "config.json")):
-        check_labels(data)
-        # The head is not read, so there need not be one.
-        shape = replace(read_hf_config(path), tie_word_embeddings=True)
-        return HfCheckpoint.open(path, shape, {SCORE: (1, shape.hidden_size)}), Judgement(1)
+    if (classifier := open_classifier(path, SCORE)) is not None:
+        return classifier, Judgement(1)
     checkpoint = open_checkpoint(path)
     tied = checkpoint.config.tie_word_embeddings
     ids = judgement_ids(load_tokenizer(path, config.cache_path))

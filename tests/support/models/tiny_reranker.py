@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random models that score pairs of texts as Hugging Face directories, made and read by transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def write_tiny_reranker(directory: Path, kind: str = "bert", *, seed: int = 0, *
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(kind, **about | config))
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def write_tokenizer(directory: Path, kind: str = "bert") -> Path:
+    """Write what a proxy reads of a cross-encoder."""
+    (directory / "config.json").write_text(json.dumps({"model_type": kind}))
+    word_pieces().save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def write_judging_tokenizer(directory: Path) -> Path:
+    """Write what a proxy reads of a decoder that judges."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    judging_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
 
 

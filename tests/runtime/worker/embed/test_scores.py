@@ -41,6 +41,10 @@ def scores(folder: Path, run: Path, pairs: list[TextPair], **settings: Any) -> l
         site.close()
 
 
+def log_odds(chances: Any) -> Any:
+    return np.log(np.array(chances, "f8") / (1 - np.array(chances, "f8")))
+
+
 def test_a_cross_encoder_scores_as_transformers_does(tmp_path: Path) -> None:
     folder = write_tiny_reranker(tmp_path / "bert")
     _, pairs = pairs_of(folder)
@@ -54,7 +58,7 @@ def test_a_cross_encoder_scores_as_transformers_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize(("classifier", "tied"), [(False, True), (False, False), (True, False)])
 def test_a_decoder_judges_as_transformers_does(tmp_path: Path, classifier: bool, tied: bool, kernels: str) -> None:
-    """By the logits of no and yes, or by the one row that they were made."""
+    """Compare the scores by the logits of no and yes, or by the one row that they were made."""
     folder = write_tiny_judge(tmp_path / "judge", classifier=classifier, tied=tied)
     encoder, pairs = pairs_of(folder)
     kind: Any = AutoModelForSequenceClassification if classifier else Qwen3ForCausalLM
@@ -65,7 +69,8 @@ def test_a_decoder_judges_as_transformers_does(tmp_path: Path, classifier: bool,
             logits = model(torch.tensor([pair.ids])).logits[0]
         right.append(torch.sigmoid(logits[0]) if classifier else torch.softmax(logits[-1, words], 0)[1])
     found = scores(folder, tmp_path / "run", pairs, kernels=kernels)
-    assert np.allclose(found, right, atol=1e-4) and np.std(found) > 0.003, (found, right)
+    assert np.allclose(found, right, atol=1e-4) and np.std(log_odds(found)) > 0.1, (found, right)
+    assert np.allclose(log_odds(found), log_odds(right), atol=1e-2)
 
 
 def test_models_that_score_nothing_are_refused(tmp_path: Path) -> None:
