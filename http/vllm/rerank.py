@@ -4,7 +4,7 @@
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from pontil.http.intake.body import BodyReader, understood
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import check_name
 from pontil.http.openai.chat.prompt_reader import SHORT_TEXT, TextLimit, maximum
-from pontil.http.schema.reader import IgnoredFields
 from pontil.http.stream.reply import route_of
 from pontil.http.stream.reply_schema import COUNT, NUMBER, TEXT, closed, constant, many
 from pontil.http.vllm.pair_request import PairRequest, RerankRequest, read_rerank, read_score
@@ -86,9 +85,7 @@ class RerankRoutes:
         write = partial(score_list, [work.score for work in works], self.heading(served_model), stream)
         return await self.answer(write, len(works), stream)
 
-    async def read(
-        self, request: Request, parse: Callable[[Mapping[str, Any], IgnoredFields], T]
-    ) -> tuple[ServedReranker, T]:
+    async def read(self, request: Request, parse: Callable[..., T]) -> tuple[ServedReranker, T]:
         if self.served is None:
             says = "no model here scores texts: start the server with --rerank and --reranking-model"
             raise RequestError(says, status=404, code="not_supported")
@@ -176,9 +173,7 @@ def shortened(pair_request: PairRequest, pairs: PairEncoder, start: int, end: li
     return end[:room]
 
 
-def ranking(
-    rerank_request: RerankRequest, scores: Sequence[float], heading: Mapping[str, Any], stream: Stream
-) -> bytes:
+def ranking(rerank_request: RerankRequest, scores: Sequence[float], heading: dict[str, Any], stream: Stream) -> bytes:
     """Write the best documents, in the order of their scores; equal ones in the order in which they were given."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: rerank_request.top_n]
     texts = rerank_request.pairs.second.texts
@@ -194,7 +189,7 @@ def ranking(
     return json.dumps(head | {"results": results, "usage": usage, "meta": meta}).encode()
 
 
-def score_list(scores: Sequence[float], heading: Mapping[str, Any], stream: Stream) -> bytes:
+def score_list(scores: Sequence[float], heading: dict[str, Any], stream: Stream) -> bytes:
     """Write the scores in the order of the pairs."""
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
     tokens = stream.final_usage.prompt_tokens

@@ -151,8 +151,8 @@ def plan_worker(
     reads_texts = role in TEXT_ROLES
     divisions = len(ranks) * options.nnodes
     if reads_texts and divisions > 1:
-        kind = "an embedding model" if role == EMBED else "a reranker"
-        raise OptionError(f"{name} has {len(ranks)} devices joined by +, and {kind} runs on one: use commas.")
+        model = "an embedding model" if role == EMBED else "a reranker"
+        raise OptionError(f"{name} has {len(ranks)} devices joined by +, and {model} runs on one: use commas.")
     # A limit or a guess is for the model that answers, not for one of texts or a later stage beside it.
     answers = node is None or graph is None or node.name == graph.first
     guesses = answers and role in GENERATING_ROLES

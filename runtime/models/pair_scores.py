@@ -4,7 +4,7 @@
 Each pair is scored alone, in products of one shape: so no bit of a score depends on what else is computed (C16).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from pontil.runtime.models.embedding_model import EmbeddingModel, SequenceText
 from pontil.runtime.models.encoder_config import ScoreHead
 from pontil.runtime.models.weights import Weights
 
-ACTIVATIONS = {"tanh": torch.tanh, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": F.relu}
 
 
 class EncoderHead:

@@ -163,13 +163,14 @@ def test_texts_are_cut_only_when_asked(ranks: ScriptedSite) -> None:
     assert says.startswith(
         "This model's maximum context length is 32 tokens. However, documents[1] has 45 with its query"
     )
-    for fields, lengths in (
+    cuts: list[tuple[dict[str, Any], list[int]]] = [
         ({"truncate_prompt_tokens": -1}, [6, 32]),
         ({"truncate_prompt_tokens": 9}, [6, 9]),
         ({"max_tokens_per_doc": 3}, [6, 8]),
         ({"max_tokens_per_doc": 3, "truncate_prompt_tokens": 7}, [6, 7]),
         ({"truncate_prompt_tokens": 1 << 60}, [6, 32]),
-    ):
+    ]
+    for fields, lengths in cuts:
         seen(ranks)
         assert rerank(ranks, "the lamp", ["night", long], **fields).status == 200
         pairs = seen(ranks)

@@ -26,8 +26,8 @@ def saved(backend: Backend, folder: Path) -> Tokenizer:
 
 def bert_style(backend: Backend) -> None:
     """The older form of the same post-processor."""
-    ends = [(token, backend.token_to_id(token)) for token in ("[SEP]", "[CLS]")]
-    backend.post_processor = processors.BertProcessing(*ends)
+    ends = [(token, backend.token_to_id(token) or 0) for token in ("[SEP]", "[CLS]")]
+    backend.post_processor = processors.BertProcessing(ends[0], ends[1])
 
 
 @pytest.mark.parametrize("style", [None, like_roberta, bert_style])
