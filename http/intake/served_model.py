@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import RequestError
 from pontil.runtime.foundation.staged_model import group_of
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
@@ -37,12 +38,7 @@ class ServedModel:
 
     def check(self, name: str | None) -> None:
         """Refuse another model's name; a request without a name means this one."""
-        embedding = self.proxy.config.served_embedding_model_name
-        if name is not None and name == embedding != self.name:
-            says = f"the model {name!r:.200} embeds text and does not generate it: ask {self.name!r}"
-            raise RequestError(says, status=404, param="model", code="model_not_found")
-        if name is not None and name != self.name:
-            raise no_model(name, [self.name] if embedding is None else [self.name, embedding])
+        check_name(self.proxy.config, name, self.name)
 
     @property
     def known_context(self) -> int | None:
@@ -71,6 +67,28 @@ class ServedModel:
             "output_modalities": output_modalities,
             "voices": list(graph.voices),
         }
+
+
+# The verbs for what models do with text, by the role of their workers; the one that generates has several.
+DOES = {"embed": "embed", "rerank": "score"}
+GENERATE = "generate"
+
+
+def models_by_name(config: ProxyConfig) -> dict[str, str]:
+    """Return what each model does with text, by its name."""
+    texts = {name: DOES[role] for role, name in config.text_models.items()}
+    return {config.served_model_name: GENERATE} | texts
+
+
+def check_name(config: ProxyConfig, name: str | None, own: str, status: int = 404) -> None:
+    """Refuse the name of another model than an endpoint's `own`, one of those that are served with this status."""
+    if name is None or name == own:
+        return
+    models = models_by_name(config)
+    if name not in models:
+        raise no_model(name, list(models))
+    says = f"the model {name!r:.200} {models[name]}s text and does not {models[own]} it: ask {own!r}"
+    raise RequestError(says, status=status, param="model", code="model_not_found")
 
 
 def no_model(name: str, served_names: Sequence[str]) -> RequestError:

@@ -4,7 +4,9 @@
 import logging
 from dataclasses import replace
 
-from pontil.http.access.endpoint import Endpoint, RouteAccess
+from sanic import HTTPResponse, Request
+
+from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
 from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.anthropic import schema as message
 from pontil.http.anthropic.request import COUNT, MESSAGES
@@ -34,9 +36,13 @@ from pontil.http.stream.answer_checker import AnswerChecker
 from pontil.http.vllm.chat_batch import CHAT_BATCH, ChatBatchRoutes
 from pontil.http.vllm.compatibility import CompatibilityRoutes
 from pontil.http.vllm.generate import GENERATE
+from pontil.http.vllm.pair_request import RERANK, SCORE
+from pontil.http.vllm.rerank import RANKED, SCORES, RerankRoutes
+from pontil.http.vllm.served_reranker import ServedReranker
 from pontil.http.vllm.tokenization import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT, TokenRoutes
 from pontil.runtime.chat.dialect import dialect_of
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.tokenizer.pair_encoder import PairEncoder
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 LOG = logging.getLogger("pontil.http")
@@ -51,8 +57,10 @@ def endpoints(
     conversations: Conversations,
     page: RoutedRoom,
     embedding: Tokenizer | None = None,
+    pairs: PairEncoder | None = None,
 ) -> tuple[Endpoint, ...]:
-    """Return all routes. `embedding` is the tokenizer of the embedding model, where there is one."""
+    """Return all routes. `embedding` is the tokenizer of the embedding model, and `pairs` that of the model that scores
+    pairs of texts, where there are such models."""
     config = proxy.config
     dialect = dialect_of(proxy.tokenizer, config.tool_call_parser, config.reasoning_parser)
     LOG.info("%s", dialect)
@@ -66,11 +74,9 @@ def endpoints(
         config.strict_parameters,
     )
     routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
-    name = config.served_embedding_model_name
-    served_embedding = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
-    vectors, models = EmbeddingRoutes(proxy, model, served_embedding, bodies), ModelList(model, served_embedding)
-    tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
-    resumable = routes.resumable.serving
+    vectors, ranker = ServedEmbedding.of(proxy, embedding), ServedReranker.with_pairs(proxy, pairs)
+    models, status = ModelList(model, vectors, ranker), StatusRoutes(proxy)
+    tokens, resumable = TokenRoutes(model, prompts, bodies), routes.resumable.serving
     table = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
@@ -78,8 +84,9 @@ def endpoints(
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
         *response_endpoints(ResponsesRoutes(routes, conversations)),
         *message_endpoints(MessagesRoutes(routes, ThinkingSeal.of(config))),
-        Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
-                 errors=GENERATION_ERRORS),
+        Endpoint("POST", "/v1/embeddings", EmbeddingRoutes(proxy, vectors, bodies).embeddings, "Vectors of texts.",
+                 EMBEDDINGS, EMBEDDING, errors=GENERATION_ERRORS),
+        *rerank_endpoints(RerankRoutes(proxy, ranker, bodies)),
         *routes.sounds.endpoints(),
         Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.",
                  reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY_ERRORS),
@@ -108,6 +115,42 @@ def endpoints(
 def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:
     """Return the route with its bodies recorded while they are read, where it takes any."""
     return endpoint if endpoint.takes is None else replace(endpoint, handler=bodies.recorded(endpoint.handler))
+
+
+def rerank_endpoints(routes: RerankRoutes) -> tuple[Endpoint, ...]:
+    """Return the routes by all paths that their clients know."""
+    ranks = {"/v1/rerank": "rerank", "/v2/rerank": "rerank_v2", "/rerank": "rerank_plain"}
+    scores = {"/v1/score": "score", "/score": "score_plain"}
+    return (
+        *(
+            Endpoint(
+                "POST", path, named(name, routes.rerank), "Rank documents.", RANKED, RERANK, errors=GENERATION_ERRORS
+            )
+            for path, name in ranks.items()
+        ),
+        *(
+            Endpoint(
+                "POST",
+                path,
+                named(name, routes.score),
+                "Score pairs of texts.",
+                SCORES,
+                SCORE,
+                errors=GENERATION_ERRORS,
+            )
+            for path, name in scores.items()
+        ),
+    )
+
+
+def named(name: str, handler: Handler) -> Handler:
+    """Return a handler by another name: those of two paths must differ."""
+
+    async def answer(request: Request) -> HTTPResponse | None:
+        return await handler(request)
+
+    answer.__name__ = name
+    return answer
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:

@@ -16,10 +16,10 @@ from pontil.runtime.proxy.proxy import Proxy
 
 
 class ModelList:
-    """Handlers over the models: the one that generates, and one that embeds texts if there is one."""
+    """Handlers over the models: the one that generates, and those that embed and score texts if there are some."""
 
-    def __init__(self, model: ServedModel, embedding: ServedEmbedding | None) -> None:
-        self.served: tuple[ServedModel | ServedEmbedding, ...] = (model,) if embedding is None else (model, embedding)
+    def __init__(self, model: ServedModel, *texts: ServedEmbedding | None) -> None:
+        self.served: list[ServedModel | ServedEmbedding] = [model, *(one for one in texts if one is not None)]
 
     async def models(self, request: Request) -> HTTPResponse:
         return json_response({"object": "list", "data": [model.described for model in self.served]})

@@ -19,7 +19,7 @@ from pontil.http.server.request_id import request_id
 from pontil.http.stream.error_object import error_object, error_of, status_of
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
 
-RANKING = "no model that runs here ranks or scores texts: compare their vectors from /v1/embeddings"
+CLASSES = "no model that runs here sorts texts into classes: /v1/score says how well one answers another"
 # Prefixes of paths that OpenAI's API and its relatives have and this server has not, with a hint for each.
 ABSENT: tuple[tuple[str, str], ...] = (
     ("/v1/conversations", "conversations are no objects here: use previous_response_id of /v1/responses"),
@@ -27,12 +27,8 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ("/v1/threads", "threads are not kept: send all messages to /v1/chat/completions"),
     ("/v1/messages/batches", "batches are not served: send requests side by side"),
     ("/v1/complete", "Anthropic's older API is not served: use /v1/messages"),
-    ("/v1/rerank", RANKING),
-    ("/rerank", RANKING),
-    ("/v1/score", RANKING),
-    ("/score", RANKING),
-    ("/v1/classify", RANKING),
-    ("/classify", RANKING),
+    ("/v1/classify", CLASSES),
+    ("/classify", CLASSES),
     ("/pooling", "pooling is not served: use /v1/embeddings"),
     ("/v1/moderations", "moderation is not served: the model that runs here generates text"),
     ("/v1/audio", "audio is not served: the model that runs here generates text"),

@@ -42,10 +42,12 @@ from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.garbage import leave_to_requests
+from pontil.runtime.loaders.config import is_encoder
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.received import RECEIVED, ReceivedRequest
+from pontil.runtime.tokenizer.pair_encoder import PairEncoder, pair_encoder
 from pontil.runtime.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -84,9 +86,9 @@ SANIC_LOGGERS = ("sanic.root", "sanic.server", "sanic.access")
 METHODS = ("HEAD", "OPTIONS")
 
 
-def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, Any]:
-    """Build the app over a bound proxy; the caller starts and closes the proxy itself. `embedding` is the tokenizer of
-    the embedding model, where there is one."""
+def build_app(proxy: Proxy, embedding: Tokenizer | None = None, pairs: PairEncoder | None = None) -> Sanic[Any, Any]:
+    """Build the app over a bound proxy; the caller starts and closes the proxy itself. `embedding` and `pairs` as in
+    `endpoints`."""
     app: Sanic[Any, Any] = Sanic(
         f"pontil-{proxy.incarnation}",
         config=Config({}, env_prefix=None),
@@ -115,7 +117,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None) -> Sanic[Any, An
     app.register_listener(conversations.close, "after_server_stop")
     page = app.ctx.page = live_page(proxy)
     app.register_listener(page.close, "before_server_stop")
-    served_endpoints = endpoints(proxy, intake, answers, conversations, page, embedding)
+    served_endpoints = endpoints(proxy, intake, answers, conversations, page, embedding, pairs)
     spans = None if proxy.in_flight.tracer is None else ServerSpans(proxy.in_flight.tracer)
     for endpoint in served_endpoints:
         handler = endpoint.handler if spans is None else spans.over(endpoint)
@@ -357,10 +359,16 @@ def run_proxy(config: ProxyConfig, reporter: Reporter, commands_fd: int) -> None
     proxy = Proxy(config, load_tokenizer(config.model_path, config.cache_path))
     path = config.embedding_model
     embedding = None if path is None else load_tokenizer(Path(path), config.cache_path)
+    pairs = None if config.reranking_model is None else load_pairs(Path(config.reranking_model), config.cache_path)
     listener = listening(config)
     proxy.bind()
     leave_to_requests()
-    Service(proxy, build_app(proxy, embedding), listener, reporter).run(commands_fd)
+    Service(proxy, build_app(proxy, embedding, pairs), listener, reporter).run(commands_fd)
+
+
+def load_pairs(path: Path, cache: Path | None) -> PairEncoder:
+    """Load the tokenizer of a model that scores pairs. Raises ModelError."""
+    return pair_encoder(load_tokenizer(path, cache), judges=not is_encoder(path))
 
 
 def listening(config: ProxyConfig) -> socket.socket:

@@ -24,7 +24,7 @@ from pontil.runtime.config.proxy_config import ProxyOptions
 from pontil.runtime.config.readers import choice, seconds, size, switch, text, whole
 from pontil.runtime.config.worker_config import Deadlines, WorkerOptions
 
-Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed", "node"]
+Role = Literal["all", "proxy", "prefill", "decode", "mixed", "embed", "rerank", "node"]
 ROLES = ("all", "proxy", *WORKER_ROLES)
 # The workers whose devices may have sequences of their own.
 NONE, ALL = "none", "all"
@@ -49,6 +49,16 @@ class ModelNames:
         "NAME|PATH",
     )
     served_embedding_model_name: str | None = option(
+        MODEL, None, "What clients call that model (default: its own name).", text
+    )
+    reranking_model: str | None = option(
+        MODEL,
+        None,
+        "The model of workers that score how well a text answers a query: a model directory or a GGUF file.",
+        text,
+        "PATH",
+    )
+    served_reranking_model_name: str | None = option(
         MODEL, None, "What clients call that model (default: its own name).", text
     )
 
@@ -99,6 +109,9 @@ class PlacementOptions:
     )
     embed: tuple[DeviceItem, ...] | None = option(
         PROCESSES, None, "Workers that embed texts, in the same way (default: none).", devices, "LIST"
+    )
+    rerank: tuple[DeviceItem, ...] | None = option(
+        PROCESSES, None, "Workers that score pairs of texts, in the same way (default: none).", devices, "LIST"
     )
     placement: str | None = option(
         PROCESSES,

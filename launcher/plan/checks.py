@@ -9,7 +9,7 @@ from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import CPU
 from pontil.launcher.options.options import NONE, LaunchOptions
 from pontil.launcher.options.parsers import host_of
-from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
+from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES, NODE, TEXT_ROLES
 from pontil.launcher.plan.addresses import is_own
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.runtime.config.worker_config import FAST
@@ -26,7 +26,7 @@ OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 
 
 def check_lists(options: LaunchOptions) -> None:
-    meant = {"all": ("prefill", "decode", EMBED), "mixed": ("mixed", EMBED), "proxy": ()}.get(
+    meant = {"all": ("prefill", "decode", *TEXT_ROLES), "mixed": ("mixed", *TEXT_ROLES), "proxy": ()}.get(
         options.role, (options.role,)
     )
     for name in LISTED_ROLES:
@@ -37,7 +37,7 @@ def check_lists(options: LaunchOptions) -> None:
 def check_join(options: LaunchOptions) -> None:
     if options.role in ("all", "proxy") and options.join:
         raise OptionError(f"--join starts workers for a proxy that runs already: not with --role {options.role}.")
-    if options.role in ("prefill", "decode", EMBED, NODE) and not options.join and options.http is None:
+    if options.role in ("prefill", "decode", *TEXT_ROLES, NODE) and not options.join and options.http is None:
         raise OptionError(f"--role {options.role} starts workers only: name the proxy's --control with --join.")
     if options.join and options.usage_log:
         raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
@@ -88,7 +88,7 @@ def check_stages(options: LaunchOptions, graph: StagedModel | None) -> None:
         return
     if graph is None:
         raise OptionError(f"{flag} is for a model of several stages, and {options.model} has only one: leave it out.")
-    if options.role in ("proxy", EMBED):
+    if options.role in ("proxy", *TEXT_ROLES):
         raise OptionError(f"{flag} has no meaning with --role {options.role}: remove one of the two.")
     if options.node and not options.join:
         raise OptionError(

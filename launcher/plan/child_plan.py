@@ -8,12 +8,12 @@ from typing import Any
 from pontil.launcher.foundation.held_devices import HeldDevices
 from pontil.launcher.host.device_list import JOIN
 from pontil.launcher.host.devices import CPU, HostDevices, Placement
-from pontil.launcher.options.worker_roles import EMBED, WORKER_ROLES
+from pontil.launcher.options.worker_roles import TEXT_ROLES, WORKER_ROLES
 from pontil.runtime.foundation.draft_names import MTP
 from pontil.runtime.foundation.number_ranges import spell
 
 # Keys of a child's configuration that name a model.
-MODEL_KEYS = ("model", "embedding_model", "speculative_model")
+MODEL_KEYS = ("model", "embedding_model", "reranking_model", "speculative_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ class ChildPlan:
 
     @property
     def group(self) -> str:
-        """The workers that can stand in for it: those that embed texts, those of its stage in a model of several, or
-        (empty) those that generate."""
-        return EMBED if self.role == EMBED else self.config.get("node") or ""
+        """The workers that can stand in for it: those of its role, if that has a model of its own, those of its stage
+        in a model of several, or (empty) those that generate."""
+        return self.role if self.role in TEXT_ROLES else self.config.get("node") or ""
 
     @property
     def endpoints(self) -> tuple[str, ...]:

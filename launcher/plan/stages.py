@@ -9,17 +9,17 @@ from pontil.launcher.foundation.errors import OptionError
 from pontil.launcher.host.devices import HostDevices, check_cores, check_gpus
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.stage_list import PHASES, PlacedStage, read_placement, stem
-from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, NODE
+from pontil.launcher.options.worker_roles import GENERATING_ROLES, NODE, TEXT_ROLES
 from pontil.launcher.plan.graph_choice import chosen_stage
-from pontil.launcher.plan.worker_lists import WorkerList, default_item, role_lists, roles_of
+from pontil.launcher.plan.worker_lists import WorkerList, default_item, listed_texts, role_lists, roles_of
 from pontil.runtime.foundation.staged_model import ModelStage, StagedModel
 
 
 def stage_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) -> list[WorkerList]:
     """Return the workers of this launch, those of the first stage first. Raises OptionError for a placement that is
     not possible."""
-    if options.role == EMBED:
-        return role_lists(options, (EMBED,), machine)
+    if options.role in TEXT_ROLES:
+        return role_lists(options, (options.role,), machine)
     lists = joined_lists(options, graph, machine) if options.join else all_lists(options, graph, machine)
     for workers in lists:
         check_list(workers)
@@ -56,7 +56,7 @@ def all_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) 
         refuse_lists(options, graph)
         lists = lists_of(graph, first, entries_by_stage[graph.first])
     else:
-        worker_lists = role_lists(options, [role for role in roles_of(options) if role != EMBED], machine)
+        worker_lists = role_lists(options, [role for role in roles_of(options) if role not in TEXT_ROLES], machine)
         lists = [replace(workers, node=first) for workers in worker_lists]
     for node in others(graph):
         if node.name in entries_by_stage:
@@ -67,7 +67,7 @@ def all_lists(options: LaunchOptions, graph: StagedModel, machine: HostDevices) 
             lists.append(
                 WorkerList(workers_name(graph, node, role), role, (default_item(role, items, machine, True),), node)
             )
-    return lists + (role_lists(options, (EMBED,), machine) if options.embed is not None else [])
+    return lists + role_lists(options, listed_texts(options), machine)
 
 
 def others(graph: StagedModel) -> Sequence[ModelStage]:

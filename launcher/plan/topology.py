@@ -31,13 +31,12 @@ from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.graph_choice import first_stage, graph_of, stage_model
 from pontil.launcher.plan.node_checks import check_node_workers, check_nodes
 from pontil.launcher.plan.workers import (
-    embedding_model,
     free_gpu_memory,
     plan_demands,
     plan_others,
     plan_workers,
-    served_embedding_name,
     served_name,
+    text_models,
 )
 from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.proxy_config import ProxyOptions
@@ -178,8 +177,7 @@ def plan_proxy(
         "name": "proxy",
         "model": stage_model(options, first_stage(graph)),
         "served_model_name": served_name(options),
-        "embedding_model": embedding_model(options),
-        "served_embedding_model_name": served_embedding_name(options),
+        **text_models(options),
         "graph": None if graph is None else graph.name,
         "control": control,
         "version": VERSION,

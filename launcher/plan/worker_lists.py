@@ -10,7 +10,7 @@ from pontil.launcher.host.device_list import DeviceItem, RankDevice
 from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.options.options import LaunchOptions
 from pontil.launcher.options.stage_list import PHASES
-from pontil.launcher.options.worker_roles import EMBED
+from pontil.launcher.options.worker_roles import TEXT_ROLES
 from pontil.launcher.plan.addresses import is_local
 from pontil.runtime.foundation.number_ranges import spell
 from pontil.runtime.foundation.staged_model import ModelStage
@@ -51,7 +51,12 @@ def role_lists(options: LaunchOptions, roles: Sequence[str], machine: HostDevice
 
 def roles_of(options: LaunchOptions) -> tuple[str, ...]:
     roles: tuple[str, ...] = PHASES if options.role == "all" else (options.role,)
-    return (*roles, EMBED) if options.embed is not None and EMBED not in roles else roles
+    return (*roles, *(role for role in listed_texts(options) if role not in roles))
+
+
+def listed_texts(options: LaunchOptions) -> list[str]:
+    """Return the roles with a model of their own whose workers were asked for."""
+    return [role for role in TEXT_ROLES if getattr(options, role) is not None]
 
 
 def awaited_phase(options: LaunchOptions, control: str, held_devices: HeldDevices) -> str | None:

@@ -17,7 +17,7 @@ from pontil.launcher.options.kv_tier_list import DISK, MEMORY, bytes_of, disk_pa
 from pontil.launcher.options.options import ALL, LaunchOptions
 from pontil.launcher.options.parsers import host_of
 from pontil.launcher.options.stage_list import PHASES
-from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFILL
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, PREFILL, RERANK, TEXT_ROLES
 from pontil.launcher.plan.addresses import is_own, url_host
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.launcher.plan.graph_choice import first_stage, stage_model
@@ -27,7 +27,20 @@ from pontil.runtime.config.declaration import values_of
 from pontil.runtime.config.worker_config import DRAFT_TOKENS, FAST, Deadlines, WorkerOptions
 from pontil.runtime.foundation.staged_model import ModelStage, StagedModel
 
-EMBEDDING_MODEL = "all-minilm-l6-v2"
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The model of a role with one of its own: the options that name it, and what it is if they do not."""
+
+    path: str
+    served: str
+    usual: str | None = None
+
+
+TEXT_MODELS = {
+    EMBED: TextModel("embedding_model", "served_embedding_model_name", "all-minilm-l6-v2"),
+    RERANK: TextModel("reranking_model", "served_reranking_model_name"),
+}
 
 
 def served_name(options: LaunchOptions) -> str:
@@ -40,16 +53,35 @@ def own_name(model: str) -> str:
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", Path(model).name) or model
 
 
-def embedding_model(options: LaunchOptions) -> str | None:
-    """Return the embedding model of this launch; None for one without."""
-    embeds = options.role == EMBED or bool(options.embed)
-    return options.embedding_model or (EMBEDDING_MODEL if embeds else None)
+def text_model(options: LaunchOptions, role: str) -> str | None:
+    """Return the model of the workers of a role with one of its own; None for a launch without. Raises OptionError
+    where none is named, and none is usual."""
+    model, starts = TEXT_MODELS[role], options.role == role or bool(getattr(options, role))
+    named: str | None = getattr(options, model.path)
+    if starts and named is None and model.usual is None:
+        flag = f"--{model.path.replace('_', '-')}"
+        raise OptionError(
+            f"--{role} has workers of a model of their own, and there is no usual one: name it by {flag}."
+        )
+    return named or (model.usual if starts else None)
 
 
-def served_embedding_name(options: LaunchOptions) -> str | None:
-    """Return the name by which clients ask for vectors, if they can."""
-    model = embedding_model(options)
-    return None if model is None else options.served_embedding_model_name or own_name(model)
+def served_text_name(options: LaunchOptions, role: str) -> str | None:
+    """Return the name by which clients ask for what that model makes, if they can."""
+    model, stated = text_model(options, role), getattr(options, TEXT_MODELS[role].served)
+    return None if model is None else stated or own_name(model)
+
+
+def text_models(options: LaunchOptions) -> dict[str, str | None]:
+    """Return the models of all such roles and their names, as a proxy is told. Raises OptionError for one name of two:
+    requests go by it to workers."""
+    config: dict[str, str | None] = {}
+    for role, model in TEXT_MODELS.items():
+        name = served_text_name(options, role)
+        if name is not None and name in config.values():
+            raise OptionError(f"Two models are called {name}: give --{model.served.replace('_', '-')}.")
+        config |= {model.path: text_model(options, role), model.served: name}
+    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +148,12 @@ def plan_worker(
     role, graph, node = kind.role, setting.graph, kind.node
     if options.revision is not None and graph is not None:
         raise OptionError("--revision is for models of one stage: leave it out, and upgrade all stages at once.")
-    embeds = role == EMBED
+    reads_texts = role in TEXT_ROLES
     divisions = len(ranks) * options.nnodes
-    if embeds and divisions > 1:
-        raise OptionError(
-            f"{name} has {len(ranks)} devices joined by +, and an embedding model runs on one: use commas."
-        )
-    # A limit or a guess is for the model that answers, not for an embedding model or a later stage beside it.
+    if reads_texts and divisions > 1:
+        model = "an embedding model" if role == EMBED else "a reranker"
+        raise OptionError(f"{name} has {len(ranks)} devices joined by +, and {model} runs on one: use commas.")
+    # A limit or a guess is for the model that answers, not for one of texts or a later stage beside it.
     answers = node is None or graph is None or node.name == graph.first
     guesses = answers and role in GENERATING_ROLES
     if divisions > 1 and options.speculative_model is not None and guesses and role != PREFILL:
@@ -132,11 +163,11 @@ def plan_worker(
     config = values_of(WorkerOptions, options) | {
         "deadlines": values_of(Deadlines, options),
         "lent_cores": lent_cores(options, ranks, setting) if role in GENERATING_ROLES else None,
-        "model": embedding_model(options) if embeds else stage_model(options, node),
-        "served_model_name": served_embedding_name(options) if embeds else served_name(options),
+        "model": text_model(options, role) if reads_texts else stage_model(options, node),
+        "served_model_name": served_text_name(options, role) if reads_texts else served_name(options),
         "control": setting.control,
         **meeting_point(options, name, setting.run, setting.control),
-        "max_model_len": None if (embeds and options.role != EMBED) or not answers else options.max_model_len,
+        "max_model_len": None if (reads_texts and options.role != role) or not answers else options.max_model_len,
         "speculative_tokens": speculative_tokens(options) if guesses else 0,
         "speculative_model": options.speculative_model if guesses else None,
         "kv_tier_memory": bytes_of(options.kv_tier, MEMORY) if guesses else 0,
@@ -200,13 +231,14 @@ def answers(worker: ChildPlan, first: ModelStage | None) -> bool:
 def plan_others(
     options: LaunchOptions, workers: Sequence[ChildPlan], graph: StagedModel | None = None
 ) -> list[dict[str, Any]]:
-    """Return what is beside the model that answers in that memory: embedding models, and the other stages of a model of
-    several."""
+    """Return what is beside the model that answers in that memory: models that embed or score texts, and the other
+    stages of a model of several."""
     first = first_stage(graph)
     return [
         {
             "model": worker.config["model"],
             "stage": worker.config["node"],
+            **({"scores": True} if worker.role == RERANK else {}),
             "own": worker.config["model"] != stage_model(options, first),
             "devices": [rank.device for rank in worker.members],
             "has_kernels": options.kernels != "torch",

@@ -8,6 +8,8 @@ PREFILL, DECODE, WHOLE = "prefill", "decode", "whole"
 FINISH_REASONS = ("stop", "length")
 # The end of a request that was answered with a vector, and with no tokens.
 EMBEDDED = "embedded"
+# That of a pair of texts that was answered with a score.
+SCORED = "scored"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from pontil.runtime.accounting.counts import EMBEDDED
+from pontil.runtime.accounting.counts import EMBEDDED, SCORED
 from pontil.runtime.foundation.value import value
 
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
-# SQL: what was delivered, or answered by a vector, is billed.
-BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}')"
+# SQL: what was delivered, or answered by a vector or a score, is billed.
+BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}' OR finish IS '{SCORED}')"
 
 
 @value(frozen=True, slots=True)

@@ -197,7 +197,8 @@ class ProxyConfig(ProxyOptions):
     effect. The parsers are named as in runtime/chat/dialect.py. Pages of `cors_origin` may read answers in a browser.
     Responses are kept in the file `response_store`, where one is named: at most `response_store_size` bytes, for
     `response_store_days`. Where there is an `embedding_model`, texts are embedded by it too, under its name
-    `served_embedding_model_name`. `graph` names a model of several stages in runtime/stages/graph/catalog.py. With
+    `served_embedding_model_name`; and where there is a `reranking_model`, pairs of texts are scored by it, under its
+    own. `graph` names a model of several stages in runtime/stages/graph/catalog.py. With
     `routing` by cache, workers that have a prompt's beginning are preferred. With `kv_transfers` other routers drive
     the workers (runtime/proxy/requests/remote_kv.py). The proxy has a `name`, and a `number` among the `proxies` on one
     port, whose socket is the descriptor in `listeners`; they know of each other by files in `shared_folder`. Streams
@@ -219,6 +220,8 @@ class ProxyConfig(ProxyOptions):
     allowances: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     embedding_model: str | None = None
     served_embedding_model_name: str | None = None
+    reranking_model: str | None = None
+    served_reranking_model_name: str | None = None
     graph: str | None = None
     kv_transfers: bool = False
     name: str = "proxy"
@@ -229,6 +232,12 @@ class ProxyConfig(ProxyOptions):
     resume_folder: str | None = None
     trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     seal_key: str | None = field(default=None, repr=False)
+
+    @property
+    def text_models(self) -> dict[str, str]:
+        """The names of the models that embed or score texts, by the role of their workers."""
+        names = {"embed": self.served_embedding_model_name, "rerank": self.served_reranking_model_name}
+        return {role: name for role, name in names.items() if name is not None}
 
     @property
     def model_path(self) -> Path:

@@ -11,7 +11,7 @@ from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 from pontil.runtime.foundation import connectors
 from pontil.runtime.foundation.loopback import LOOPBACK
 
-WorkerRole = Literal["prefill", "decode", "mixed", "embed", "node"]
+WorkerRole = Literal["prefill", "decode", "mixed", "embed", "rerank", "node"]
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "fp8")
 KERNELS = ("auto", "torch", "amx", "avx512bf16", "avx512", "avx2", "generic")

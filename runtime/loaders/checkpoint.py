@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.json_fields import read_json
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
+from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
+from pontil.runtime.loaders.hf.encoder_families import check_labels, classifies
 from pontil.runtime.models.config import ModelConfig
 
 
@@ -61,3 +65,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.suffix == ".gguf":
         return GgufCheckpoint.open(path)
     raise ModelError(f"{path} is neither a directory with config.json nor a .gguf file")
+
+
+def open_classifier(path: Path, row: str) -> Checkpoint | None:
+    """Open a decoder that was made a classifier of one class, whose logit has the tensor `row`; return None for any
+    other. Raises ModelError."""
+    data = read_json(path / "config.json") if path.is_dir() else {}
+    if not classifies(data):
+        return None
+    check_labels(data)
+    # No head is read, so there need not be one.
+    shape = replace(read_hf_config(path), tie_word_embeddings=True)
+    return HfCheckpoint.open(path, shape, {row: (1, shape.hidden_size)})

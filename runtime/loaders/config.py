@@ -7,6 +7,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import read_json
 from pontil.runtime.loaders.gguf.config import read_gguf_config
 from pontil.runtime.loaders.hf.config import read_hf_config
+from pontil.runtime.loaders.hf.encoder_families import FAMILIES
 from pontil.runtime.models.config import ModelConfig
 
 
@@ -21,4 +22,4 @@ def read_config(path: Path) -> ModelConfig:
 
 def is_encoder(path: Path) -> bool:
     """Return whether a model is an encoder, and no decoder. Raises ModelError for an unreadable configuration."""
-    return path.is_dir() and read_json(path / "config.json").get("model_type") == "bert"
+    return path.is_dir() and read_json(path / "config.json").get("model_type") in tuple(FAMILIES)

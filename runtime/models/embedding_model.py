@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of a model that embeds texts, and a decoder in that role."""
+"""The interface of a model whose hidden states answer for whole texts, by a vector or a score, and a decoder in that
+role."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,14 +22,24 @@ from pontil.runtime.models.model import Model
 BLOCK_SIZE = 16
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceText:
+    """A text, or a pair of texts in one sequence, by its token ids. `types` says of each token which text of a pair it
+    is of; empty: all are of the first. The first `dimensions` numbers of a vector are wanted; None: all."""
+
+    ids: Sequence[int]
+    types: Sequence[int] = ()
+    dimensions: int | None = None
+
+
 class EmbeddingModel(Protocol):
     """A model whose hidden states are pooled. The bits of a sequence do not depend on the others (C16)."""
 
     @property
     def hidden_size(self) -> int: ...
 
-    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the last hidden states of each sequence of token ids, float32 [rows, hidden_size]."""
+    def hidden_states(self, texts: Sequence[SequenceText]) -> list[Tensor]:
+        """Return the last hidden states of each sequence, float32 [rows, hidden_size]."""
 
 
 class CausalAttention:
@@ -51,8 +63,8 @@ class DecoderEmbedding:
         self.model = model
         self.hidden_size = model.config.hidden_size
 
-    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        return [self.of_one(sequence) for sequence in sequences]
+    def hidden_states(self, texts: Sequence[SequenceText]) -> list[Tensor]:
+        return [self.of_one(text.ids) for text in texts]
 
     def of_one(self, sequence: Sequence[int]) -> Tensor:
         ids = torch.tensor(sequence, dtype=torch.int64, device=self.model.device)
@@ -67,9 +79,27 @@ class DecoderEmbedding:
         return KernelTile(pool, [TileSpan(0, rows, range(blocks))], dtype)
 
 
-def text_vectors(
-    model: EmbeddingModel, pooling: str, texts: Sequence[tuple[Sequence[int], int | None]]
-) -> list[Tensor]:
-    """Return the vector of each text, given by its token ids and the wanted dimensions (None: all), of length 1."""
-    states = model.hidden_states([ids for ids, _ in texts])
-    return [unit(pooled(one, pooling), size) for one, (_, size) in zip(states, texts, strict=True)]
+class TextAnswers(Protocol):
+    """A model with what it makes of hidden states: `size` numbers for each text."""
+
+    @property
+    def size(self) -> int: ...
+
+    def of(self, texts: Sequence[SequenceText]) -> list[Tensor]:
+        """Return the numbers of each text, float32 [size], or as many as are wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextVectors:
+    """A TextAnswers by pooling: vectors of length 1."""
+
+    model: EmbeddingModel
+    pooling: str
+
+    @property
+    def size(self) -> int:
+        return self.model.hidden_size
+
+    def of(self, texts: Sequence[SequenceText]) -> list[Tensor]:
+        states = self.model.hidden_states(texts)
+        return [unit(pooled(one, self.pooling), text.dimensions) for one, text in zip(states, texts, strict=True)]

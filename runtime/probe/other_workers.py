@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of workers beside those that answer: of embedding models, and of the later stages of a model of several.
+"""The memory of workers beside those that answer: of models that embed or score texts, and of the later stages of a
+model of several.
 
 Their weights are counted as the model's files have them, which is the least that they take. torch is not imported.
 """
@@ -20,7 +21,7 @@ from pontil.runtime.probe.footprint import CPU, IMPORTED_BYTES, SERVING_BYTES, F
 from pontil.runtime.probe.packed_share import LEAST_BYTES
 from pontil.runtime.probe.weight_memory import HEAD, formats_of
 
-EMBEDDER = "embedder"
+EMBEDDER, RERANKER = "embedder", "reranker"
 # An embedding model computes in float32, and has no use for a head.
 FLOAT_BYTES = 4
 TYPE_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16}
@@ -29,14 +30,15 @@ OTHER_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class OtherWorker:
-    """A worker that embeds texts with a model, or of the `stage` of that name, which has a model of its `own` or a part
-    of the answering one's. Packed weights may be shared where kernels compute them."""
+    """A worker that embeds texts, or `scores` them, with a model, or of the `stage` of that name, which has a model of
+    its `own` or a part of the answering one's. Packed weights may be shared where kernels compute them."""
 
     model: str
     stage: str | None
     own: bool
     devices: Sequence[str]
     has_kernels: bool = True
+    scores: bool = False
 
     def footprint(self, path: Path, device: str) -> Footprint:
         """Return what it takes of a device. Raises ModelError."""
@@ -52,7 +54,7 @@ class OtherWorker:
 
     @property
     def title(self) -> str:
-        return self.stage or EMBEDDER
+        return self.stage or (RERANKER if self.scores else EMBEDDER)
 
 
 def other_footprints(others: Sequence[OtherWorker], paths: Mapping[str, Path]) -> dict[str, list[Footprint]]:

@@ -98,8 +98,7 @@ class Proxy:
         clock = time.monotonic if clock is None else clock
         # The stages of the model, None for a model of one.
         graph = graph_of(config.graph) if graph is None else graph
-        names = () if config.served_embedding_model_name is None else (config.served_embedding_model_name,)
-        self.registry = Registry(config.worker_ttl, names, graph)
+        self.registry = Registry(config.worker_ttl, config.text_models, graph)
         self.metrics = Metrics()
         self.dispatcher = Dispatcher(
             config,

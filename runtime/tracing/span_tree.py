@@ -30,7 +30,7 @@ from pontil.runtime.timeline.timeline import (
 )
 from pontil.runtime.tracing.tracer import ServedTrace
 
-EMBEDDINGS = "embeddings"
+EMBEDDINGS, RERANK = "embeddings", "rerank"
 OPERATIONS = (
     ("/v1/chat/completions", "chat"),
     ("/v1/responses", "chat"),
@@ -38,6 +38,7 @@ OPERATIONS = (
     ("/v1/completions", "text_completion"),
     ("/generate", "text_completion"),
     ("/v1/embeddings", EMBEDDINGS),
+    *((path, RERANK) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")),
 )
 # Statuses from here on are faults of the server.
 SERVER_FAULT = 500
@@ -154,7 +155,7 @@ def request_attributes(trace: ServedTrace) -> dict[str, Any]:
     prompt, completion = sum(row.prompt_tokens for row in rows), sum(row.completion_tokens for row in rows)
     operation = next((name for path, name in OPERATIONS if trace.received.route.startswith(path)), None)
     operation_attributes: dict[str, Any] = {} if operation is None else {"gen_ai.operation.name": operation}
-    if operation != EMBEDDINGS:
+    if operation not in (EMBEDDINGS, RERANK):
         operation_attributes |= {
             "gen_ai.request.max_tokens": params.max_tokens,
             "gen_ai.request.temperature": params.temperature,

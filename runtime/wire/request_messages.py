@@ -9,8 +9,9 @@ from pontil.runtime.foundation.value import value
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """From proxy to worker: make one vector of this text. The first `dimensions` numbers are wanted; None: all. The
-    rest is as in Submit."""
+    """From proxy to worker: make one vector of this text, or one score of this pair of texts. The first `dimensions`
+    numbers are wanted; None: all. `types` says of each token which text of a pair it is of; empty: there is one text,
+    or the model does not tell them apart. The rest is as in Submit."""
 
     sender: str
     receiver: str
@@ -20,11 +21,12 @@ class Embed:
     dimensions: int | None = None
     priority: int = 0
     deadline: float | None = None
+    types: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """From worker to proxy: the vector of a text, as float32 numbers in little-endian order, of length 1.
+    """From worker to proxy: the vector of a text, as float32 numbers in little-endian order, of length 1; or a score.
     `prompt_tokens` is the worker's count of the text, `computed_tokens` of which were computed here (A11).
     `queue_seconds` is the time for which it had waited here."""
 

@@ -13,7 +13,7 @@ from pontil.runtime.foundation.entry_points import entry_point
 from pontil.runtime.foundation.garbage import leave_to_requests
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.worker.embed.assembly import assemble_embedder
-from pontil.runtime.worker.embed.worker import ROLE, make_embedding_worker
+from pontil.runtime.worker.embed.worker import ROLES, make_embedding_worker
 from pontil.runtime.worker.follower import FollowerStart
 from pontil.runtime.worker.generate.worker import make_worker
 from pontil.runtime.worker.process.loop import WorkerLoop
@@ -39,7 +39,7 @@ def make_process(config: WorkerConfig, report: Reporter, commands: int | None) -
     if config.rank > 0:
         return FollowerStart(config, report).loop()
     pipe = None if commands is None else CommandPipe(commands, logging.getLogger("pontil.worker"))
-    if config.role == ROLE:
+    if config.role in ROLES:
         return make_embedding_worker(config, assemble_embedder(config, report), report, pipe)
     if config.role == NODE:
         # Its libraries are an extra, and no other worker loads them.

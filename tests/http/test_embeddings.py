@@ -179,12 +179,6 @@ def test_without_an_embedding_model_the_way_out_is_told(pair: ScriptedSite) -> N
     assert "the proxy was started without --embedding-model" in (worker.refused or "")
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/score", "/v1/score"])
-def test_ranking_is_refused_by_name(pair: ScriptedSite, path: str) -> None:
-    answer = pair.ask("POST", path, {"query": "a", "documents": ["b"]})
-    assert answer.status == 404 and "ranks or scores texts" in answer.json["error"]["message"]
-
-
 def say_nothing(worker: ScriptedWorker, message: Embed) -> Iterator[Message]:
     return iter(())
 

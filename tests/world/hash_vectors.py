@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from virtual_time import HERE
 
+from pontil.runtime.models.embedding_model import SequenceText, TextVectors
 from pontil.runtime.worker.embed.assembly import Embedder
 
 SIZE = 12
@@ -44,14 +45,14 @@ class HashEmbedding:
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
 
-    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+    def hidden_states(self, texts: Sequence[SequenceText]) -> list[Tensor]:
         """Return the last row of each sequence, which is all that is pooled."""
-        seconds = self.cost(sum(map(len, sequences)), 0)
+        seconds = self.cost(sum(len(text.ids) for text in texts), 0)
         if HERE.world.current is not None:
             HERE.world.spend(seconds)
-        return [torch.tensor([numbers_of(text)], dtype=torch.float32) for text in sequences]
+        return [torch.tensor([numbers_of(text.ids)], dtype=torch.float32) for text in texts]
 
 
 def embedder_of(vocab: int, cost: StepCost) -> Embedder:
     """Put the model together, as `runtime/worker/embed/assembly.py` does around one that it loaded."""
-    return Embedder(HashEmbedding(cost), "last", vocab, LONGEST, "hash last", "hash")
+    return Embedder(TextVectors(HashEmbedding(cost), "last"), vocab, LONGEST, "hash last", "hash")

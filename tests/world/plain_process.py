@@ -17,7 +17,7 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import graph_named
 from pontil.runtime.stages.worker.node_worker import NodeWorker, make_node_worker
-from pontil.runtime.worker.embed.worker import ROLE, EmbeddingWorker, make_embedding_worker
+from pontil.runtime.worker.embed.worker import ROLES, EmbeddingWorker, make_embedding_worker
 from pontil.runtime.worker.process.loop import WorkerLoop
 
 
@@ -35,7 +35,7 @@ class PlainProcess(WorkerProcess):
         self.report = report
         with self.inside():
             pipe = CommandPipe(commands, logging.getLogger("pontil.worker"))
-            if config.role == ROLE:
+            if config.role in ROLES:
                 embedder = embedder_of(model.config.vocab_size, self.cost)
                 self.loop = make_embedding_worker(config, embedder, report, pipe)
             else:

@@ -17,7 +17,7 @@ from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
 from pontil.http.intake.body import BodyReader, understood
 from pontil.http.intake.ordered_executor import OrderedExecutor
-from pontil.http.intake.served_model import ServedModel, no_model
+from pontil.http.intake.served_model import check_name
 from pontil.http.openai.chat.prompt_reader import SHORT_TEXT, TextLimit, maximum
 from pontil.http.openai.completions.request import Prompt, PromptsType
 from pontil.http.openai.embeddings.served_embedding import ServedEmbedding
@@ -122,10 +122,8 @@ FLOAT_BYTES = 4
 class EmbeddingRoutes:
     """The handler over one proxy. `served` is None where no embedding model is."""
 
-    def __init__(
-        self, proxy: Proxy, generating: ServedModel, served: ServedEmbedding | None, bodies: BodyReader
-    ) -> None:
-        self.proxy, self.generating, self.served, self.bodies = proxy, generating, served, bodies
+    def __init__(self, proxy: Proxy, served: ServedEmbedding | None, bodies: BodyReader) -> None:
+        self.proxy, self.served, self.bodies = proxy, served, bodies
         self.executor = OrderedExecutor()
 
     async def embeddings(self, request: Request) -> HTTPResponse:
@@ -136,7 +134,7 @@ class EmbeddingRoutes:
         ignored_fields = self.bodies.ignored(request)
         parser = partial(read_embedding, vocab_size=served_model.vocab_size, ignored=ignored_fields)
         embedding_request = await self.bodies.read(request, parser)
-        self.check_model(embedding_request.model, served_model)
+        check_name(self.proxy.config, embedding_request.model, served_model.name)
         ticket = embedding_request.handling.complete(
             request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes
         )
@@ -149,13 +147,6 @@ class EmbeddingRoutes:
         works = [TextEmbedding(token_ids, served_model.name, embedding_request.dimensions) for token_ids in ids]
         stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
         return await self.answered(stream, works, embedding_request, served_model)
-
-    def check_model(self, name: str | None, served_model: ServedEmbedding) -> None:
-        if name == self.generating.name != served_model.name:
-            says = f"the model {name!r:.200} generates text and does not embed it: ask {served_model.name!r}"
-            raise RequestError(says, status=404, param="model", code="model_not_found")
-        if name is not None and name != served_model.name:
-            raise no_model(name, [self.generating.name, served_model.name])
 
     async def input_ids(
         self, embedding_request: EmbeddingRequest, served_model: ServedEmbedding, snapshot: RegistrySnapshot

@@ -18,6 +18,12 @@ class ServedEmbedding:
         self.encoder = Encoder(tokenizer)
         self.vocab_size = tokenizer.vocab_size
 
+    @classmethod
+    def of(cls, proxy: Proxy, tokenizer: Tokenizer | None) -> "ServedEmbedding | None":
+        """Return the model; None where there is none."""
+        name = proxy.config.served_embedding_model_name
+        return None if tokenizer is None or name is None else cls(proxy, name, tokenizer)
+
     @property
     def snapshot(self) -> RegistrySnapshot:
         return self.proxy.registry.of(self.name).snapshot()

@@ -9,14 +9,18 @@ from typing import Any
 from pontil.launcher.child.child_state import DrainState
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import HostDevices
-from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE, RERANK
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.supervisor.rollouts.rollout import Rollout, RolloutGoal, RolloutLimits, RolloutStep, WorkerSnapshot
 from pontil.launcher.supervisor.rollouts.scale_up import another, kind_named
 
 ALL = "all"
 # Workers that keep their role, and why.
-SINGLE_MINDED = {EMBED: "embeds texts by a model of its own", NODE: "computes a stage without tokens"}
+SINGLE_MINDED = {
+    EMBED: "embeds texts by a model of its own",
+    RERANK: "scores texts by a model of its own",
+    NODE: "computes a stage without tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ def scaled(request: Mapping[str, Any], snapshot: LaunchSnapshot) -> list[Rollout
     counts = request.get("counts")
     if not isinstance(counts, dict) or not counts:
         raise OptionError(
-            "Say how many workers there shall be: --prefill, --decode, --mixed, --embed or --node STAGE with a number."
+            "Say how many workers there shall be: --prefill, --decode, --mixed, --embed, --rerank or --node STAGE with "
+            "a number."
         )
     if not snapshot.workers:
         raise LaunchError("This launch has no workers (--role proxy): start some with launch --role decode --join.")

@@ -9,7 +9,7 @@ from itertools import count
 from pontil.launcher.foundation.errors import LaunchError, OptionError
 from pontil.launcher.host.devices import CPU, HostDevices, Placement, even_runs
 from pontil.launcher.options.stage_list import PHASES, stem
-from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, LISTED_ROLES, NODE
+from pontil.launcher.options.worker_roles import GENERATING_ROLES, LISTED_ROLES, NODE, TEXT_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint
 from pontil.runtime.foundation.number_ranges import spell
 
@@ -33,9 +33,9 @@ def kind_named(name: object, workers: Sequence[ChildPlan]) -> WorkerKind:
     phases (`talker.decode`). Raises OptionError."""
     first = next((plan.group for plan in workers if plan.name.partition(":")[0] in GENERATING_ROLES), "")
     if name in LISTED_ROLES:
-        return WorkerKind(str(name), EMBED if name == EMBED else first, str(name), f"--{name}")
+        return WorkerKind(str(name), str(name) if name in TEXT_ROLES else first, str(name), f"--{name}")
     stage, _, phase = str(name).partition(".")
-    roles = {plan.role for plan in workers if plan.group == stage and stage and stage != EMBED}
+    roles = {plan.role for plan in workers if plan.group == stage and stage and stage not in TEXT_ROLES}
     if not roles:
         stages = dict.fromkeys(plan.group for plan in workers if plan.config.get("node"))
         stage_hint = f", or a stage of the model: {', '.join(stages)}" if stages else ""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
 Placed = tuple[Shape, TensorLocation]
+NOTHING: Mapping[str, Shape] = MappingProxyType({})
 READABLE = ("F32", "F16", "BF16")
 """Types of numbers that are read as they are. Others need scales, which each of their formats stores elsewhere."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -44,8 +46,10 @@ class HfCheckpoint:
     left_out: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, directory: Path, config: ModelConfig | None = None) -> HfCheckpoint:
-        """Open the text model, or the part of a model of several whose `config` this is."""
+    def open(
+        cls, directory: Path, config: ModelConfig | None = None, beside: Mapping[str, Shape] = NOTHING
+    ) -> HfCheckpoint:
+        """Open the text model, or the part of a model of several whose `config` this is, with tensors `beside` it."""
         scheme = read_weight_scheme(directory, None if config is None else config.architecture)
         config, files = config or read_hf_config(directory), shards(directory)
         stored = [(path, name, *kept) for path in files for name, kept in stored_tensors(path).items()]
@@ -53,7 +57,9 @@ class HfCheckpoint:
         others = ARCHITECTURES[config.architecture].others
         left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
         check = partial(check_shapes, config, source=directory)
-        places = weight_places(tensor_shapes(config), found, StoredAs(scheme, config.weight_block), check, directory)
+        places = weight_places(
+            tensor_shapes(config) | dict(beside), found, StoredAs(scheme, config.weight_block), check, directory
+        )
         own = fingerprint(config, files, "" if scheme is None else repr(scheme))
         return cls(config, own, places, dict(left_out))
 

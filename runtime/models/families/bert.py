@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BERT (Devlin et al., 2019): a post-norm encoder with learned positions. Tensor names are Hugging Face's."""
+"""BERT (Devlin et al., 2019) and its kin: a post-norm encoder with learned positions. Tensor names are those of Hugging
+Face's BERT."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -9,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pontil.gpu_ops.kv.sequence_attention import attend_within
-from pontil.runtime.models.encoder_config import EncoderConfig
+from pontil.runtime.models.embedding_model import SequenceText
+from pontil.runtime.models.encoder_config import EncoderConfig, ScoreHead
+from pontil.runtime.models.pair_scores import EncoderHead
 from pontil.runtime.models.weights import Weights
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -59,28 +62,41 @@ class EncoderLayer:
 
 class Bert:
     """An EmbeddingModel. With kernels, whose products are batch-invariant, sequences are computed together; without,
-    one at a time, since torch's products are not."""
+    one at a time, since torch's products are not. With a `head` it scores pairs."""
 
-    def __init__(self, config: EncoderConfig, weights: Weights) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, head: ScoreHead | None = None) -> None:
         self.config, self.device, self.kernels = config, weights.device, weights.kernels
         self.hidden_size = hidden = config.hidden_size
         self.words = weights.take("embeddings.word_embeddings.weight", config.vocab_size, hidden)
         self.positions = weights.take("embeddings.position_embeddings.weight", config.max_positions, hidden)
-        self.types = weights.take("embeddings.token_type_embeddings.weight", config.type_vocab_size, hidden)
+        kinds = config.type_vocab_size
+        self.types = weights.take("embeddings.token_type_embeddings.weight", kinds, hidden) if kinds else None
         self.norm = LayerNorm(weights, "embeddings.LayerNorm", config)
         self.layers = [EncoderLayer(config, index, weights) for index in range(config.num_layers)]
+        self.head = None if head is None else EncoderHead(head, hidden, weights)
         weights.finish()
 
-    def hidden_states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+    def hidden_states(self, texts: Sequence[SequenceText]) -> list[Tensor]:
         if self.kernels is not None:
-            return self.together(sequences)
-        return [self.together([sequence])[0] for sequence in sequences]
+            return self.together(texts)
+        return [self.together([text])[0] for text in texts]
 
-    def together(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        lengths = [len(sequence) for sequence in sequences]
-        ids = torch.tensor([token for sequence in sequences for token in sequence], device=self.device)
+    def together(self, texts: Sequence[SequenceText]) -> list[Tensor]:
+        lengths = [len(text.ids) for text in texts]
+        ids = torch.tensor([token for text in texts for token in text.ids], device=self.device)
         places = torch.cat([torch.arange(length, device=self.device) for length in lengths])
-        hidden = self.norm(self.words[ids] + self.types[0] + self.positions[places])
+        words, positions = self.words[ids], self.positions[places + self.config.first_position]
+        kinds = self.kinds(texts)
+        hidden = self.norm(words + positions if kinds is None else words + kinds + positions)
         for layer in self.layers:
             hidden = layer(hidden, lengths)
         return list(hidden.split(lengths))
+
+    def kinds(self, texts: Sequence[SequenceText]) -> Tensor | None:
+        """Return the rows of the tokens' types, one for all where all are of the first type; None without such rows."""
+        if self.types is None:
+            return None
+        if not any(text.types for text in texts):
+            return self.types[0]
+        types = [one for text in texts for one in (text.types or [0] * len(text.ids))]
+        return self.types[torch.tensor(types, device=self.device)]

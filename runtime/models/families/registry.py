@@ -31,12 +31,13 @@ def build_draft_layer(config: ModelConfig, weights: Weights, target: Model, form
     return DraftLayer(decoder_class(ARCHITECTURES[config.architecture].target)(config, weights, shared), join)
 
 
-def build_embedder(config: ModelConfig, weights: Weights) -> Decoder:
-    """Build a decoder whose last hidden states are all that is wanted. Raises ModelError."""
+def build_embedder(config: ModelConfig, weights: Weights, score_rows: int = 0) -> Decoder:
+    """Build a decoder whose last hidden states are all that is wanted, or so many rows of a head besides. Raises
+    ModelError."""
     row = ARCHITECTURES.get(config.architecture)
     if row is None:
         raise unknown_architecture(config.architecture)
-    return decoder_class(row.target)(config, weights, SharedParts(None, [], one_place=True))
+    return decoder_class(row.target)(config, weights, SharedParts(None, [], one_place=True, score_rows=score_rows))
 
 
 def unknown_architecture(name: str) -> ModelError:

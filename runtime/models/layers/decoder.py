@@ -36,12 +36,14 @@ the memory of a copy."""
 @dataclass(frozen=True, slots=True)
 class SharedParts:
     """The parts that a decoder uses instead of its own: those of another model, or no head, and norms that do not
-    exist. With `one_place` its layers write keys and values of a whole text to the same place, one after the other."""
+    exist. With `one_place` its layers write keys and values of a whole text to the same place, one after the other. One
+    that scores has so many `score_rows` in the place of a head."""
 
     embedding: Table | None
     head: list[Product]
     without_norms: Set[str] = frozenset()
     one_place: bool = False
+    score_rows: int = 0
 
 
 class Decoder(ABC):
@@ -59,6 +61,8 @@ class Decoder(ABC):
                 block.attention.layer = replace(block.attention.layer, layer=0)
         self.norm = self.make_norm("model.norm", weights)
         self.head = self.take_head(weights) if shared is None else shared.head
+        rows = shared.score_rows if shared else 0
+        self.score = weights.take("score.weight", rows, config.hidden_size) if rows else None
         self.global_rotary = global_rotary(config, weights)
         theta = config.local_rope_theta
         self.local_rotary = self.global_rotary if theta is None else local_rotary(config, theta, weights)

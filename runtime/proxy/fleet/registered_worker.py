@@ -53,10 +53,10 @@ def wrong_stage(message: Hello, graph: StagedModel | None) -> str | None:
     return None
 
 
-# The roles of workers that embed texts, and of those that compute a stage without tokens. They never change: no other
-# worker can do this, and these cannot do anything else.
-EMBED = "embed"
-FIXED = (EMBED, NODE)
+# The roles of workers that embed texts or score pairs of them, with the option that names their model, and of those
+# that compute a stage without tokens. They never change: no other worker can do this, and these can do nothing else.
+TEXT_ROLES = {"embed": "--embedding-model", "rerank": "--reranking-model"}
+FIXED = (*TEXT_ROLES, NODE)
 
 
 @dataclass(slots=True)

@@ -2,16 +2,17 @@
 """Registry of workers: added by Hello, kept by Heartbeat, drained by Goodbye, removed when they fall silent or the
 supervisor's table shows them as dead."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.fleet.known_processes import REMEMBERED, KnownProcesses, ProcessRow
 from pontil.runtime.proxy.fleet.registered_worker import (
-    EMBED,
     FIXED,
     ROLES,
+    TEXT_ROLES,
     Contact,
     RegisteredWorker,
     wrong_numbers,
@@ -30,6 +31,7 @@ REFUSED = 32
 FRESH = 3.0
 # Silence after which it is seen whether a worker's connection is still there: two heartbeats, and half of one.
 QUIET = 1.25
+NO_MODELS: Mapping[str, str] = MappingProxyType({})
 # Time to live of a worker that a supervisor watches: longer than the supervisor lets it compute silently.
 WATCHED_TTL = 45.0
 
@@ -151,10 +153,13 @@ class WorkerGroup:
 
 class Registry:
     """Workers by incarnation, in the order in which they registered. Those that generate run one model and layout, or
-    the stages of `graph`; `embedding_models` are the names of those that may embed texts beside them."""
+    the stages of `graph`; `text_models` are the names of those beside them that embed or score texts, by the role of
+    their workers."""
 
-    def __init__(self, ttl: float, embedding_models: Collection[str] = (), graph: StagedModel | None = None) -> None:
-        self.ttl, self.embedding_models, self.graph = ttl, embedding_models, graph
+    def __init__(
+        self, ttl: float, text_models: Mapping[str, str] = NO_MODELS, graph: StagedModel | None = None
+    ) -> None:
+        self.ttl, self.text_models, self.graph = ttl, text_models, graph
         self.workers: dict[str, RegisteredWorker] = {}
         # Changed with any worker that comes, goes, or takes another role.
         self.version = 0
@@ -164,7 +169,7 @@ class Registry:
         # The last refusal for each name, until a worker of that name fits.
         self.refused: dict[str, ProcessRow] = {}
         stages = [] if graph is None else [group_of(graph, name) for name in graph.node_names]
-        self.groups = {key: WorkerGroup(self, key) for key in dict.fromkeys((None, *embedding_models, *stages))}
+        self.groups = {key: WorkerGroup(self, key) for key in dict.fromkeys((None, *text_models.values(), *stages))}
         self.generating = self.groups[None]
 
     def of(self, group: str | None) -> WorkerGroup:
@@ -172,13 +177,13 @@ class Registry:
 
     def key_of(self, message: Hello) -> str | None:
         """Return the key of the group that a worker would belong to."""
-        return message.model if message.role == EMBED else group_of(self.graph, message.node)
+        return message.model if message.role in TEXT_ROLES else group_of(self.graph, message.node)
 
     def may_be_of(self, row: ProcessRow, group: str | None) -> bool:
         """Return whether a process of the supervisor's table is a worker of this group."""
-        if row.role == EMBED:
-            return group in self.embedding_models
-        return group not in self.embedding_models and group_of(self.graph, row.about.get("node")) == group
+        if row.role in TEXT_ROLES:
+            return group is not None and self.text_models.get(row.role) == group
+        return group not in self.text_models.values() and group_of(self.graph, row.about.get("node")) == group
 
     def hello(self, message: Hello, now: float) -> str | None:
         """Register a worker; return the reason if it is refused. A second Hello of one process only renews its time to
@@ -218,23 +223,19 @@ class Registry:
             return version
         if impossible := wrong_numbers(message):
             return impossible
-        if message.role == EMBED and message.model not in self.embedding_models:
-            return f"{message.name} embeds by {message.model}, and {self.told_models}: start both alike"
-        if message.role != EMBED and (misplacement := wrong_stage(message, self.graph)):
+        if message.role in TEXT_ROLES and message.model != self.text_models.get(message.role):
+            return f"{message.name} has {message.model}, and {self.told_model(message.role)}: start both alike"
+        if message.role not in TEXT_ROLES and (misplacement := wrong_stage(message, self.graph)):
             return misplacement
         hellos = [worker.hello for worker in self.of(self.key_of(message)).workers]
         revision = WorkerRelease.of(message).revision
         first = next((hello for hello in hellos if WorkerRelease.of(hello).revision == revision), None)
         return objection(message, first) if first else None
 
-    @property
-    def told_models(self) -> str:
-        names = ", ".join(self.embedding_models)
-        return (
-            f"the proxy was started with --embedding-model for {names}"
-            if names
-            else ("the proxy was started without --embedding-model")
-        )
+    def told_model(self, role: str) -> str:
+        name = self.text_models.get(role)
+        told = f"without {TEXT_ROLES[role]}" if name is None else f"with {TEXT_ROLES[role]} for {name}"
+        return f"the proxy was started {told}"
 
     def refuse(self, message: Hello, reason: str) -> None:
         self.refused.pop(message.name, None)

@@ -17,7 +17,7 @@ from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
 from pontil.runtime.proxy.metrics.scrape_collector import ReuseCollector, ScrapeCollector
 from pontil.runtime.proxy.requests.prompt_reuse import PromptReuse
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.requests.text_embedding import TextEmbedding
+from pontil.runtime.proxy.requests.text_embedding import PairScore, TextEmbedding
 from pontil.runtime.threads import ThreadFailures
 from pontil.runtime.wire.messages import Message
 
@@ -136,6 +136,8 @@ class Metrics:
         self.disputed = Counter("pontil_counts_disputed", "Counts unlike the ids that arrived", registry=registry)
         self.embeddings = Counter("pontil_embeddings", "Texts that were answered with a vector", registry=registry)
         self.embedded = Counter("pontil_embedding_tokens", "Tokens of these texts", registry=registry)
+        self.scores = Counter("pontil_scores", "Pairs of texts that were answered with a score", registry=registry)
+        self.scored = Counter("pontil_score_tokens", "Tokens of these pairs", registry=registry)
         self.ended = {label: self.success.labels(reason) for label, reason in FINISHED.items()}
         for cause in CAUSES:
             self.failovers.labels(cause)
@@ -196,8 +198,10 @@ class Metrics:
         if pulled_bytes := request.reports.pulled.bytes:
             self.pulled[request.attempts.route_name] = self.pulled.get(request.attempts.route_name, 0) + pulled_bytes
         if isinstance(request.work, TextEmbedding):
-            self.embeddings.inc(request.complete)
-            self.embedded.inc(billed.prompt_tokens if request.complete else 0)
+            is_pair = isinstance(request.work, PairScore)
+            texts, tokens = (self.scores, self.scored) if is_pair else (self.embeddings, self.embedded)
+            texts.inc(request.complete)
+            tokens.inc(billed.prompt_tokens if request.complete else 0)
         elif request.complete or request.times.begun:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)

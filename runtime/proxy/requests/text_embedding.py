@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a request that is answered with a vector."""
+"""The work of a request that is answered with a vector, or with the score of a pair of texts."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pontil.runtime.accounting.counts import EMBEDDED
+from pontil.runtime.accounting.counts import EMBEDDED, SCORED
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Embed, Embedding
@@ -18,17 +18,20 @@ NO_TOKENS = SamplingParams(max_tokens=0, seed=0)
 @dataclass(slots=True, eq=False)
 class TextEmbedding(Work):
     """A text to be embedded by the model of this name. `dimensions` is the wanted length of the vector; None: the
-    model's own."""
+    model's own. `types` are those of a pair's tokens, as in Embed."""
 
     params: SamplingParams = field(default=NO_TOKENS, init=False)
     model_name: str
     dimensions: int | None = None
+    types: list[int] = field(default_factory=list)
     vector: bytes | None = None
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Embed]:
         (worker,) = request.attempts.phases
         attempt, priority = request.attempts.number, request.ticket.priority
-        return [Embed(sender, worker, request.id, attempt, self.prompt, self.dimensions, priority, deadline)]
+        return [
+            Embed(sender, worker, request.id, attempt, self.prompt, self.dimensions, priority, deadline, self.types)
+        ]
 
     @property
     def group(self) -> str:
@@ -41,6 +44,11 @@ class TextEmbedding(Work):
     @property
     def makes_tokens(self) -> bool:
         return False
+
+    @property
+    def ends_as(self) -> str:
+        """The finish reason of a text that was answered."""
+        return EMBEDDED
 
     def awaited(self, begun: bool) -> str:
         return "embedding"
@@ -60,4 +68,22 @@ class TextEmbedding(Work):
         request.entry.prompt_stated, request.entry.answered = frame.prompt_tokens, True
         request.entry.hear_prompt(request.attempts.number, frame.sender, 0, frame.computed_tokens)
         self.vector, request.times.begun = frame.vector, True
-        request.end_at_once(frame.sender, EMBEDDED)
+        request.end_at_once(frame.sender, self.ends_as)
+
+
+@dataclass(slots=True, eq=False)
+class PairScore(TextEmbedding):
+    """A pair of texts to be scored: its vector has one number."""
+
+    @property
+    def score(self) -> float:
+        """The score, once it is there."""
+        number: float = memoryview(self.vector or bytes(FLOAT_BYTES)).cast("f")[0]
+        return number
+
+    @property
+    def ends_as(self) -> str:
+        return SCORED
+
+    def awaited(self, begun: bool) -> str:
+        return "score"

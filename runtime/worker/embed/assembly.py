@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Construction of the model of a worker that embeds texts, up to a first run."""
+"""Construction of the model of a worker that embeds or scores texts, up to a first run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -9,16 +9,25 @@ import torch
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint, open_classifier
 from pontil.runtime.loaders.config import is_encoder
 from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, stated_pooling
-from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel, text_vectors
+from pontil.runtime.models.embedding_model import (
+    DecoderEmbedding,
+    EmbeddingModel,
+    SequenceText,
+    TextAnswers,
+    TextVectors,
+)
 from pontil.runtime.models.families.bert import Bert
 from pontil.runtime.models.families.registry import build_embedder
 from pontil.runtime.models.layers.fused_block import kernels_fit
+from pontil.runtime.models.pair_scores import DecoderHead, EncoderHead, PairScores
 from pontil.runtime.models.partition import Arithmetic
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.reporting import Reporter
+from pontil.runtime.tokenizer.pair_encoder import judgement_ids
+from pontil.runtime.tokenizer.tokenizer import load_tokenizer
 from pontil.runtime.worker.start.loading import (
     OnDisk,
     find_kernels,
@@ -35,27 +44,29 @@ ROW_GROUP = 16
 DTYPE = torch.float32
 AUTO = "auto"
 # The beginning of the names of what only a model that generates needs.
-HEAD = "lm_head."
+HEAD, EMBEDDING, SCORE = "lm_head.", "model.embed_tokens.weight", "score.weight"
+# The role of workers that score pairs.
+RERANK = "rerank"
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """A model with its pooling, in float32. Workers of one `identity` make equal vectors: to the bit, if their
-    `kernels` are equal too. `guard` is for the file that has the weights."""
+    """A model with its pooling, or the head by which it scores pairs, in float32. Workers of one `identity` make equal
+    numbers: to the bit, if their `kernels` are equal too. Types of tokens are below `types`. `guard` is for the file
+    that has the weights."""
 
-    model: EmbeddingModel
-    pooling: str
+    answers: TextAnswers
     vocab_size: int
     max_model_len: int
     identity: str
     kernels: str
+    types: int = 1
     guard: PackedGuard = field(default_factory=PackedGuard)
 
     @torch.inference_mode()
-    def vectors(self, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
-        """Return the vector of each text, given by its token ids and the wanted dimensions, as float32 numbers."""
-        made = text_vectors(self.model, self.pooling, texts)
-        return [vector.cpu().numpy().astype("<f4").tobytes() for vector in made]
+    def vectors(self, texts: Sequence[SequenceText]) -> list[bytes]:
+        """Return the numbers of each text as float32."""
+        return [vector.cpu().numpy().astype("<f4").tobytes() for vector in self.answers.of(texts)]
 
 
 def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
@@ -64,17 +75,21 @@ def assemble_embedder(config: WorkerConfig, report: Reporter) -> Embedder:
     # torch's order of addition may depend on its threads, and workers may have different numbers of cores.
     torch.set_num_threads(1)
     usual = (load_encoder if is_encoder(path) else load_decoder)(config, device, report)
-    pooling = config.pooling if config.pooling != AUTO else stated_pooling(path) or usual.pooling
     longest = min(usual.max_model_len, config.max_model_len or usual.max_model_len)
-    embedder = replace(usual, pooling=pooling, max_model_len=longest, identity=f"{usual.identity} {pooling}")
+    embedder = replace(usual, max_model_len=longest)
     report.progress("warming up")
-    embedder.vectors([([0], None)])
+    embedder.vectors([SequenceText([0])])
     return embedder
 
 
+def pooling_of(config: WorkerConfig, usual: str) -> str:
+    """Return the pooling that was asked for, or that the model's files state, or that is usual for its kind."""
+    return config.pooling if config.pooling != AUTO else stated_pooling(config.model_path) or usual
+
+
 def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -> Embedder:
-    """Load an encoder, with the usual pooling of its kind; the checkpoint alone is its identity yet."""
-    checkpoint = EncoderCheckpoint.open(config.model_path)
+    """Load an encoder, with its pooling or the layers by which it scores."""
+    checkpoint = EncoderCheckpoint.open(config.model_path, scores=config.role == RERANK)
     shape = checkpoint.config
     fits = not (shape.hidden_size % ROW_GROUP or shape.intermediate_size % ROW_GROUP)
     kernels = find_kernels(config, fits, report)
@@ -82,24 +97,69 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     tensors = told(read, total=len(checkpoint.places), tell=report.progress)
     packing = packing_of(config, checkpoint, kernels, report)
     weights = Weights(tensors, device, DTYPE, packing, arithmetic=Arithmetic(config.deterministic))
-    model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
-    kind = name_of_kernels(device, kernels, config.deterministic)
-    return Embedder(model, "mean", shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, kind, guard)
+    model = Bert(shape, weights, checkpoint.head)
+    kind, guard = name_of_kernels(device, kernels, config.deterministic), PackedGuard(weights.shelf.mapped)
+    answers, identity = answers_of(config, model, model.head, "mean", checkpoint.fingerprint)
+    types = max(1, shape.type_vocab_size)
+    return Embedder(answers, shape.vocab_size, shape.max_model_len, identity, kind, types, guard)
+
+
+def answers_of(
+    config: WorkerConfig, model: EmbeddingModel, head: EncoderHead | DecoderHead | None, usual: str, fingerprint: str
+) -> tuple[TextAnswers, str]:
+    """Return what is made of a model's hidden states, by a `head` or by pooling, and the identity of both."""
+    if head is not None:
+        return PairScores(model, head), f"{fingerprint} score"
+    pooling = pooling_of(config, usual)
+    return TextVectors(model, pooling), f"{fingerprint} {pooling}"
 
 
 def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> Embedder:
-    """Load a model that generates in the same way; its last hidden states are taken instead of its logits."""
-    checkpoint = open_checkpoint(config.model_path)
+    """Load a model that generates in the same way; its last hidden states are taken instead of its logits, or of these
+    only those of its judgement."""
+    checkpoint, judgement = open_decoder(config)
     telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
     kernels = find_kernels(config, kernels_fit(shape, DTYPE), report)
-    read = unchanged(checkpoint.tensors(DTYPE), checkpoint.files)
+    read = judgement.rows_of(unchanged(checkpoint.tensors(DTYPE), checkpoint.files))
     tensors = ((name, tensor) for name, tensor in read if not name.startswith(HEAD))
     packing, arithmetic = packing_of(config, checkpoint, kernels, report), Arithmetic(config.deterministic)
     weights = Weights(telling(tensors), device, DTYPE, packing, block=shape.weight_block, arithmetic=arithmetic)
-    model, guard = DecoderEmbedding(build_embedder(shape, weights)), PackedGuard(weights.shelf.mapped)
-    kind = name_of_kernels(device, kernels, config.deterministic)
-    return Embedder(model, "last", shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, kind, guard)
+    decoder = build_embedder(shape, weights, judgement.count)
+    kind, guard = name_of_kernels(device, kernels, config.deterministic), PackedGuard(weights.shelf.mapped)
+    head = None if decoder.score is None else DecoderHead(decoder.score)
+    answers, identity = answers_of(config, DecoderEmbedding(decoder), head, "last", checkpoint.fingerprint)
+    return Embedder(answers, shape.vocab_size, shape.max_model_len, identity, kind, 1, guard)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Rows of a decoder's head by which it scores pairs: so many, those of these `ids` of the tensor `of`. Without
+    `ids` its files have them as they are."""
+
+    count: int = 0
+    of: str = ""
+    ids: Sequence[int] = ()
+
+    def rows_of(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the same tensors, and the rows as one of their own."""
+        for name, tensor in tensors:
+            if name == self.of:
+                yield SCORE, tensor[list(self.ids)]
+            yield name, tensor
+
+
+def open_decoder(config: WorkerConfig) -> tuple[Checkpoint, Judgement]:
+    """Open a decoder, with what it scores by, if it does. Raises ModelError."""
+    path = config.model_path
+    if config.role != RERANK:
+        return open_checkpoint(path), Judgement()
+    if (classifier := open_classifier(path, SCORE)) is not None:
+        return classifier, Judgement(1)
+    checkpoint = open_checkpoint(path)
+    tied = checkpoint.config.tie_word_embeddings
+    ids = judgement_ids(load_tokenizer(path, config.cache_path))
+    return checkpoint, Judgement(len(ids), EMBEDDING if tied else f"{HEAD}weight", ids)
 
 
 def packing_of(
@@ -109,4 +169,5 @@ def packing_of(
         return None
     # The quantization is for the model that generates, and so is a head.
     settings = replace(config, quantization="none")
-    return open_packing(settings, checkpoint, "float32", kernels, report, part="embedder")
+    part = "reranker" if config.role == RERANK else "embedder"
+    return open_packing(settings, checkpoint, "float32", kernels, report, part=part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process that embeds texts: the deadlines and steps around an Embedder."""
+"""A worker process that embeds texts, or scores pairs of them: the deadlines and steps around an Embedder."""
 
 import heapq
 import logging
@@ -12,6 +12,7 @@ from itertools import count
 from pontil.runtime.command_pipe import CommandPipe
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT, is_out_of_memory
+from pontil.runtime.models.embedding_model import SequenceText
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.timeline.work_times import WorkTimes
 from pontil.runtime.wire.messages import SCHEMA, Cancel, Embed, Embedding, Hello, Message
@@ -101,8 +102,8 @@ logger = logging.getLogger("pontil.worker")
 # Texts that the proxy may leave with one worker at once: they cost it little memory.
 SEATS = 512
 LATE = Failure("no worker had computed the text before its deadline", 503, late=True)
-# The only role that such a worker can have.
-ROLE = "embed"
+# The roles that such workers can have, which they keep.
+ROLES = ("embed", "rerank")
 
 
 class EmbeddingWorker(Workload):
@@ -157,7 +158,7 @@ class EmbeddingWorker(Workload):
         """Return the vectors of texts. Where memory does not suffice for all of them, the longest are refused."""
         while batch:
             try:
-                made = self.embedder.vectors([(one.message.prompt, one.message.dimensions) for one in batch])
+                made = self.embedder.vectors([text_of(one.message) for one in batch])
                 return list(zip(batch, made, strict=True))
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
@@ -175,7 +176,11 @@ class EmbeddingWorker(Workload):
             return "the input is empty or has token ids outside the vocabulary"
         if len(prompt) > embedder.max_model_len:
             return f"{len(prompt)} tokens exceed the context of {embedder.max_model_len}"
-        size = embedder.model.hidden_size
+        if message.types and (
+            len(message.types) != len(prompt) or not set(message.types) <= set(range(embedder.types))
+        ):
+            return f"the types of tokens are {len(message.types)} for {len(prompt)}, or not below {embedder.types}"
+        size = embedder.answers.size
         if message.dimensions is not None and not 1 <= message.dimensions <= size:
             return f"dimensions is {message.dimensions}, and the model has {size}"
         return None
@@ -207,14 +212,18 @@ class EmbeddingWorker(Workload):
         }
 
 
+def text_of(message: Embed) -> SequenceText:
+    return SequenceText(message.prompt, message.types, message.dimensions)
+
+
 def introduction(sockets: WorkerSockets, embedder: Embedder) -> Hello:
     """Return what the worker registers with. It has no KV cache: a block stands for one text, block 0 for none."""
     config = sockets.config
     return Hello(
-        sockets.incarnation, SCHEMA, config.name, ROLE, os.getpid(), config.device, config.served_model_name,
+        sockets.incarnation, SCHEMA, config.name, config.role, os.getpid(), config.device, config.served_model_name,
         embedder.identity, "", "", embedder.max_model_len, SEATS + 1, SEATS, embedder.max_model_len,
         config.step_size.tokens, kernels=embedder.kernels, dtype="float32",
-        embedding_size=embedder.model.hidden_size, revision=config.revision, version=config.version,
+        embedding_size=embedder.answers.size, revision=config.revision, version=config.version,
     )  # fmt: skip
 
 

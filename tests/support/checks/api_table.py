@@ -18,6 +18,7 @@ from pontil.http.openai.sound.transcription_request import TRANSCRIPTION
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import InertType, NeutralType
 from pontil.http.vllm.chat_batch import CHAT_BATCH
+from pontil.http.vllm.pair_request import RERANK, SCORE
 
 VOCABULARY = 1000
 SAID = ("yes", "no effect", "not supported")
@@ -47,6 +48,16 @@ def messages_table() -> list[str]:
 def embeddings_table() -> list[str]:
     """Return one row for each parameter of a request for vectors, in the same order."""
     return one_table(EMBEDDING)
+
+
+def rerank_table() -> list[str]:
+    """Return one row for each parameter of a request to rank documents, in the same order."""
+    return one_table(RERANK)
+
+
+def score_table() -> list[str]:
+    """Return one row for each parameter of a request for scores, in the same order."""
+    return one_table(SCORE)
 
 
 def speech_table() -> list[str]:
@@ -170,6 +181,10 @@ if __name__ == "__main__":
                 *responses_table(),
                 "",
                 *embeddings_table(),
+                "",
+                *rerank_table(),
+                "",
+                *score_table(),
                 "",
                 *speech_table(),
                 "",

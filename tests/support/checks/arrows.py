@@ -184,8 +184,8 @@ ARROWS: dict[str, set[str]] = {
     "runtime/transfer/tcp": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/worker/embed": {
         "gpu_ops/kernels", "runtime/engine/runner", "runtime/loaders", "runtime/loaders/hf", "runtime/models",
-        "runtime/models/families", "runtime/models/layers", "runtime/timeline/work_times", "runtime/wire",
-        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/models/families", "runtime/models/layers", "runtime/timeline/work_times", "runtime/tokenizer",
+        "runtime/wire", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
@@ -266,9 +266,9 @@ ARROWS: dict[str, set[str]] = {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
     },
     "http/vllm": {
-        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream",
-        "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy/admission",
-        "runtime/proxy/requests",
+        "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/openai/embeddings",
+        "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/grammar/processes", "runtime/proxy",
+        "runtime/proxy/admission", "runtime/proxy/requests", "runtime/tokenizer",
     },
     "http/routes": {
         "http/access", "http/anthropic", "http/intake", "http/openai/chat", "http/openai/completions",
@@ -277,8 +277,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "http/server": {
         "http/access", "http/anthropic", "http/intake", "http/openai/responses", "http/routes", "http/stream",
-        "runtime", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline", "runtime/tokenizer",
-        "runtime/tracing",
+        "runtime", "runtime/loaders/config", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline",
+        "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/foundation": set(),
     "launcher/host": set(),

@@ -14,7 +14,7 @@ from typing import Any
 from proxy_configs import bare_config
 from scripted_worker import DEADLINE, ScriptedWorker, eventually
 
-from pontil.http.server.service import BACKLOG, build_app
+from pontil.http.server.service import BACKLOG, build_app, load_pairs
 from pontil.http.server.timed_protocol import TimedProtocol
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
@@ -91,7 +91,8 @@ class ScriptedSite:
 
     async def serve(self) -> None:
         embedding = self.tokenizer if self.proxy.config.served_embedding_model_name else None
-        app = build_app(self.proxy, embedding)
+        ranker = self.proxy.config.reranking_model
+        app = build_app(self.proxy, embedding, None if ranker is None else load_pairs(Path(ranker), None))
         # For the first app of a process Sanic rewrites its own classes, which breaks later apps.
         app.config.TOUCHUP = False
         server: Any = await app.create_server(

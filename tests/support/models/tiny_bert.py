@@ -44,7 +44,9 @@ def word_pieces() -> Tokenizer:
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     ends = [(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    made.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
     made.decoder = decoders.WordPiece()
     made.add_special_tokens(list(SPECIAL))
     return made

@@ -2,7 +2,6 @@
 """A real worker that embeds texts, with a scripted proxy: vectors, counts, deadlines, drains and refusals."""
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from embedding_site import EmbeddingSite, embedding_config
 from kernels import CACHE
 from packed_loading import packed_files_of
 from tiny_bert import write_tiny_bert
 from tiny_llama import write_tiny_llama
-from workers import DEADLINE, ScriptedProxy, Silent
+from workers import Silent
 
-from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.errors import ModelError
+from pontil.runtime.models.embedding_model import SequenceText, TextVectors
 from pontil.runtime.probe import packed_share
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
-from pontil.runtime.worker.embed.worker import EmbeddingQueue, EmbeddingWorker, Waiting
-from pontil.runtime.worker.links.worker_sockets import WorkerSockets
-from pontil.runtime.worker.process.loop import WorkerLoop
+from pontil.runtime.worker.embed.worker import EmbeddingQueue, Waiting
 from pontil.runtime.worker.start import packed_weights
 from pontil.runtime.worker.start.packed_files import files_of, mappers
 
@@ -36,55 +34,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
-def embedding_config(model: Path, run: Path, **settings: Any) -> WorkerConfig:
-    return WorkerConfig(**{
-        "name": "embed:0", "role": "embed", "device": "cpu", "cores": (0,), "model": str(model),
-        "served_model_name": "vectors", "control": f"ipc://{run}/control", "peer_endpoint": "",
-        "cache_dir": str(CACHE), **settings,
-    })  # fmt: skip
-
-
-class EmbeddingSite:
-    """A worker and a proxy, stepped in turns in one thread."""
-
-    def __init__(self, model: Path, run: Path, **settings: Any) -> None:
-        config = embedding_config(model, run, **settings)
-        self.proxy = ScriptedProxy(run)
-        self.worker = EmbeddingWorker(WorkerSockets(config), assemble_embedder(config, Silent()))
-        self.loop = WorkerLoop(self.worker, Silent())
-        self.loop.tick(0.0)
-        self.until(lambda: self.worker.link.proxy is not None)
-
-    def until(self, condition: Any) -> None:
-        deadline = time.monotonic() + DEADLINE
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true"
-            self.worker.sockets.poller.wake()
-            self.loop.turn()
-            for message in self.proxy.server.receive_all():
-                self.proxy.hear(message)
-
-    def want_times(self) -> None:
-        """Have the worker tell times, by a Welcome after those that may still be on their way."""
-        self.proxy.wants_times = True
-        self.proxy.welcome(self.proxy.hellos["embed:0"])
-        self.until(lambda: self.worker.link.links[0].takes_times)
-
-    def ask(self, name: str, prompt: Sequence[int], **fields: Any) -> None:
-        message = Embed("proxy", self.worker.sockets.incarnation, name, 0, list(prompt), **fields)
-        assert self.proxy.server.send(message)
-
-    def vectors(self, *names: str) -> list[Vector]:
-        self.until(lambda: all(name in self.proxy.vectors for name in names))
-        return [np.frombuffer(self.proxy.vectors[name].vector, "<f4") for name in names]
-
-    def failure(self, name: str) -> Any:
-        self.until(lambda: name in self.proxy.answers)
-        return self.proxy.answers[name].failures[0]
-
-    def close(self) -> None:
-        self.loop.close()
-        self.proxy.close()
+def pooling_of(made: EmbeddingSite) -> str:
+    answers = made.worker.embedder.answers
+    assert isinstance(answers, TextVectors)
+    return answers.pooling
 
 
 @pytest.fixture
@@ -155,7 +108,7 @@ def test_a_decoder_embeds_by_its_last_token(tmp_path: Path) -> None:
     one.ask("b", [6, 5, 7])
     one.ask("long", list(range(3, 200)))
     first, second, long = one.vectors("a", "b", "long")
-    assert one.worker.embedder.pooling == "last" and len(first) == 64 and not np.array_equal(first, second)
+    assert pooling_of(one) == "last" and len(first) == 64 and not np.array_equal(first, second)
     one.close()
     (tmp_path / "torch").mkdir()
     other = EmbeddingSite(tmp_path / "llama", tmp_path / "torch", kernels="torch")
@@ -175,6 +128,9 @@ def test_a_decoder_embeds_by_its_last_token(tmp_path: Path) -> None:
         ([5] * 33, {}, "33 tokens exceed the context of 32"),
         ([5], {"dimensions": 49}, "dimensions is 49"),
         ([5], {"dimensions": 0}, "dimensions is 0"),
+        ([5, 6], {"types": [0]}, "types of tokens are 1 for 2"),
+        ([5, 6], {"types": [0, 2]}, "not below 2"),
+        ([5, 6], {"types": [0, -1]}, "not below 2"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(
@@ -190,8 +146,8 @@ def test_memory_that_runs_out_refuses_the_longest_text(made: EmbeddingSite, monk
     (expected,) = made.vectors("before")
     vectors = made.worker.embedder.vectors
 
-    def limited(self: object, texts: Sequence[tuple[Sequence[int], int | None]]) -> list[bytes]:
-        if sum(len(ids) for ids, _ in texts) > 10:
+    def limited(self: object, texts: Sequence[SequenceText]) -> list[bytes]:
+        if sum(len(text.ids) for text in texts) > 10:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return vectors(texts)
 
@@ -266,7 +222,7 @@ def test_a_model_of_another_process_is_mapped_and_makes_the_same_vectors(
     if kind == "decoder":
         folder = tmp_path / "llama"
         write_tiny_llama(folder)
-    texts = [(list(range(1, 9)), None), ([3], 16)]
+    texts = [SequenceText(list(range(1, 9))), SequenceText([3], dimensions=16)]
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "kernels").symlink_to(CACHE / "kernels")
