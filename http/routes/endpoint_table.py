@@ -13,6 +13,7 @@ from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
+from pontil.http.ollama.endpoints import ollama_endpoints
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION
@@ -77,6 +78,7 @@ def endpoints(
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
         *response_endpoints(ResponsesRoutes(routes, conversations)),
         *message_endpoints(MessagesRoutes(routes, ThinkingSeal.of(config))),
+        *ollama_endpoints(routes, vectors),
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION_ERRORS),
         *routes.sounds.endpoints(),

@@ -38,6 +38,9 @@ OPERATIONS = (
     ("/v1/completions", "text_completion"),
     ("/generate", "text_completion"),
     ("/v1/embeddings", EMBEDDINGS),
+    ("/api/chat", "chat"),
+    ("/api/generate", "text_completion"),
+    ("/api/embed", EMBEDDINGS),
 )
 # Statuses from here on are faults of the server.
 SERVER_FAULT = 500
