@@ -7,6 +7,7 @@ from typing import Any
 
 from pontil.http.fields.prompt import PROMPT
 from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, sampling_fields
+from pontil.http.fields.tools import TOOLS
 from pontil.http.openai.chat.request import CHAT_DEFAULTS
 from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import FlagType, InertType, IntegerType, NeutralType, NumberType, OptionsType
@@ -30,10 +31,13 @@ FLAGS = (
 RUNNER = "of the program that runs a model"
 WINDOW = "must be -1: penalties are for all of the prompt and the answer here"
 CHATS = {declared.name: declared for declared in (*SAMPLING, *PROMPT)}
+TOOL_LIST, *TOOL_CHOICE = TOOLS
+CHOICE = tuple(declared.name for declared in TOOL_CHOICE)
 OPTIONS = (
     Parameter("num_predict", IntegerType(FILL), "the most tokens of the answer; below 1: what the context leaves"),
     *(CHATS[name] for name in OF_CHATS),
     *(replace(CHATS[theirs], name=name) for name, theirs in RENAMED.items()),
+    *TOOL_CHOICE,
     Parameter("repeat_last_n", NeutralType((-1,), WINDOW), "how far back penalties look"),
     Parameter("typical_p", NeutralType((1,)), "another way to draw"),
     Parameter("tfs_z", NeutralType((1,)), "another way to draw"),

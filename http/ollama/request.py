@@ -10,8 +10,16 @@ from pontil.http.fields.delivery import Delivery
 from pontil.http.fields.prompt import PromptFields, prompt_fields
 from pontil.http.fields.sampling import LogprobFields, SamplingFields, parameter
 from pontil.http.fields.structured_output import OutputStructure, schema_structure, written
-from pontil.http.fields.tools import TOOLS
-from pontil.http.ollama.options import OPTIONS_TYPE, UNASKED, most_tokens, prompt_values, sampling_of
+from pontil.http.ollama.options import (
+    CHOICE,
+    DEFAULTS,
+    OPTIONS_TYPE,
+    TOOL_LIST,
+    UNASKED,
+    most_tokens,
+    prompt_values,
+    sampling_of,
+)
 from pontil.http.openai.chat.function_messages import as_tools
 from pontil.http.openai.chat.prompt import Message, chat_prompt, read_message
 from pontil.http.openai.chat.request import ChatRequest, logprobs_of
@@ -63,8 +71,7 @@ def read_ollama_generate(
     if values["raw"]:
         return wanted(values, completion_of(fields, values))
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
-    no_tools = {declared.name: declared.default for declared in TOOLS}
-    return wanted(values, chat_of(fields, {**values, **no_tools}, (*messages, {"role": "user", "content": prompt})))
+    return wanted(values, chat_of(fields, {**values, "tools": ()}, (*messages, {"role": "user", "content": prompt})))
 
 
 def wanted(values: Mapping[str, Any], generation: ChatRequest | CompletionRequest | None) -> OllamaRequest:
@@ -99,7 +106,8 @@ def chat_of(fields: Fields, values: Mapping[str, Any], messages: tuple[Message, 
     # The answer goes on with what the assistant has begun.
     goes_on = last["role"] == "assistant" and bool(last.get("content")) and "tool_calls" not in last
     level = values["think"] if isinstance(values["think"], str) else None
-    chat_values = {**UNASKED} | {name: values[name] for name in ("tools", "tool_choice", "parallel_tool_calls")}
+    options = values["options"] or DEFAULTS
+    chat_values = {**UNASKED} | {name: options[name] for name in CHOICE} | {"tools": values["tools"]}
     chat_values |= {"messages": messages, "continue_final_message": goes_on, "reasoning_effort": level}
     return ChatRequest(
         model=None,
@@ -189,7 +197,7 @@ CHAT = table_of(
         "the turns; none: nothing is answered",
         (),
     ),
-    *TOOLS,
+    TOOL_LIST,
     *COMMON,
 )
 GENERATE = table_of(

@@ -53,7 +53,7 @@ def test_it_is_the_same_chat() -> None:
     }
     made = chat(
         messages=[{"role": "System", "content": "be brief"}, HI],
-        options=same | {"repeat_penalty": 1.2, "num_predict": 9},
+        options=same | {"repeat_penalty": 1.2, "num_predict": 9, "tool_choice": "required"},
         tools=[WEATHER],
         format=SCHEMA,
         think="low",
@@ -64,6 +64,7 @@ def test_it_is_the_same_chat() -> None:
         {
             "messages": [{"role": "system", "content": "be brief"}, HI],
             "tools": [WEATHER],
+            "tool_choice": "required",
             "repetition_penalty": 1.2,
             "stream": True,
             "stream_options": {"include_usage": True},

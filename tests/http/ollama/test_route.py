@@ -240,7 +240,7 @@ def test_embeddings_are_refused_without_their_model(pair: ScriptedSite) -> None:
         ({"options": {"temperature": 9}}, "options.temperature must be"),
         ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
         ({"format": {"type": "nothing"}}, "format"),
-        ({"tools": TOOLS, "tool_choice": "other"}, "tool_choice must be"),
+        ({"tools": TOOLS, "options": {"tool_choice": "other"}}, "options.tool_choice must be"),
         ({"messagess": 1}, "did you mean messages?"),
     ],
     ids=lambda value: str(value)[:20],
