@@ -31,7 +31,8 @@ class Endpoint:
     """A route. `takes` are the parameters of its JSON body if it has one, `gives` is the schema of a success (JSON
     unless `content_type` says otherwise), `events` that of a stream's event. `asks` are the parameters of its query, by
     their names, `errors` further statuses to expect. A body may have the parameters of the `alternative` instead, if
-    there is one. The body is of the `body_type`. Errors have the schema that is named `error` in the document."""
+    there is one. The body is of the `body_type`, a stream of the `stream_type`. Errors have the schema that is named
+    `error` in the document."""
 
     method: str
     path: str
@@ -47,6 +48,7 @@ class Endpoint:
     alternative: tuple[Parameter, ...] | None = None
     body_type: str = "application/json"
     error: str = "Error"
+    stream_type: str = "text/event-stream"
 
     @property
     def route(self) -> str:

@@ -11,14 +11,12 @@ from pontil.http.anthropic.request import MessagesRequest, read_count_request, r
 from pontil.http.anthropic.shape import PREFIX, MessagesShape
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.openai.chat.prompt_reader import TextLimit
+from pontil.http.openai.chat.reasoning_switch import with_reasoning
 from pontil.http.openai.chat.request import ChatRequest
-from pontil.http.openai.completions.remote_prompt import remote_kv
 from pontil.http.openai.completions.route import GenerationRoutes
 
 # Beginning of the names that Anthropic's clients have by default.
 FAMILY = "claude-"
-# Variables by which templates turn reasoning on and off.
-SWITCHES = ("enable_thinking", "thinking")
 
 
 class MessagesRoutes:
@@ -28,15 +26,10 @@ class MessagesRoutes:
         self.generation, self.seal = generation, seal
 
     async def create_message(self, request: Request) -> HTTPResponse | None:
-        generation, preparation = self.generation, self.generation.preparation
+        generation = self.generation
         messages_request = await generation.read(request, partial(read_messages_request, seal=self.seal))
         chat = self.chat(messages_request)
-        ticket = preparation.complete(request.ctx.ticket, chat)
-        generation.proxy.admissions.check_limits(ticket)
-        remote = remote_kv(generation.proxy, chat.kv_transfer, chat.sampling, ticket.name)
-        # Clients ask for more than many contexts leave.
-        chat = replace(chat, sampling=replace(chat.sampling, max_tokens=None))
-        ready = await preparation.chat(ticket, chat, remote=remote, most_tokens=messages_request.max_tokens)
+        ready = await generation.ready_chat(request, chat, messages_request.max_tokens)
         shape = MessagesShape(
             generation.heading(request, PREFIX, ready.snapshot),
             partial(generation.answer_reader, ready),
@@ -63,8 +56,4 @@ class MessagesRoutes:
         if name is not None and name != self.generation.model.name and name.startswith(FAMILY) and not ignored.strict:
             ignored.note("model")
             chat = replace(chat, model=None)
-        template = prompts.tool_template if chat.prompt.about_tools else prompts.template
-        switches = {name: messages_request.thinks for name in SWITCHES if name in template.variables}
-        if messages_request.thinks and not (prompts.dialect.thinks or prompts.dialect.has_messages):
-            ignored.note("thinking")
-        return replace(chat, prompt=replace(chat.prompt, variables={**switches, **chat.prompt.variables}))
+        return with_reasoning(chat, prompts, messages_request.thinks, "thinking")

@@ -89,6 +89,31 @@ def largest_body(context: int | None) -> int:
     return MOST_BODY if context is None else min(MOST_BODY, MAX_PROMPTS * context * BYTES_PER_ID + BESIDE_PROMPTS)
 
 
+def check_type(request: Request) -> None:
+    """Raise RequestError (415) for another content type, even where the body holds JSON: a page in a browser, which has
+    an origin, can send those types to any server without a preflight. No content type and no origin mean JSON."""
+    content_type = request.headers.getone("content-type", None)
+    declares_json = is_json(content_type) if content_type is not None else "origin" not in request.headers
+    if not declares_json:
+        raise RequestError(
+            f"the body is declared as {content_type or 'nothing':.100}: send JSON, with content-type: application/json",
+            status=415,
+            code="unsupported_media_type",
+        )
+
+
+# The type by which curl calls data that it is given, and headers that browsers send with requests of pages.
+FORM_TYPE, OF_PAGES = "application/x-www-form-urlencoded", ("origin", "referer", "sec-fetch-site")
+
+
+def check_told_type(request: Request) -> None:
+    """Raise RequestError (415) as check_type does, except for JSON that curl calls a form, as Ollama's users send it. A
+    page's form stays refused: a browser says that it is one."""
+    is_form = request.headers.getone("content-type", "").partition(";")[0].strip().lower() == FORM_TYPE
+    if not is_form or any(name in request.headers for name in OF_PAGES):
+        check_type(request)
+
+
 class BodyReader:
     """Reader of all requests' bodies, which are recorded as `in_flight` while they are parsed. `most` returns the limit
     in bytes of one body; with `strict`, fields without effect are refused."""
@@ -98,9 +123,15 @@ class BodyReader:
         self.executor = OrderedExecutor()
         self.buffered = SharedRoom(MOST_BUFFERED)
 
-    async def read(self, request: Request, understand: Callable[[dict[str, Any]], T]) -> T:
-        """Return `understand` of the parsed object; a large body is parsed in a thread. Of a request that continues
-        a stream the body is that of the request which began it, and its own is left aside.
+    async def read(
+        self,
+        request: Request,
+        understand: Callable[[dict[str, Any]], T],
+        check: Callable[[Request], None] = check_type,
+    ) -> T:
+        """Return `understand` of the parsed object, whose content type passes this check; a large body is parsed in a
+        thread. Of a request that continues a stream the body is that of the request which began it, and its own is
+        left aside.
 
         Raises RequestError (413 for a body that is too large, 415 for one declared as another type), and Unavailable
         where other bodies take too much memory.
@@ -110,7 +141,7 @@ class BodyReader:
         try:
             body = None if context is None else context.body
             if body is None:
-                check_type(request)
+                check(request)
                 is_gzip = is_packed(request)
                 with timed(RECEIVE):
                     body = await self.receive(request, share)
@@ -209,19 +240,6 @@ def form_and(understand: Callable[[Mapping[str, FormPart]], T], body: bytes, bou
 
 def too_large(most: int) -> RequestError:
     return RequestError(f"the body is larger than {most} bytes, which is all that is taken: send less", status=413)
-
-
-def check_type(request: Request) -> None:
-    """Raise RequestError (415) for another content type, even where the body holds JSON: a page in a browser, which has
-    an origin, can send those types to any server without a preflight. No content type and no origin mean JSON."""
-    content_type = request.headers.getone("content-type", None)
-    declares_json = is_json(content_type) if content_type is not None else "origin" not in request.headers
-    if not declares_json:
-        raise RequestError(
-            f"the body is declared as {content_type or 'nothing':.100}: send JSON, with content-type: application/json",
-            status=415,
-            code="unsupported_media_type",
-        )
 
 
 def check_form_type(request: Request) -> bytes:

@@ -15,6 +15,7 @@ from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
+from pontil.http.ollama.endpoints import ollama_endpoints
 from pontil.http.openai.chat.changing_lines import KNOWN_LINES
 from pontil.http.openai.chat.prompt_reader import PromptReader
 from pontil.http.openai.chat.request import CHAT
@@ -74,9 +75,10 @@ def endpoints(
         config.strict_parameters,
     )
     routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
-    vectors, ranker = ServedEmbedding.of(proxy, embedding), ServedReranker.with_pairs(proxy, pairs)
-    models, status = ModelList(model, vectors, ranker), StatusRoutes(proxy)
-    tokens, resumable = TokenRoutes(model, prompts, bodies), routes.resumable.serving
+    embedder, ranker = ServedEmbedding.of(proxy, embedding), ServedReranker.with_pairs(proxy, pairs)
+    vectors, models = EmbeddingRoutes(proxy, embedder, bodies), ModelList(model, embedder, ranker)
+    tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
+    resumable = routes.resumable.serving
     table = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
@@ -84,8 +86,9 @@ def endpoints(
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
         *response_endpoints(ResponsesRoutes(routes, conversations)),
         *message_endpoints(MessagesRoutes(routes, ThinkingSeal.of(config))),
-        Endpoint("POST", "/v1/embeddings", EmbeddingRoutes(proxy, vectors, bodies).embeddings, "Vectors of texts.",
-                 EMBEDDINGS, EMBEDDING, errors=GENERATION_ERRORS),
+        *ollama_endpoints(routes, vectors),
+        Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
+                 errors=GENERATION_ERRORS),
         *rerank_endpoints(RerankRoutes(proxy, ranker, bodies)),
         *routes.sounds.endpoints(),
         Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.",

@@ -11,8 +11,8 @@ from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.access.endpoint import Endpoint, RouteAccess
-from pontil.http.anthropic.schema import ERROR as ERROR_SCHEMA
-from pontil.http.anthropic.schema import MESSAGES_ERROR
+from pontil.http.anthropic import schema as message
+from pontil.http.ollama import schema as ollama
 from pontil.http.schema.parameter import Schema, object_schema
 from pontil.http.stream.reply_schema import ANY_OBJECT, ERROR
 
@@ -20,6 +20,8 @@ SCHEMES = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key of this server."},
     "admin": {"type": "http", "scheme": "bearer", "description": "The admin key, which opens every route."},
 }
+# By their names in the document.
+ERRORS = {"Error": ERROR, message.MESSAGES_ERROR: message.ERROR, ollama.OLLAMA_ERROR: ollama.ERROR}
 ABOUT = "An OpenAI-compatible server with prefill and decode on separate process groups."
 
 
@@ -53,7 +55,7 @@ def document(
         "openapi": "3.2.0",
         "info": {"title": "pontil", "version": version, "description": ABOUT},
         "paths": paths,
-        "components": {"schemas": {"Error": ERROR, MESSAGES_ERROR: ERROR_SCHEMA}, "securitySchemes": SCHEMES},
+        "components": {"schemas": ERRORS, "securitySchemes": SCHEMES},
     }
 
 
@@ -97,14 +99,20 @@ def operation(endpoint: Endpoint, vocab_size: int, strict: bool) -> dict[str, An
 def responses(endpoint: Endpoint) -> dict[str, Any]:
     content: dict[str, Any] = {endpoint.content_type.partition(";")[0]: {"schema": endpoint.gives}}
     if endpoint.events is not None:
-        content["text/event-stream"] = {"itemSchema": event_schema(endpoint.events)}
+        is_events = endpoint.stream_type == "text/event-stream"
+        item = event_schema(endpoint.events) if is_events else {"anyOf": [endpoint.events, error_of(endpoint.error)]}
+        content[endpoint.stream_type] = {"itemSchema": item}
     response_objects: dict[str, Any] = {"200": {"description": "Success.", "content": content}}
     return response_objects | responses_of(endpoint.errors, endpoint.error)
 
 
 def responses_of(errors: Sequence[int], name: str) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    error = {"application/json": {"schema": error_of(name)}}
     return {str(status): {"description": f"{HTTPStatus(status).phrase}.", "content": error} for status in errors}
+
+
+def error_of(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def event_schema(chunk: Schema) -> Schema:

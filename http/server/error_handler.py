@@ -15,11 +15,13 @@ from sanic.response import json as json_response
 
 from pontil.http.access.access import AccessDenied
 from pontil.http.anthropic.error_shape import is_of_messages, message_error
+from pontil.http.ollama.error_shape import is_of_ollama, ollama_error
 from pontil.http.server.request_id import request_id
 from pontil.http.stream.error_object import error_object, error_of, status_of
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
 
 CLASSES = "no model that runs here sorts texts into classes: /v1/score says how well one answers another"
+MODELS = "models are not kept here: the server has those that it was started with"
 # Prefixes of paths that OpenAI's API and its relatives have and this server has not, with a hint for each.
 ABSENT: tuple[tuple[str, str], ...] = (
     ("/v1/conversations", "conversations are no objects here: use previous_response_id of /v1/responses"),
@@ -41,7 +43,8 @@ ABSENT: tuple[tuple[str, str], ...] = (
     ("/v1/vector_stores", "files are not kept: put their text into the prompt"),
     ("/v1/fine_tuning", "models are not trained here, only served"),
     ("/v1/edits", "edits are not served: use /v1/chat/completions"),
-    ("/api", "Ollama's API is not served: use /v1/chat/completions"),
+    *((f"/api/{name}", MODELS) for name in ("pull", "push", "create", "copy", "delete", "blobs")),
+    ("/api", "of Ollama's API there are chat, generate, embed, embeddings, tags, show, ps and version"),
 )
 
 
@@ -92,6 +95,8 @@ def answered(
         # A request that failed before the first middleware has no id yet.
         request.ctx.request_id = getattr(request.ctx, "request_id", None) or request_id(None)
         error = message_error(error["error"]["message"], status, request.ctx.request_id)
+    elif is_of_ollama(request.path):
+        error = ollama_error(error["error"]["message"])
     return json_response(error, status, headers=headers)
 
 

@@ -24,11 +24,21 @@ from pontil.runtime.timeline.timeline import WRITE
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
-KEEP_ALIVE = b": keep-alive\n\n"
-# Seconds without data after which a stream that has begun gets a comment.
+# Seconds without data after which a stream that has begun gets a keep-alive.
 KEEP_ALIVE_AFTER = 10.0
 # Makes the body of a whole answer.
 WriteAnswer = Callable[[Mapping[str, Any]], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFraming:
+    """The content type of a stream's body, and what says in it that the stream still runs."""
+
+    content_type: str
+    keep_alive: bytes
+
+
+SERVER_SENT_EVENTS = StreamFraming(CONTENT_TYPE, b": keep-alive\n\n")
 
 
 class EventStreamResponse(HTTPResponse):
@@ -54,9 +64,9 @@ class EventWriter:
         request: Request,
         headers: Callable[[], dict[str, str]],
         turn: MessageTurn,
-        content_type: str = CONTENT_TYPE,
+        framing: StreamFraming = SERVER_SENT_EVENTS,
     ) -> None:
-        self.request, self.headers, self.turn, self.content_type = request, headers, turn, content_type
+        self.request, self.headers, self.turn, self.framing = request, headers, turn, framing
         self.protocol: Any = request.protocol
         self.response: Any = None
         self.pending: list[bytes] = []
@@ -102,7 +112,7 @@ class EventWriter:
     async def send(self, data: bytes, last: bool = False) -> None:
         """Send a chunk after what was held, waiting for room."""
         if not self.begun:
-            head = EventStreamResponse(content_type=self.content_type, headers=HEADERS | self.headers())
+            head = EventStreamResponse(content_type=self.framing.content_type, headers=HEADERS | self.headers())
             self.response = await self.request.respond(head)
         self.wrote_at = time.monotonic()
         if self.pending:
@@ -170,7 +180,7 @@ class StreamWriter:
         if self.broken is not None:
             raise self.broken
         if self.writer.begun and self.silence >= KEEP_ALIVE_AFTER:
-            await self.send(KEEP_ALIVE)
+            await self.send(self.writer.framing.keep_alive)
 
     @property
     def silence(self) -> float:
@@ -229,14 +239,19 @@ async def as_json(answer: Mapping[str, Any]) -> bytes:
 
 
 async def reply(
-    request: Request, stream: Stream, shape: ReplyFormat, keep: KeepAnswer = keep_nothing, write: WriteAnswer = as_json
+    request: Request,
+    stream: Stream,
+    shape: ReplyFormat,
+    keep: KeepAnswer = keep_nothing,
+    write: WriteAnswer = as_json,
+    framing: StreamFraming = SERVER_SENT_EVENTS,
 ) -> HTTPResponse | None:
     """Answer the request; return None if it was streamed. Once the answer is complete `keep` is called, before its end
     is made and sent: it may change what the end says. `write` makes the body of one that is not streamed. Raises
     PontilError only while nothing has been sent."""
     try:
         if shape.streamed:
-            writer = EventWriter(request, lambda: route_of(stream), stream.turn)
+            writer = EventWriter(request, lambda: route_of(stream), stream.turn, framing)
             try:
                 await reply_streaming(writer, stream, shape, keep)
             finally:

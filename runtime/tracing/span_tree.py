@@ -39,6 +39,9 @@ OPERATIONS = (
     ("/generate", "text_completion"),
     ("/v1/embeddings", EMBEDDINGS),
     *((path, RERANK) for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")),
+    ("/api/chat", "chat"),
+    ("/api/generate", "text_completion"),
+    ("/api/embed", EMBEDDINGS),
 )
 # Statuses from here on are faults of the server.
 SERVER_FAULT = 500

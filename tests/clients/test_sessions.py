@@ -24,7 +24,7 @@ SESSION_TIMEOUT = 240.0
 HERE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 ALL = [
     pytest.param(client, step, id=f"{client.name}-{step}",
-                 marks=[] if client.is_javascript or client.is_of_the_suite else [pytest.mark.long])
+                 marks=[] if client.is_quick else [pytest.mark.long])
     for client in CLIENTS for step in client.steps if step != EMBEDDINGS
 ]  # fmt: skip
 

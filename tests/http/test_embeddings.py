@@ -77,6 +77,23 @@ def test_texts_are_encoded_by_its_tokenizer(both: ScriptedSite) -> None:
     assert answer.json["usage"]["prompt_tokens"] == 3 * len(ids) and answer.headers["x-pontil-ignored"] == "user"
 
 
+def test_ollamas_paths_have_the_same_numbers(both: ScriptedSite) -> None:
+    plain = embed(both, ["hi", "there"])
+    answer = both.ask("POST", "/api/embed", {"model": "vectors:latest", "input": ["hi", "there"]}).json
+    assert answer["embeddings"] == vectors(plain) and answer["model"] == "vectors" and answer["total_duration"] > 0
+    assert answer["prompt_eval_count"] == plain.json["usage"]["prompt_tokens"]
+    older = both.ask("POST", "/api/embeddings", {"model": "vectors", "prompt": "hi"}).json
+    assert older == {"embedding": answer["embeddings"][0]}
+    long = {"model": "vectors", "input": "x" * 40}
+    assert both.ask("POST", "/api/embed", long).json["prompt_eval_count"] == 32, "cut, unless that is declined"
+    refused = both.ask("POST", "/api/embed", long | {"truncate": False})
+    assert refused.status == 400 and "maximum context length" in refused.json["error"]
+    assert both.ask("POST", "/api/embed", {"model": "nobody", "input": "x"}).status == 404
+    assert both.ask("POST", "/api/embed", {"model": "vectors", "input": []}).status == 400
+    assert [one["name"] for one in both.ask("GET", "/api/tags").json["models"]] == ["tiny:latest", "vectors:latest"]
+    assert both.ask("POST", "/api/show", {"model": "vectors"}).json["capabilities"] == ["embedding"]
+
+
 def test_base64_has_the_same_numbers(both: ScriptedSite) -> None:
     (coded,) = (one["embedding"] for one in embed(both, [5, 6], encoding_format="base64").json["data"])
     assert struct.unpack("<4f", base64.b64decode(coded)) == (5.0, 6.0, 0.0, 0.0)

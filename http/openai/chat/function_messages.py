@@ -55,20 +55,33 @@ def read_named(choice_fields: Fields) -> ToolChoice:
 
 
 def as_tools(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield the messages with calls and results of functions as those of tools. They get ids, which some templates ask
-    for: of nine letters and digits, as the strictest of them want."""
-    call_ids: dict[str, str] = {}
+    """Yield the messages with calls and results of functions as those of tools. Calls and results without ids get them,
+    which some templates ask for: a result that of the call before it with its name, or of the first one."""
+    # Calls without a result.
+    waiting: list[tuple[str, str]] = []
     for number, message in enumerate(messages):
-        identity = f"call{number:05}"
         if FUNCTION_CALL in message:
-            function = message[FUNCTION_CALL]
-            call_ids[function["name"]] = identity
-            calls = [{"id": identity, "type": "function", "function": function}]
-            yield {name: value for name, value in message.items() if name != FUNCTION_CALL} | {"tool_calls": calls}
+            calls = [{"type": "function", "function": message[FUNCTION_CALL]}]
+            message = {name: value for name, value in message.items() if name != FUNCTION_CALL} | {"tool_calls": calls}
         elif message["role"] == ROLE:
-            yield message | {"role": "tool", "tool_call_id": call_ids.get(message["name"], identity)}
-        else:
-            yield message
+            message = message | {"role": "tool"}
+        if "tool_calls" in message:
+            calls = [call_id(number, place) | call for place, call in enumerate(message["tool_calls"])]
+            waiting = [(call["function"]["name"], call["id"]) for call in calls]
+            message = message | {"tool_calls": calls}
+        elif message["role"] == "tool" and "tool_call_id" not in message:
+            answered = next((call for call in waiting if message.get("name") in (None, call[0])), None)
+            if answered is not None:
+                waiting.remove(answered)
+            identity = call_id(number, 0)["id"] if answered is None else answered[1]
+            message = message | {"tool_call_id": identity}
+        yield message
+
+
+def call_id(number: int, place: int) -> dict[str, str]:
+    """Return the id of a call in the message of this number: nine letters and digits, as the strictest templates want
+    them."""
+    return {"id": f"c{number:04}{place:04}" if place else f"call{number:05}"}
 
 
 def choice_schema() -> Schema:

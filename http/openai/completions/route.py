@@ -13,7 +13,7 @@ from sanic import HTTPResponse, Request
 from pontil.http.fields.sampling import SamplingFields
 from pontil.http.fields.structured_output import OutputStructure
 from pontil.http.fields.tools import ToolFields
-from pontil.http.intake.body import BodyReader, understood
+from pontil.http.intake.body import BodyReader, check_type, understood
 from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
@@ -24,7 +24,14 @@ from pontil.http.openai.completions.remote_prompt import moved, remote_kv
 from pontil.http.openai.completions.request import DEFAULT_TOKENS, CompletionRequest, Prompt, read_completion
 from pontil.http.openai.completions.sounds import open_sounds
 from pontil.http.stream.answer_checker import AnswerChecker
-from pontil.http.stream.reply import KeepAnswer, ReplyFormat, keep_nothing, reply
+from pontil.http.stream.reply import (
+    SERVER_SENT_EVENTS,
+    KeepAnswer,
+    ReplyFormat,
+    StreamFraming,
+    keep_nothing,
+    reply,
+)
 from pontil.http.stream.reply_shape import ChatShape, CompletionShape, ReplyHeading, ShownText
 from pontil.http.stream.resumable_routes import ResumableRoutes, check_not_continued, heading_of
 from pontil.http.stream.schema_watch import SchemaWatch
@@ -75,8 +82,11 @@ class Preparation:
     def snapshot(self, ticket: Ticket) -> RegistrySnapshot:
         return self.proxy.registry.generating.snapshot(ticket.release)
 
-    async def completion(self, ticket: Ticket, completion_request: CompletionRequest) -> ReadyRequest:
-        """Compile the grammar of a completion, tokenize its prompts and fit them to the context."""
+    async def completion(
+        self, ticket: Ticket, completion_request: CompletionRequest, most_tokens: int | None = DEFAULT_TOKENS
+    ) -> ReadyRequest:
+        """Compile the grammar of a completion, tokenize its prompts and fit them to the context. Of one that asks for
+        no number of tokens each answer has at most `most_tokens`; None: what the context leaves."""
         ticket = self.complete(ticket, completion_request)
         snapshot = self.snapshot(ticket)
         sampling, prompts = completion_request.sampling, len(completion_request.prompts)
@@ -89,7 +99,7 @@ class Preparation:
         works = []
         for prompt in completion_request.prompts:
             ids = await self.prompt_ids(prompt, completion_request, limit)
-            works.append(moved(self.fit(ids, completion_request, snapshot, "prompt", DEFAULT_TOKENS), remote))
+            works.append(moved(self.fit(ids, completion_request, snapshot, "prompt", most_tokens), remote))
         return ReadyRequest(ticket, works, completion_request.sampling, snapshot)
 
     async def prompt_ids(self, prompt: Prompt, completion_request: CompletionRequest, limit: TextLimit) -> list[int]:
@@ -204,12 +214,12 @@ class GenerationRoutes:
         self.sounds = open_sounds(self.proxy, self.model, bodies)
         self.resumable = ResumableRoutes(self.proxy)
 
-    async def read(self, request: Request, parser: Callable[..., T]) -> T:
-        """Read this request's body by its parser."""
-        ignored_fields = self.bodies.ignored(request)
-        return await self.bodies.read(
-            request, partial(parser, vocab_size=self.model.vocab_size, ignored=ignored_fields)
-        )
+    async def read(
+        self, request: Request, parser: Callable[..., T], check: Callable[[Request], None] = check_type
+    ) -> T:
+        """Read this request's body, whose content type passes this check, by its parser."""
+        understand = partial(parser, vocab_size=self.model.vocab_size, ignored=self.bodies.ignored(request))
+        return await self.bodies.read(request, understand, check)
 
     async def completions(self, request: Request) -> HTTPResponse | None:
         return await self.answer_completion(request, await self.read(request, read_completion))
@@ -238,8 +248,22 @@ class GenerationRoutes:
             return await self.speak(request, ready, shape)
         return await self.send(request, ready, shape)
 
+    async def ready_chat(self, request: Request, chat_request: ChatRequest, most_tokens: int | None) -> ReadyChat:
+        """Prepare a chat in another form, whose answer has at most so many tokens, or what the context leaves: clients
+        of other APIs ask for more than many contexts do."""
+        ticket = self.preparation.complete(request.ctx.ticket, chat_request)
+        self.proxy.admissions.check_limits(ticket)
+        remote = remote_kv(self.proxy, chat_request.kv_transfer, chat_request.sampling, ticket.name)
+        unlimited = replace(chat_request, sampling=replace(chat_request.sampling, max_tokens=None))
+        return await self.preparation.chat(ticket, unlimited, remote=remote, most_tokens=most_tokens)
+
     async def send(
-        self, request: Request, ready: ReadyRequest, shape: ReplyFormat, keep: KeepAnswer = keep_nothing
+        self,
+        request: Request,
+        ready: ReadyRequest,
+        shape: ReplyFormat,
+        keep: KeepAnswer = keep_nothing,
+        framing: StreamFraming = SERVER_SENT_EVENTS,
     ) -> HTTPResponse | None:
         """Submit all of the works, or none, and send the reply in this form. A stream may be one that can be
         continued."""
@@ -248,7 +272,7 @@ class GenerationRoutes:
         await self.preparation.look_up(ready)
         submit = partial(self.proxy.submit, ready.ticket, *ready.works, snapshot=ready.snapshot)
         stream, shape = self.resumable.stream(request, ready.works, shape, submit)
-        return await reply(request, stream, shape, keep)
+        return await reply(request, stream, shape, keep, framing=framing)
 
     async def speak(self, request: Request, ready: ReadyChat, shape: ChatShape) -> HTTPResponse | None:
         """Send an answer in sound, or about recordings and images, which several stages of the model make."""

@@ -5,17 +5,17 @@ import base64
 import json
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sanic import HTTPResponse, Request
 from sanic.response import raw
 
 from pontil.http.fields.client_fields import INERT
 from pontil.http.fields.prompt import MAX_PRIORITY, TO_FIT, PromptFields, special_tokens
-from pontil.http.intake.body import BodyReader, understood
+from pontil.http.intake.body import BodyReader, check_type, understood
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.intake.served_model import check_name
 from pontil.http.openai.chat.prompt_reader import SHORT_TEXT, TextLimit, maximum
@@ -119,6 +119,12 @@ FEW_NUMBERS = 4096
 FLOAT_BYTES = 4
 
 
+class WriteVectors(Protocol):
+    """A writer of the body of an answer."""
+
+    def __call__(self, vectors: Sequence[bytes], model: str, prompt_tokens: int) -> bytes: ...
+
+
 class EmbeddingRoutes:
     """The handler over one proxy. `served` is None where no embedding model is."""
 
@@ -127,13 +133,31 @@ class EmbeddingRoutes:
         self.executor = OrderedExecutor()
 
     async def embeddings(self, request: Request) -> HTTPResponse:
-        served_model = self.served
-        if served_model is None:
+        embedding_request = await self.read(request, read_embedding)
+        write = partial(embedding_body, in_base64=embedding_request.in_base64)
+        return await self.embed(request, embedding_request, write)
+
+    @property
+    def embedding(self) -> ServedEmbedding:
+        """The embedding model. Raises RequestError where there is none."""
+        if self.served is None:
             says = "embeddings are not served here: start the server with --embed, which starts workers for them"
             raise RequestError(says, status=404, code="not_supported")
-        ignored_fields = self.bodies.ignored(request)
-        parser = partial(read_embedding, vocab_size=served_model.vocab_size, ignored=ignored_fields)
-        embedding_request = await self.bodies.read(request, parser)
+        return self.served
+
+    async def read(
+        self,
+        request: Request,
+        parser: Callable[..., EmbeddingRequest],
+        check: Callable[[Request], None] = check_type,
+    ) -> EmbeddingRequest:
+        """Read this request's body, whose content type passes this check, by its parser."""
+        vocab_size, ignored_fields = self.embedding.vocab_size, self.bodies.ignored(request)
+        return await self.bodies.read(request, partial(parser, vocab_size=vocab_size, ignored=ignored_fields), check)
+
+    async def embed(self, request: Request, embedding_request: EmbeddingRequest, write: WriteVectors) -> HTTPResponse:
+        """Answer a request that has been read, with the body that `write` makes."""
+        served_model = self.embedding
         check_name(self.proxy.config, embedding_request.model, served_model.name)
         ticket = embedding_request.handling.complete(
             request.ctx.ticket, share_prefixes=self.proxy.config.share_prefixes
@@ -146,7 +170,7 @@ class EmbeddingRoutes:
         understood(request)
         works = [TextEmbedding(token_ids, served_model.name, embedding_request.dimensions) for token_ids in ids]
         stream = await self.proxy.submit_in_portions(ticket, works, snapshot)
-        return await self.answered(stream, works, embedding_request, served_model)
+        return await self.answered(stream, works, partial(write, model=served_model.name))
 
     async def input_ids(
         self, embedding_request: EmbeddingRequest, served_model: ServedEmbedding, snapshot: RegistrySnapshot
@@ -165,11 +189,7 @@ class EmbeddingRoutes:
         return ids
 
     async def answered(
-        self,
-        stream: Stream,
-        works: Sequence[TextEmbedding],
-        embedding_request: EmbeddingRequest,
-        served_model: ServedEmbedding,
+        self, stream: Stream, works: Sequence[TextEmbedding], write: Callable[..., bytes]
     ) -> HTTPResponse:
         """Return the answer once all vectors are there. What has no reader any more is cancelled."""
         try:
@@ -178,10 +198,9 @@ class EmbeddingRoutes:
         finally:
             stream.cancel()
         vectors = [work.vector or b"" for work in works]
-        tokens = stream.final_usage.prompt_tokens
-        write = partial(embedding_body, vectors, served_model.name, tokens, in_base64=embedding_request.in_base64)
+        work = partial(write, vectors, prompt_tokens=stream.final_usage.prompt_tokens)
         count = sum(map(len, vectors)) // FLOAT_BYTES
-        body = await self.executor.run(write, count) if count > FEW_NUMBERS else write()
+        body = await self.executor.run(work, count) if count > FEW_NUMBERS else work()
         return raw(body, content_type="application/json", headers=route_of(stream))
 
 

@@ -10,7 +10,7 @@ from sanic.response import raw
 
 from pontil.http.fields.audio_output import Form
 from pontil.http.intake.body import understood
-from pontil.http.stream.reply import EventWriter, route_of
+from pontil.http.stream.reply import EventWriter, StreamFraming, route_of
 from pontil.runtime.foundation.wav_header import wav_header
 from pontil.runtime.proxy.requests.stream import Wakeup
 from pontil.runtime.stages.runs.audio_mailbox import AudioDelta, AudioEvent
@@ -85,7 +85,9 @@ async def reply_sound(
     headers = {RATE: str(sample_rate)}
     try:
         if is_streamed:
-            writer = EventWriter(request, lambda: headers | route_of(stream), stream.turn, TYPES[form])
+            # Samples have no place for anything else.
+            framing = StreamFraming(TYPES[form], keep_alive=b"")
+            writer = EventWriter(request, lambda: headers | route_of(stream), stream.turn, framing)
             await stream_sound(writer, stream, form, sample_rate)
             return None
         await stream.all()

@@ -32,7 +32,7 @@ export async function refused(call) {
   } catch (error) {
     const told = error?.lastError ?? error;
     return {
-      status: told.status ?? told.statusCode, says: `${told.message} ${told.responseBody ?? ""}`, kind: told.name,
+      status: told.status ?? told.statusCode ?? told.status_code, says: `${told.message} ${told.responseBody ?? ""}`, kind: told.name,
     };
   }
   return { status: 200, says: "nothing", kind: null };

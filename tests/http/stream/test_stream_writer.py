@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pontil.http.stream.reply import KEEP_ALIVE, EventWriter, StreamWriter, settled
+from pontil.http.stream.reply import SERVER_SENT_EVENTS, EventWriter, StreamWriter, settled
 from pontil.runtime.accounting.counts import Usage
 from pontil.runtime.errors import PontilError, Unavailable
 from pontil.runtime.proxy.requests.answer import ChoiceEvent, Ended, Finished, Mailbox
@@ -40,6 +40,7 @@ class RecordingReader:
 
     def __init__(self) -> None:
         self.begun, self.has_room = False, True
+        self.framing = SERVER_SENT_EVENTS
         self.room = asyncio.Event()
         self.got: list[bytes] = []
         self.wrote_at = time.monotonic()
@@ -195,7 +196,7 @@ def test_silence_is_broken_and_tokens_count_as_none(monkeypatch: pytest.MonkeyPa
     async def scene(stream: Unserved, reader: RecordingReader, task: "asyncio.Task[None]") -> None:
         while len(reader.got) < 3:
             await asyncio.sleep(0.002)
-        assert reader.got[1:3] == [KEEP_ALIVE, KEEP_ALIVE]
+        assert reader.got[1:3] == [SERVER_SENT_EVENTS.keep_alive] * 2
         stream.mailbox.close(END)
         await task
 

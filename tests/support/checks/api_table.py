@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of parameters in docs/guide/api.md, responses.md, messages.md, embeddings.md and audio.md, generated from
-the declarations. Run as a program it prints them."""
+"""The tables of parameters in docs/guide/api.md, responses.md, messages.md, ollama.md, embeddings.md and audio.md,
+generated from the declarations. Run as a program it prints them."""
 
 import json
 from collections.abc import Collection, Iterator, Sequence
@@ -9,6 +9,8 @@ from typing import Any
 from pontil.http.anthropic.request import MESSAGES
 from pontil.http.fields.client_fields import FOREIGN
 from pontil.http.fields.delivery import STREAM_OPTIONS
+from pontil.http.ollama import embed, request
+from pontil.http.ollama.options import OPTIONS
 from pontil.http.openai.chat.request import CHAT
 from pontil.http.openai.completions.request import COMPLETION, OF_CHATS
 from pontil.http.openai.embeddings.route import EMBEDDING
@@ -43,6 +45,12 @@ def responses_table() -> list[str]:
 def messages_table() -> list[str]:
     """Return one row for each parameter of a message, but for those of other servers; in the same order."""
     return one_table(MESSAGES)
+
+
+def ollama_tables() -> list[list[str]]:
+    """Return the tables of Ollama's requests: a chat, what a prompt has otherwise, the options, and vectors."""
+    generate = [one for one in request.GENERATE if one not in request.CHAT]
+    return [one_table(one) for one in (request.CHAT, generate, OPTIONS, embed.EMBED)]
 
 
 def embeddings_table() -> list[str]:
@@ -180,6 +188,7 @@ if __name__ == "__main__":
                 "",
                 *responses_table(),
                 "",
+                *(line for table in ollama_tables() for line in [*table, ""]),
                 *embeddings_table(),
                 "",
                 *rerank_table(),

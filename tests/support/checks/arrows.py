@@ -262,6 +262,11 @@ ARROWS: dict[str, set[str]] = {
         "http/fields", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream", "runtime",
         "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy/requests",
     },
+    "http/ollama": {
+        "http/access", "http/fields", "http/intake", "http/openai/chat", "http/openai/completions",
+        "http/openai/embeddings", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
+        "runtime/grammar", "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline",
+    },
     "http/page": {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
     },
@@ -271,14 +276,14 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy/admission", "runtime/proxy/requests", "runtime/tokenizer",
     },
     "http/routes": {
-        "http/access", "http/anthropic", "http/intake", "http/openai/chat", "http/openai/completions",
+        "http/access", "http/anthropic", "http/intake", "http/ollama", "http/openai/chat", "http/openai/completions",
         "http/openai/embeddings", "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime",
         "runtime/chat", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
     "http/server": {
-        "http/access", "http/anthropic", "http/intake", "http/openai/responses", "http/routes", "http/stream",
-        "runtime", "runtime/loaders/config", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline",
-        "runtime/tokenizer", "runtime/tracing",
+        "http/access", "http/anthropic", "http/intake", "http/ollama", "http/openai/responses", "http/routes",
+        "http/stream", "runtime", "runtime/loaders/config", "runtime/proxy", "runtime/proxy/requests",
+        "runtime/timeline", "runtime/tokenizer", "runtime/tracing",
     },
     "launcher/foundation": set(),
     "launcher/host": set(),

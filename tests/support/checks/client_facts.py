@@ -27,13 +27,15 @@ Facts = dict[str, Any]
 @dataclass(frozen=True)
 class RealClient:
     """A client with the file of its session, the key of its pinned version (None: of the suite's own environment), the
-    steps of its session, and the file of the one for embeddings, if there is one."""
+    steps of its session, and the file of the one for embeddings, if there is one. Whether only `--long` runs it is told
+    for those of JavaScript; it does so with all of Python that the suite has not."""
 
     name: str
     script: str
     pin: str | None
     steps: tuple[str, ...] = GENERATING
     embeddings: str | None = None
+    is_long: bool = False
 
     @property
     def is_javascript(self) -> bool:
@@ -42,6 +44,11 @@ class RealClient:
     @property
     def is_of_the_suite(self) -> bool:
         return self.pin is None
+
+    @property
+    def is_quick(self) -> bool:
+        """True if it runs without `--long`."""
+        return self.is_of_the_suite or (self.is_javascript and not self.is_long)
 
     @property
     def package(self) -> str:
@@ -54,6 +61,8 @@ CLIENTS = (
     RealClient("@ai-sdk/openai", "ai_openai.mjs", "@ai-sdk/openai"),
     RealClient("@ai-sdk/openai-compatible", "ai_compatible.mjs", "@ai-sdk/openai-compatible", CHATS),
     RealClient("anthropic", "anthropic_session.py", "python:anthropic", CHATS),
+    RealClient("ollama (Python)", "ollama_session.py", "python:ollama", CHATS),
+    RealClient("ollama (JavaScript)", "ollama.mjs", "ollama", CHATS, is_long=True),
     RealClient("langchain-openai", "langchain_session.py", "python:langchain-openai"),
     RealClient("litellm", "litellm_session.py", "python:litellm"),
     RealClient("instructor", "instructor_session.py", "python:instructor", ("structured", "errors")),

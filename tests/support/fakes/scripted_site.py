@@ -52,10 +52,12 @@ class HttpAnswer:
 
 
 def refused(answer: HttpAnswer, status: int, code: str) -> str:
-    """Return the sentence of a refusal. Those of Anthropic's paths have its shape, without codes."""
+    """Return the sentence of a refusal. Those of Anthropic's and Ollama's paths have their shapes, without codes."""
     error = answer.json["error"]
     assert answer.status == status, answer.body
-    if "type" in answer.json:
+    if isinstance(error, str):
+        error = {"message": error}
+    elif "type" in answer.json:
         assert error["type"] == "authentication_error" and answer.json["request_id"] == answer.headers["request-id"]
     else:
         assert (error["code"], error["param"]) == (code, None), answer.body

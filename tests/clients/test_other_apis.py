@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Anthropic's client beside its session: the page's example, and a stream whose worker is killed."""
+"""Clients of other APIs than OpenAI's beside their sessions: the examples of their pages, and streams whose worker is
+killed."""
 
 import json
 import os
@@ -15,6 +16,8 @@ from served import ROOT, Served
 
 TIMEOUT = 240.0
 HERE = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+# The page of each API, with the reason for the end of its example's answer.
+PAGES = {"messages": "max_tokens", "ollama": "length"}
 
 
 @pytest.fixture(scope="module")
@@ -26,28 +29,30 @@ def python() -> Path:
 
 
 @pytest.mark.long
-def test_the_example_of_the_page(served: Served, python: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / "messages.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_example_of_the_page(served: Served, python: Path, page: str) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide" / f"{page}.md").read_text(), re.DOTALL)
     program = example.replace("127.0.0.1:8000", f"127.0.0.1:{served.port}")
     done = subprocess.run(
         [python, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, env=os.environ | HERE
     )
-    assert done.returncode == 0 and "max_tokens" in done.stdout, done.stderr
+    assert done.returncode == 0 and PAGES[page] in done.stdout, done.stderr
     at_rest(served)
 
 
 @pytest.mark.long
-def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, python: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, python: Path, page: str) -> None:
     """The client sees one stream, the same to the letter."""
-    undisturbed = read_stream(served, python)
-    assert read_stream(served, python, kills="decode:0") == undisturbed and undisturbed[1] == 400
+    undisturbed = read_stream(served, python, page)
+    assert read_stream(served, python, page, kills="decode:0") == undisturbed and undisturbed[1] == 400
     at_rest(served)
 
 
-def read_stream(served: Served, python: Path, kills: str | None = None) -> tuple[str, int]:
+def read_stream(served: Served, python: Path, page: str, kills: str | None = None) -> tuple[str, int]:
     """Return the text and the count of a stream; kill a worker once a part of it has come."""
     name = served.get("/v1/models")["data"][0]["id"]
-    command = [python, FOLDER / "python" / "messages_stream.py", f"http://127.0.0.1:{served.port}", name]
+    command = [python, FOLDER / "python" / f"{page}_stream.py", f"http://127.0.0.1:{served.port}", name]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | HERE) as client:
         assert client.stdout is not None
         pieces = []
