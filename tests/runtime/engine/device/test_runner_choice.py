@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner follows from the device and from the pool's cells."""
+"""The runner follows from the device."""
 
 import logging
 
@@ -25,18 +25,13 @@ def test_a_cpu_has_the_plain_runner_and_records_nothing(caplog: pytest.LogCaptur
     assert "recorded" not in caplog.text
 
 
-def test_a_device_runs_recorded_steps_if_kernels_read_its_cells(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.mark.parametrize("cells", ["auto", "int8", "fp8"])
+def test_a_device_runs_recorded_steps_whatever_its_cells_are(cells: str, caplog: pytest.LogCaptureFixture) -> None:
     hugging = reference()
     with PretendDevice() as there, caplog.at_level(logging.INFO):
         model = build(hugging, device=str(there.device))
-        plain, small = (
-            KVStorage(layout_of(model, cells=cells), 4, there.device) for cells in ("auto", "int8")
-        )  # fmt: skip
-
-        made = make_runner(CONFIG, model, plain, 64, NONE, None)
+        storage = KVStorage(layout_of(model, cells=cells), 4, there.device)
+        made = make_runner(CONFIG, model, storage, 64, NONE, None)
         assert isinstance(made, DeviceRunner) and made.limits.generated == 34
         record_steps(made)
-        assert type(make_runner(CONFIG, model, small, 64, NONE, None)) is ModelRunner
     assert "decode steps in 0 MiB" in caplog.text and made.layers.captured.bytes > 0
