@@ -3,9 +3,9 @@
 
 from torch import Tensor
 
-from pontil.gpu_ops.kv.cells import LARGEST
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import LARGEST
 from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.rotary import turn_heads
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pontil.gpu_ops.kv.cells import LARGEST, NOTHING, SCALE_BYTES, head_dim_of
+from pontil.gpu_ops.parameters.cells import LARGEST, NOTHING, SCALE_BYTES, head_dim_of
 from pontil.gpu_ops.triton.launch import launch, power_of_2
 from pontil.gpu_ops.triton.products import FLOAT8_SHARE, share_of_float8
 

@@ -11,9 +11,10 @@ from ladder import Budget, KernelCase, Results
 from pages import Heads, Scene, Span, contents
 
 from pontil.gpu_ops.kv.attention import write_kv
-from pontil.gpu_ops.kv.cells import LARGEST, encode, row_cells
+from pontil.gpu_ops.kv.cells import encode
 from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.gpu_ops.kv.device_tile import DeviceTile
+from pontil.gpu_ops.parameters.cells import LARGEST, row_cells
 from pontil.gpu_ops.triton import decode_attention, paged_kv
 from pontil.gpu_ops.triton.decode_attention import DecodeTiles
 

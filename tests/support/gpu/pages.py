@@ -16,10 +16,11 @@ from pontil.gpu_ops.kv.attention import (
     PromptAttention,
     PromptSpan,
 )
-from pontil.gpu_ops.kv.cells import LARGEST, SCALE_BYTES, encode, movable
+from pontil.gpu_ops.kv.cells import encode, movable
 from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.gpu_ops.kv.device_tile import DeviceTile, cut
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import LARGEST, SCALE_BYTES
 
 SLOTS, LAYER = 16, 1
 BLOCKS = 32
