@@ -57,7 +57,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/tiles", "runtime/models",
     },
     "runtime/engine/drafts": {
-        "gpu_ops/products", "runtime/cache", "runtime/engine/prefixes", "runtime/engine/runner",
+        "gpu_ops/attention_backends", "gpu_ops/products", "runtime/cache", "runtime/engine/device",
+        "runtime/engine/prefixes", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models", "runtime/models/layers",
     },
     "runtime/engine": {

@@ -110,7 +110,7 @@ class HostBackend(AttentionBackend):
 
 def nothing(layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None) -> Tensor:
     """The attention of padding alone."""
-    return torch.zeros_like(q)
+    return torch.zeros_like(q)[..., : layer.value_dim]
 
 
 def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor:
