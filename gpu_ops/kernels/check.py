@@ -13,8 +13,8 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.quantized import BLOCK, TABLE, QuantizedWeights
 from pontil.gpu_ops.kernels.weights.structures import CELLS
-from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 SHAPE = HeadShape(heads=6, kv_heads=2, head_dim=32)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.structures import CELLS, KINDS, SpanFields, TileFields
-from pontil.gpu_ops.kv.cells import head_dim_of
+from pontil.gpu_ops.parameters.cells import head_dim_of
 
 
 @dataclass(frozen=True, slots=True)

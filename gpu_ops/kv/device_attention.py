@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention on devices, by kernels. The operations of gpu_ops/kv/attention.py are its reference, and compute
-where pools have cells that the kernels do not read."""
+"""Paged attention on devices, by kernels. The operations of gpu_ops/kv/attention.py are its reference."""
 
-import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kv.device_tile import QUERY_TILE, DeviceTile
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import LARGEST
 from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.rotary import turn_heads
-
-CELLS = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of cells that the kernels read and write."""
 
 
 class DeviceAttention:
@@ -19,7 +15,6 @@ class DeviceAttention:
     recorded once and started again for other numbers in the same memory."""
 
     def __init__(self, pool: Tensor, tile: DeviceTile) -> None:
-        assert pool.dtype in CELLS
         self.pool, self.tile = pool, tile
 
     def __call__(
@@ -33,7 +28,8 @@ class DeviceAttention:
         from pontil.gpu_ops.triton.paged_kv import write_kv
         from pontil.gpu_ops.triton.rotary import turn_and_write
 
-        if turn is None or v is None:
+        # A row's largest number has to be known before any of its cells of 8 bits.
+        if turn is None or v is None or self.pool.dtype in LARGEST:
             q, k = (q, k) if turn is None else turn_heads(q, k, turn)
             write_kv(self.pool, layer.layer, self.tile.slots, k, v)
             return q

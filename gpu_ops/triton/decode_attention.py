@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.triton.launch import STAGES, WARPS, WIDE, ceil_div, launch, power_of_2, processor
-from pontil.gpu_ops.triton.paged_kv import geometry
+from pontil.gpu_ops.triton.paged_kv import geometry, loadable
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
 
 # Programs that keep a large device busy.
@@ -55,8 +55,9 @@ def seen_strips(length, KEYS: tl.constexpr, STRIP: tl.constexpr, MOST: tl.conste
 def strips_kernel(
     q, pool, tables, owners, lengths, parts, weights, layer, first_row, room, table_row, q_row, q_head, scale,
     LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
-    KEYS: tl.constexpr, STRIP: tl.constexpr, MOST: tl.constexpr, WINDOW: tl.constexpr, WIDE: tl.constexpr,
+    CELLS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, STRIP: tl.constexpr, MOST: tl.constexpr, WINDOW: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """One part of the heads of a KV head of a row: every strip whose number is that of the program, or so many more."""
     local = tl.program_id(0).to(tl.int64)
@@ -71,14 +72,14 @@ def strips_kernel(
     cell = tl.arange(0, MAIN)
     # Within a row 32 bits count everything, and need half the registers.
     query = q + row * q_row + heads[:, None] * q_head
-    pool_type = pool.dtype.element_ty
+    kind = q.dtype.element_ty if CELLS > 0 else pool.dtype.element_ty
     inside = ours[:, None] & (cell < VALUES)[None, :]
-    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(pool_type)
+    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(kind)
     rest_queries = queries
     if REST > 0:
         rest_cell = tl.arange(0, REST)
         some = ours[:, None] & (rest_cell < WIDTH - VALUES)[None, :]
-        rest_queries = tl.load(query + VALUES + rest_cell[None, :], mask=some, other=0.0).to(pool_type)
+        rest_queries = tl.load(query + VALUES + rest_cell[None, :], mask=some, other=0.0).to(kind)
     table = tables + tl.load(owners + row).to(tl.int64) * table_row
     asking = tl.zeros([HEADS], tl.int32) + length - 1
     for strip in range(tl.program_id(2), count, tl.num_programs(2)):
@@ -89,7 +90,7 @@ def strips_kernel(
         for start in range(begin, tl.minimum(begin + size, length), KEYS):
             sums, total, peak = add_chunk(
                 sums, total, peak, queries, rest_queries, pool, table, layer, kv_head, start, length, asking, scale,
-                LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
+                LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, CELLS, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
             )  # fmt: skip
         place = local * KV_HEADS * GROUP * room
         of_row = heads * room + strip
@@ -130,15 +131,20 @@ def combine_kernel(
     tl.store(where, result.to(out.dtype.element_ty), mask=inside)
 
 
-def decode_tiles(group: int, main: int, wide: bool) -> DecodeTiles:
-    """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32."""
+def decode_tiles(group: int, main: int, wide: bool, scaled: bool = False) -> DecodeTiles:
+    """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32 and
+    `scaled` if cells of 8 bits become numbers in registers, of which more are needed then."""
     amd, heads = processor()[0] == "hip", min(32, max(16, power_of_2(group)))
     if wide:
         return DecodeTiles(max(16, min(32, 4096 // main)), 16, most=16 if main > 256 else 64, stages=2)
+    keys = 64 if main <= 128 else 32
+    if scaled and (amd or 128 < main <= 256):
+        keys //= 2
     # On AMD more stages would need more shared memory than there is.
+    stages = 2 if amd else 3 if scaled and main > 128 else 5
     if main > 256:
-        return DecodeTiles(32, 16 if amd else heads, most=16, warps=8, stages=2 if amd else 5)
-    return DecodeTiles(64 if main <= 128 else 32, heads, stages=2 if amd else 5)
+        return DecodeTiles(keys, 16 if amd else heads, most=16, warps=8, stages=stages)
+    return DecodeTiles(keys, heads, stages=stages)
 
 
 def decode(
@@ -158,7 +164,9 @@ def decode(
     constants, (rows, heads, dim) = geometry(pool), q.shape
     kv_heads, values, window, sinks = constants["KV_HEADS"], layer.value_dim or dim, layer.window, layer.sinks
     group, main = heads // kv_heads, max(16, power_of_2(values))
-    tiles = tiles or decode_tiles(group, main, pool.dtype == torch.float32)
+    scaled = constants["CELLS"] > 0
+    tiles = tiles or decode_tiles(group, main, (q if scaled else pool).dtype == torch.float32, scaled)
+    pool = loadable(pool)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
     positions = tables.shape[1] * constants["SLOTS"]
     seen_positions = positions if window is None else min(positions, window + tiles.keys - 1)

@@ -16,13 +16,23 @@ from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch
 SWATH: tl.constexpr = tl.constexpr(16)
 
 
+# The number of times that a float of 8 bits (e4m3) is its bits as those of a float16.
+FLOAT8_SHARE: tl.constexpr = tl.constexpr(256.0)
+
+
 @triton.jit
-def from_float8(bits):
-    """Floats of 8 bits (e4m3) as float32. Their bits, moved, are a float16 of a smaller exponent; NaN does not occur in
-    weights."""
+def share_of_float8(bits):
+    """Floats of 8 bits (e4m3) as float16, divided by FLOAT8_SHARE: their bits, moved, are a float16 of a smaller
+    exponent. NaN does not occur."""
     wide = bits.to(tl.uint16)
     half = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return half.to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def from_float8(bits):
+    """Floats of 8 bits (e4m3) as float32."""
+    return share_of_float8(bits).to(tl.float32) * FLOAT8_SHARE
 
 
 @triton.jit

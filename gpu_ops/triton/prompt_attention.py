@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pontil.gpu_ops.parameters.attention import LayerAttention
 from pontil.gpu_ops.triton.launch import STAGES, WARPS, WIDE, ceil_div, launch, power_of_2, processor
-from pontil.gpu_ops.triton.paged_kv import geometry
+from pontil.gpu_ops.triton.paged_kv import geometry, loadable
 from pontil.gpu_ops.triton.softmax import LOG2_E, QUERY_SCALE, add_chunk, rest_block
 
 
@@ -34,9 +34,9 @@ class PromptTiles:
 def prompt_kernel(
     q, pool, tables, query_tiles, sinks, out, layer, table_row, q_row, q_head, out_row, out_head, scale,
     LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
-    GROUP: tl.constexpr, VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
-    PIECES: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    CELLS: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    HEADS: tl.constexpr, PIECES: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     about = query_tiles + tl.program_id(0) // PIECES * 4
     first_row, first, count = tl.load(about), tl.load(about + 1), tl.load(about + 2)
@@ -53,14 +53,14 @@ def prompt_kernel(
     above, rows = first_row.to(tl.int64), asking - first
     cell = tl.arange(0, MAIN)
     query = q + above * q_row + (rows * q_row + heads * q_head)[:, None]
-    pool_type = pool.dtype.element_ty
+    kind = q.dtype.element_ty if CELLS > 0 else pool.dtype.element_ty
     inside = ours[:, None] & (cell < VALUES)[None, :]
-    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(pool_type)
+    queries = tl.load(query + cell[None, :], mask=inside, other=0.0).to(kind)
     rest_queries = queries
     if REST > 0:
         rest_cell = tl.arange(0, REST)
         some = ours[:, None] & (rest_cell < WIDTH - VALUES)[None, :]
-        rest_queries = tl.load(query + VALUES + rest_cell[None, :], mask=some, other=0.0).to(pool_type)
+        rest_queries = tl.load(query + VALUES + rest_cell[None, :], mask=some, other=0.0).to(kind)
     table = tables + tl.load(about + 3).to(tl.int64) * table_row
     sums = tl.zeros([HEADS * QUERIES, MAIN], tl.float32)
     if SINKS:
@@ -75,32 +75,33 @@ def prompt_kernel(
         for start in range(0, begin // KEYS * KEYS, KEYS):
             sums, total, peak = add_chunk(
                 sums, total, peak, queries, rest_queries, pool, table, layer, kv_head, start, first, asking, scale,
-                LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, False, WIDE,
+                LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, CELLS, VALUES, MAIN, REST, KEYS, WINDOW, False, WIDE,
             )  # fmt: skip
         low = begin // KEYS * KEYS
     for start in range(low, begin + QUERIES, KEYS):
         sums, total, peak = add_chunk(
             sums, total, peak, queries, rest_queries, pool, table, layer, kv_head, start, first + count, asking, scale,
-            LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
+            LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, CELLS, VALUES, MAIN, REST, KEYS, WINDOW, True, WIDE,
         )  # fmt: skip
     result = (sums / total[:, None]).to(out.dtype.element_ty)
     place = (rows * out_row + heads * out_head)[:, None] + cell[None, :]
     tl.store(out + above * out_row + place, result, mask=inside)
 
 
-def prompt_tiles(group: int, main: int, wide: bool) -> PromptTiles:
-    """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32."""
+def prompt_tiles(group: int, main: int, wide: bool, scaled: bool = False) -> PromptTiles:
+    """Choose sizes for `group` query heads of a KV head and blocks of `main` numbers, `wide` if these are float32 and
+    `scaled` if cells of 8 bits become numbers in registers, of which more are needed then."""
     if wide:
         return PromptTiles(32 if main <= 64 else 16, queries=16)
     kind, capability = processor()
-    heads = 2 if group % 2 == 0 else 1
+    heads, newer = 2 if group % 2 == 0 else 1, capability >= 90
+    fewer = 2 if scaled and not newer else 1
     if main <= 128:
-        return PromptTiles(64, heads, warps=4 * heads)
-    newer = capability >= 90
+        return PromptTiles(64 // fewer, heads, warps=4 * heads)
     if main <= 256:
-        return PromptTiles(32, heads, warps=4 * heads) if newer else PromptTiles(32, warps=8)
+        return PromptTiles(32, heads, warps=4 * heads) if newer else PromptTiles(32 // fewer, warps=8)
     # The sums of 64 queries fill the registers of older processors.
-    return PromptTiles(16 if kind == "hip" else 32, queries=64 if newer else 32, warps=8)
+    return PromptTiles(16 if kind == "hip" else 32, queries=64 if newer and not scaled else 32, warps=8)
 
 
 def prompt(
@@ -120,7 +121,9 @@ def prompt(
     constants, (rows, heads, dim) = geometry(pool), q.shape
     kv_heads, values, window, sinks = constants["KV_HEADS"], layer.value_dim or dim, layer.window, layer.sinks
     group, main = heads // kv_heads, max(16, power_of_2(values))
-    tiles = tiles or prompt_tiles(group, main, pool.dtype == torch.float32)
+    scaled = constants["CELLS"] > 0
+    tiles = tiles or prompt_tiles(group, main, (q if scaled else pool).dtype == torch.float32, scaled)
+    pool = loadable(pool)
     assert q.stride(2) == 1 and dim == constants["WIDTH"] and (values == dim or constants["PLANES"] == 1)
     pieces = query_tile // tiles.queries
     assert query_tile % tiles.queries == 0

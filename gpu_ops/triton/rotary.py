@@ -68,6 +68,7 @@ def turn_and_write_kernel(
     QUERIES: tl.constexpr, DIM: tl.constexpr, TURNED: tl.constexpr, INTERLEAVED: tl.constexpr,
     NORMED: tl.constexpr, ROUNDED: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr,
     LAYERS: tl.constexpr, PLANES: tl.constexpr, KV_HEADS: tl.constexpr, SLOTS: tl.constexpr, WIDTH: tl.constexpr,
+    CELLS: tl.constexpr,
 ):  # fmt: skip
     """Heads follow each other: those of queries go to `out_q`, those of keys and of values into their row's slot."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -83,7 +84,9 @@ def turn_and_write_kernel(
             kv_head = (head - QUERIES) % KV_HEADS
             plane = (head - QUERIES) // KV_HEADS
             block, offset = slot // SLOTS, slot % SLOTS
-            place = pool + row_places(block, offset, layer, plane, kv_head, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH)
+            place = pool + row_places(
+                block, offset, layer, plane, kv_head, LAYERS, PLANES, KV_HEADS, SLOTS, WIDTH, CELLS
+            )
             if plane == 0:
                 turn_head(
                     k + row * k_row + kv_head * k_head, place, k_norm, cos, sin, eps,
@@ -119,12 +122,14 @@ def turn_heads(q: Tensor, k: Tensor, turn: HeadTurn) -> tuple[Tensor, Tensor]:
 
 def turn_and_write(pool: Tensor, layer: int, slots: Tensor, q: Tensor, k: Tensor, v: Tensor, turn: HeadTurn) -> Tensor:
     """Turn q and k as `turn_heads` does. Put row r of the keys and of v [rows, kv_heads, dim] into slot `slots[r]` of a
-    layer of the pool, int32 `block * block_size + offset`; rows with slot -1 are left out. Return the queries."""
+    layer of the pool, whose cells are numbers, int32 `block * block_size + offset`; rows with slot -1 are left out.
+    Return the queries."""
     q, k, v, cos, sin = (in_rows(numbers) for numbers in (q, k, v, turn.cos, turn.sin))
     rows, queries, dim = q.shape
     constants, rotary_dim = geometry(pool), 2 * cos.shape[1]
     keys = constants["KV_HEADS"]
     assert k.shape == v.shape == (rows, keys, dim) and (constants["PLANES"], constants["WIDTH"]) == (2, dim)
+    assert constants["CELLS"] == 0
     assert cos.stride() == sin.stride() and k.dtype == v.dtype == q.dtype and slots.element_size() == 4
     out_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q_norm, k_norm, eps = turn.norms or (cos, cos, 0.0)

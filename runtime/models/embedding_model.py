@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
-from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.kv.sequence_attention import attend_within
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import row_cells
 from pontil.gpu_ops.parameters.rotary import HeadTurn
 from pontil.gpu_ops.pooling import pooled, unit
 from pontil.gpu_ops.rotary import turn_heads

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.matrix import PANEL
 from pontil.gpu_ops.kernels.weights.structures import CELLS
-from pontil.gpu_ops.kv.cells import SCALE_BYTES, movable
+from pontil.gpu_ops.kv.cells import movable
+from pontil.gpu_ops.parameters.cells import SCALE_BYTES
 
 # Slots whose values of 8 bits are stored together.
 PIECE = 8

@@ -3,6 +3,7 @@
 come back in one."""
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,15 +19,15 @@ from pontil.runtime.engine.device.device_step import DeviceStep
 from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepBuffer, StepSections
-from pontil.runtime.engine.device.tile_forward import DeviceLimits, Shape, TileForward, drawn_whole
+from pontil.runtime.engine.device.tile_forward import DeviceLimits, Shape, TileForward
 from pontil.runtime.engine.device.tile_step import TileStep
 from pontil.runtime.engine.runner.memory_errors import compute_what_fits, left_out_of
 from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunner
 from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
-from pontil.runtime.engine.sequences.batch import Batch
+from pontil.runtime.engine.sequences.batch import Batch, Tile
 from pontil.runtime.engine.sequences.streamed import FrameMaker
-from pontil.runtime.engine.tiles.rows import rows_of
+from pontil.runtime.engine.tiles.rows import TileRows, rows_of
 from pontil.runtime.models.model import Model
 
 Round = list[tuple[int, int]]
@@ -52,8 +53,10 @@ SPARE_WORDS, RESULT_WORDS = 1 << 20, 1 << 16
 
 
 class DeviceRunner(ModelRunner):
-    """A runner for a model whose layers compute on a device. What other stages or drafts read of its hidden states is
-    copied as the plain runner does, which waits. The other ranks of a worker are DeviceFollowers of the same limits."""
+    """A runner for a model whose layers compute on a device. The other ranks of a worker are DeviceFollowers of the
+    same limits."""
+
+    forward_type: ClassVar[type[TileForward]] = TileForward
 
     def __init__(
         self,
@@ -71,21 +74,13 @@ class DeviceRunner(ModelRunner):
         self.draw_sizes = buckets(most)
         self.inputs = StepBuffer(link, limits.words + SPARE_WORDS)
         self.results = ResultBuffer(link, most, most + RESULT_WORDS)
-        self.layers = TileForward(model, storage, link, limits, self.results.last, attention)
-
-    def is_plain(self, batch: Batch) -> bool:
-        """Return whether nothing but ids and logprobs is wanted of a batch."""
-        has_streams = any(span.sequence.is_streamed for span in batch.spans)
-        return not (has_streams or self.keeps_states or self.frame_maker)
+        self.layers = self.forward_type(model, storage, link, limits, self.results.last, attention)
 
     def run(self, batch: Batch) -> list[Sampled]:
         return self.launch(batch).collect()
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Launched:
-        if not self.is_plain(batch):
-            samples = super().run(batch)
-            return Launched(lambda: samples, left_out=left_out_of(samples))
         if not batch.spans and not batch.copies:
             return Launched(list)
         self.results.begin()
@@ -106,8 +101,8 @@ class DeviceRunner(ModelRunner):
         tiles = self.planned(batch)
         step, sections = DeviceStep(batch, tiles, self.inputs, self.results), StepSections()
         first = 0
-        # A decode step stands first, so that its sections are where recorded steps read them.
-        for tile in sorted(tiles, key=lambda tile: not drawn_whole(tile.plan)):
+        # A tile of generated positions stands first, so that its sections are where recorded steps read them.
+        for tile in sorted(tiles, key=lambda tile: not tile.plan.generated):
             tile.write(self.layers, sections)
             tile.draws.first = first
             first += tile.draws.count
@@ -120,7 +115,7 @@ class DeviceRunner(ModelRunner):
             del rounds[0]
         for tile in tiles:
             self.followers.run(tile.plan)
-            tile.compute(self.layers, self.model)
+            self.keep(tile.rows, tile.compute(self.layers, self.model))
         if not step.waits:
             step.arrival = step.start_draws()
         return step
@@ -133,8 +128,15 @@ class DeviceRunner(ModelRunner):
     def planned(self, batch: Batch) -> list[TileStep]:
         tiles = batch.tiles(self.limits.prompt, self.limits.generated)
         vocabulary = self.model.config.vocab_size
-        rows = [rows_of(tile, False, on_device=True) for tile in tiles]
-        return [TileStep(tile_rows, vocabulary, self.draw_sizes) for tile_rows in rows]
+        return [TileStep(tile, self.rows(tile), vocabulary, self.draw_sizes, self.frame_maker) for tile in tiles]
+
+    def rows(self, tile: Tile) -> TileRows:
+        return rows_of(tile, self.keeps_states, on_device=True)
+
+    def keep(self, rows: TileRows, hidden: Tensor) -> None:
+        """Give sequences the states that they keep, in memory of their own: the next step may write to `hidden`."""
+        for span, places in rows.kept:
+            self.keep_states(span, hidden[places[0] : places[-1] + 1].clone())
 
     def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
         """Copy whole blocks, of which none is a source and a target."""

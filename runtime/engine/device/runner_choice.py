@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.attention_backends.choice import open_backend
-from pontil.gpu_ops.kv.device_attention import CELLS
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
@@ -35,8 +34,8 @@ def make_runner(
     followers: Followers,
     maker: FrameMaker | None,
 ) -> ModelRunner:
-    """Return the plain runner on a CPU, and for pools with cells that devices' kernels do not read."""
-    if not runs_on_device(model, storage):
+    """Return the runner of the model's device, the plain one on a CPU."""
+    if model.device.type == "cpu":
         return ModelRunner(model, storage, followers, maker)
     limits = limits_of(config, storage, max_model_len)
     backend = backend_of(config, model, limits)
@@ -45,7 +44,7 @@ def make_runner(
 
 def make_follower(config: WorkerConfig, model: Model, storage: KVStorage, max_model_len: int) -> FollowerTiles:
     """Return a rank's side of what `make_runner` returns for its driver."""
-    if not runs_on_device(model, storage):
+    if model.device.type == "cpu":
         return TileRunner(model, storage)
     limits = limits_of(config, storage, max_model_len)
     return DeviceFollower(model, storage, CudaLink(model.device), limits, backend_of(config, model, limits))
@@ -53,10 +52,6 @@ def make_follower(config: WorkerConfig, model: Model, storage: KVStorage, max_mo
 
 def backend_of(config: WorkerConfig, model: Model, limits: DeviceLimits) -> AttentionBackend:
     return open_backend(config.attention_backend, model.device, limits.generated, widths(limits.blocks)[-1])
-
-
-def runs_on_device(model: Model, storage: KVStorage) -> bool:
-    return model.device.type != "cpu" and storage.tensor.dtype in CELLS
 
 
 def limits_of(config: WorkerConfig, storage: KVStorage, max_model_len: int) -> DeviceLimits:

@@ -2,7 +2,7 @@
 """The model's layers for a tile on a device: what the host writes for it, and what starts there."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -16,8 +16,16 @@ from pontil.runtime.engine.device.buckets import bucket_of, buckets, widths
 from pontil.runtime.engine.device.captured_steps import CapturedSteps
 from pontil.runtime.engine.device.link import DeviceLink
 from pontil.runtime.engine.device.step_buffer import Array
-from pontil.runtime.engine.device.tile_inputs import generated_sections, query_tiles, row_sections, table
+from pontil.runtime.engine.device.tile_inputs import (
+    generated_sections,
+    given_sections,
+    query_tiles,
+    row_sections,
+    table,
+)
 from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.models.hidden_states import HiddenStates
+from pontil.runtime.models.media_rows import MediaRows
 from pontil.runtime.models.model import Model
 
 NO_ROWS = TilePlan(True, [], [], [], [], [])
@@ -50,10 +58,25 @@ def drawn_whole(plan: TilePlan) -> bool:
     return plan.generated and len(plan.drawn) == len(plan.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Inputs and outputs of a tile's layers besides ids, on the device: the rows that enter instead of these,
+    float32 [rows, hidden_size], with `media` about them, and the receiver of `states`."""
+
+    entering: Tensor | None = None
+    media: MediaRows | None = None
+    states: HiddenStates | None = None
+
+
+NOTHING_GIVEN = GivenRows()
+
+
 class TileForward:
     """Computes tiles. Those of decode steps read and write only memory whose address stays, so that they can be
     recorded. `last` int32 [most draws] holds the ids of the step before: an id of -1 - place stands for one of
-    them."""
+    them. With `takes_rows` no recorded step reads ids: its rows are in `entering` [most rows, hidden_size]."""
+
+    takes_rows = False
 
     def __init__(
         self,
@@ -73,6 +96,8 @@ class TileForward:
         self.captured = CapturedSteps(link)
         model.communicator.drop_at_close(self.captured)
         self.tables = torch.zeros(limits.generated, self.widths[-1], dtype=torch.int32, device=link.device)
+        rows = limits.generated if self.takes_rows else 0
+        self.entering = torch.zeros(rows, model.config.hidden_size, device=link.device)
 
     def rows(self, plan: TilePlan) -> int:
         return bucket_of(len(plan.ids), self.generated_rows if plan.generated else self.prompt_rows)
@@ -97,20 +122,44 @@ class TileForward:
             sections.append(padded(plan.rows, self.places))
         return sections
 
-    def hidden(self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor], leads: bool) -> Tensor:
+    def given_sections(self, plan: TilePlan) -> list[Array]:
+        """Sections of rows that are no ids."""
+        return given_sections(plan, self.rows(plan))
+
+    def given(self, plan: TilePlan, ids: Tensor, sections: Sequence[Tensor]) -> GivenRows:
+        """What the tile has besides ids; `sections` are the given ones on the device."""
+        if not sections:
+            return NOTHING_GIVEN
+        entering, *rest = sections
+        return GivenRows(entering, MediaRows((rest[0], rest[1]), rest[2]) if rest else None)
+
+    def hidden(
+        self, plan: TilePlan, fixed: Sequence[Tensor], free: Sequence[Tensor], leads: bool, given: GivenRows
+    ) -> Tensor:
         """Final hidden states float32 of the tile's rows if it is `drawn_whole`, else of the plan's rows; behind them
         are those of padding. Only a tile that `leads` a step has its sections where a recorded step reads them."""
         self.attention.plan(self.storage.tensor, partial(self.runs, plan))
         if not plan.generated:
             ids, positions, slots = fixed
             tile = DeviceTile(slots, positions, free[0], query_tiles=free[1])
-            return self.forward(ids, tile).index_select(0, free[2])
+            return self.forward(ids, tile, given).index_select(0, free[2])
         self.tables[: free[0].shape[0], : free[0].shape[1]].copy_(free[0])
         width = self.width(plan)
-        if not drawn_whole(plan):
-            return self.decode(fixed, width).index_select(0, free[1])
-        run = partial(self.decode, fixed, width)
-        return self.captured.run((len(fixed[0]), width), run) if leads else run()
+        hidden = self.recorded(fixed, width, given) if leads else self.decode(fixed, width, given)
+        return hidden if drawn_whole(plan) else hidden.index_select(0, free[1])
+
+    def recorded(self, fixed: Sequence[Tensor], width: int, given: GivenRows) -> Tensor:
+        """The layers for rows of generated positions, by a recorded step if there is one for what is given."""
+        if not self.is_recorded(given):
+            return self.decode(fixed, width, given)
+        if given.entering is not None:
+            self.entering[: len(given.entering)].copy_(given.entering)
+        return self.captured.run((len(fixed[0]), width), partial(self.decode, fixed, width))
+
+    def is_recorded(self, given: GivenRows) -> bool:
+        """Return whether recorded steps take all that is given, and give all that is wanted."""
+        is_usual = (given.entering is not None) == self.takes_rows
+        return is_usual and given.media is None and given.states is None
 
     def runs(self, plan: TilePlan) -> TileRuns:
         return runs_of(plan, self.rows(plan), self.width(plan))
@@ -128,17 +177,22 @@ class TileForward:
             self.attention.plan(self.storage.tensor, lambda runs=empty: runs)  # type: ignore[misc]
             self.captured.record((rows, width), partial(self.decode, fixed_sections, width))
 
-    def decode(self, fixed: Sequence[Tensor], width: int) -> Tensor:
+    def decode(self, fixed: Sequence[Tensor], width: int, given: GivenRows = NOTHING_GIVEN) -> Tensor:
         """The layers for rows of generated positions, whose tables have been written."""
         ids, positions, slots, owners, lengths = fixed
         # Only rank 0 has drawn them.
         self.model.communicator.broadcast(self.last)
         tile = DeviceTile(slots, positions, self.tables[: len(ids), :width], owners, lengths)
-        token_ids = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
-        return self.forward(token_ids, tile)
+        if self.takes_rows and given.entering is None:
+            given = replace(given, entering=self.entering[: len(ids)])
+        if given.entering is None:
+            ids = torch.where(ids < 0, self.last.index_select(0, (-1 - ids).clamp_(min=0)), ids)
+        return self.forward(ids, tile, given)
 
-    def forward(self, ids: Tensor, tile: DeviceTile) -> Tensor:
-        return self.model.forward(ids, tile.positions, self.attention.attention(self.storage.tensor, tile))
+    def forward(self, ids: Tensor, tile: DeviceTile, given: GivenRows) -> Tensor:
+        inputs = ids if given.entering is None else given.entering
+        attention = self.attention.attention(self.storage.tensor, tile)
+        return self.model.forward(inputs, tile.positions, attention, given.states, given.media)
 
 
 def runs_of(plan: TilePlan, rows: int, width: int) -> TileRuns:

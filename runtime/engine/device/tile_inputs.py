@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
+from torch import Tensor
+from torch.nn.functional import pad
 
 from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.gpu_ops.kv.device_tile import TILE_NUMBERS, cut
@@ -42,6 +44,20 @@ def generated_sections(plan: TilePlan, rows: int, block_size: int) -> list[Array
     owners[:count] = np.repeat(np.arange(len(plan.spans), dtype=np.int32), [span.count for span in plan.spans])
     lengths[:count] = sections[1][:count] + 1
     return [*sections, owners, lengths]
+
+
+def given_sections(plan: TilePlan, rows: int) -> list[Array]:
+    """The embeddings of a tile of `rows` rows that are no ids, float32 [rows, hidden_size], and what MediaRows has of
+    them, padded with zeros."""
+    if plan.embeddings is None:
+        return []
+    media = [] if plan.media is None else [*plan.media.angles, plan.media.deep]
+    return [padded_rows(given, rows).cpu().numpy() for given in (plan.embeddings, *media)]
+
+
+def padded_rows(given: Tensor, rows: int) -> Tensor:
+    """Numbers [..., rows, columns] as float32, with rows of zeros behind them."""
+    return pad(given.float(), (0, 0, 0, rows - given.shape[-2]))
 
 
 def query_tiles(plan: TilePlan, sizes: tuple[int, ...]) -> Array:

@@ -2,6 +2,7 @@
 """The layers of one tile in a step on a device, up to its logits: written and started by every rank alike."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from pontil.runtime.engine.device.step_buffer import StepSections
 from pontil.runtime.engine.device.tile_forward import TileForward, drawn_whole, padded
 from pontil.runtime.engine.tiles.plan import TilePlan
+from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.model import Model
 
 # Rows of logits of prompt tokens that are computed together.
@@ -26,15 +28,17 @@ class TileLogits:
         self.leads = not sections.arrays
         self.fixed = sections.add(layers.fixed_sections(self.plan))
         self.free = sections.add(layers.free_sections(self.plan))
+        self.given = sections.add(layers.given_sections(self.plan))
         some = self.plan.drawn and not drawn_whole(self.plan)
         self.drawn_rows = sections.add([padded(self.plan.drawn, layers.places)] if some else [])
         prompt_rows = self.plan.recorded
         parts = [prompt_rows[at : at + RECORDED_TOGETHER] for at in range(0, len(prompt_rows), RECORDED_TOGETHER)]
         self.recorded_rows = sections.add([np.array(part, np.int64) for part in parts])
 
-    def hidden(self, layers: TileForward) -> Tensor:
-        """Start the layers."""
-        return layers.hidden(self.plan, self.fixed(), self.free(), self.leads)
+    def hidden(self, layers: TileForward, states: HiddenStates | None = None) -> Tensor:
+        """Start the layers. `states` receives those of all rows, padding included."""
+        given = layers.given(self.plan, self.fixed()[0], self.given())
+        return layers.hidden(self.plan, self.fixed(), self.free(), self.leads, replace(given, states=states))
 
     def recorded(self, model: Model, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the logits of the recorded rows, in parts of RECORDED_TOGETHER, and the places of these rows."""

@@ -8,43 +8,25 @@ state is known: states of prompts that came from the prefix cache or from anothe
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from pontil.gpu_ops.products.batch_invariance import ANY_ROWS
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.drafts.device_head import DeviceLayerRunner
 from pontil.runtime.engine.drafts.model import DraftModel, Followed, twin_of
 from pontil.runtime.engine.drafts.policy import WINDOW
+from pontil.runtime.engine.drafts.state_feed import Feeds, StateFeed, states_of, with_own
 from pontil.runtime.engine.prefixes.cache import PrefixHit
 from pontil.runtime.engine.runner.model_runner import ModelRunner
 from pontil.runtime.engine.sequences.batch import Tile
-from pontil.runtime.engine.sequences.draft_state import TargetStates
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.engine.tiles.plan import TilePlan
 from pontil.runtime.models.hidden_states import HiddenStates
 from pontil.runtime.models.layers.draft_layer import DraftLayer
-
-
-@dataclass(slots=True)
-class StateFeed:
-    """The states for a twin, whose first position is the target's position `base`. The first `certain` positions in
-    its KV were computed from the target's states. `own` is the layer's last result."""
-
-    states: TargetStates
-    base: int
-    certain: int = 0
-    own: Tensor | None = None
-
-    def at(self, place: int) -> Tensor:
-        position = self.base + place
-        if position < self.states.end:
-            return self.states.at(position)
-        assert self.own is not None
-        return self.own
 
 
 class DraftLayerRunner(ModelRunner):
@@ -53,23 +35,13 @@ class DraftLayerRunner(ModelRunner):
     def __init__(self, layer: DraftLayer, storage: KVStorage) -> None:
         super().__init__(layer, storage, classes=ANY_ROWS)
         self.layer = layer
-        self.feeds: dict[Sequence, StateFeed] = {}
+        self.feeds: Feeds = {}
 
     def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
-        fed = [self.feeds[span.sequence] for span in tile.spans]
-        places = [
-            (feed, place)
-            for feed, span in zip(fed, tile.spans, strict=True)
-            for place in range(span.start, span.start + span.count)
-        ]
-        entering = self.layer.rows(self.tiles.tensor(plan.ids), torch.stack([feed.at(place) for feed, place in places]))
+        entering = self.layer.rows(self.tiles.tensor(plan.ids), states_of(self.feeds, tile.spans))
         hidden = self.tiles.forward(replace(plan, embeddings=entering, media=None), states)
-        rows = iter(hidden)
-        for feed, span in zip(fed, tile.spans, strict=True):
-            state_count = feed.states.end - feed.base
-            feed.certain = max(feed.certain, min(span.start + span.count, state_count))
-            if span.samples:
-                feed.own = next(rows)
+        for span, own in with_own(tile.spans, iter(hidden)):
+            self.feeds[span.sequence].computed(span, own)
         return hidden
 
 
@@ -80,7 +52,7 @@ class DraftHead(DraftModel):
 
     def __init__(
         self,
-        runner: DraftLayerRunner,
+        runner: DraftLayerRunner | DeviceLayerRunner,
         pool: BlockPool,
         layout: KVLayout,
         vocab_size: int,

@@ -127,7 +127,7 @@ class ModelRunner:
         samples = self.sample(rows.drawing, logits, highest)
         if self.frame_maker is None:
             return samples
-        return completed(self.frame_maker, samples, hidden[self.tiles.tensor(plan.drawn)])
+        return completed(self.frame_maker, samples, rows.drawing, hidden[self.tiles.tensor(plan.drawn)])
 
     def forward(self, tile: Tile, plan: TilePlan, states: HiddenStates | None) -> Tensor:
         """Final hidden states of the plan's rows. `states` receives those of all the tile's rows."""
@@ -175,12 +175,14 @@ def give_states(tile: Tile, states: HiddenStates) -> None:
         row += span.count
 
 
-def completed(maker: FrameMaker, samples: list[Sampled], hidden: Tensor) -> list[Sampled]:
-    """Return the sampled ids with their whole frames. `hidden` has a row for each of them, as there are no drafts."""
-    rows = [
-        (sample.sequence.params.seed, sample.sequence.length, token, sample.sequence.params.greedy)
-        for sample in samples
-        for token in sample.tokens
-    ]
-    frames = iter(maker.frames(rows, hidden))
+def completed(maker: FrameMaker, samples: list[Sampled], drawing: Sequential[Span], hidden: Tensor) -> list[Sampled]:
+    """Return the sampled ids with their whole frames. `hidden` has a row for each span that draws, as there are no
+    drafts. The place of an id follows from its span: later ones may have been drawn meanwhile."""
+    places = {span.sequence: place for place, span in enumerate(drawing)}
+    ends = [span.start + span.count for span in drawing]
+    drawn = [(sample.sequence, token) for sample in samples for token in sample.tokens]
+    if not drawn:
+        return samples
+    rows = [(one.params.seed, ends[places[one]], token, one.params.greedy) for one, token in drawn]
+    frames = iter(maker.frames(rows, torch.stack([hidden[places[one]] for one, _ in drawn])))
     return [replace(sample, frames=[next(frames) for _ in sample.tokens]) for sample in samples]

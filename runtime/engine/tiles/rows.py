@@ -19,11 +19,12 @@ from pontil.runtime.models.media_rows import MediaRows
 
 @dataclass(frozen=True, slots=True)
 class TileRows:
-    """A tile as a plan, and what its rows are for. `drawing` are the spans that draw, in the order of the plan's drawn
-    rows. `recorded` has, for each recorded row, the prompt position whose logprobs it gives. `kept` are the spans whose
-    states are kept, with the places of these among the plan's rows."""
+    """A tile of `spans` as a plan, and what its rows are for. `drawing` are the spans that draw, in the order of the
+    plan's drawn rows. `recorded` has, for each recorded row, the prompt position whose logprobs it gives. `kept` are
+    the spans whose states are kept, with the places of these among the plan's rows."""
 
     plan: TilePlan
+    spans: tuple[Span, ...]
     drawing: list[Span]
     recorded: list[tuple[Sequence, int]]
     kept: list[tuple[Span, list[int]]]
@@ -46,6 +47,7 @@ def rows_of(tile: Tile, keeps_states: bool, on_device: bool = False) -> TileRows
     plan = plan_of(tile, rows, [places[row] for row, _, _ in recorded_rows], [places[row] for row in drawn_rows])
     return TileRows(
         replace(plan, on_device=True) if on_device else plan,
+        tile.spans,
         [span for _, span in drawing],
         [(sequence, position) for _, sequence, position in recorded_rows],
         [(span, [places[row] for row in span_rows]) for span, span_rows in state_rows],

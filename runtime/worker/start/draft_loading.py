@@ -6,12 +6,17 @@ from pathlib import Path
 
 import torch
 
+from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.file_memory import MappedFile
 from pontil.runtime.cache.layout import KVLayout, choose_kv_dtype
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import TORCH_DTYPES, KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.device.device_runner import DeviceRunner
+from pontil.runtime.engine.device.link import CudaLink
+from pontil.runtime.engine.device.runner_choice import estimate_recordings, limits_of, record_steps
+from pontil.runtime.engine.drafts.device_head import DeviceLayerRunner
 from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.drafts.model import DraftModel
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
@@ -27,26 +32,29 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.worker.start.draft_pair import count_weights
+from pontil.runtime.worker.start.gpu_room import MemoryMeter, TorchMeter
 from pontil.runtime.worker.start.loading import ModelPart, quantization_of, read_weights
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
     """A draft model on the target's device. `weight_bytes` is the memory that its `weights`,
-    in number, take, or a little less. `mapped` is the file that has them, if one does."""
+    in number, take, or a little less, and `step_bytes` what its steps keep of a GPU's. `mapped` is the file that has
+    the weights, if one does."""
 
     model: Model
     layout: KVLayout
     weight_bytes: int
     weights: int
     mapped: MappedFile | None = None
+    step_bytes: int = 0
 
     def shared_blocks(self, config: WorkerConfig, target: ModelPart) -> int:
         """Return how many blocks both models have, of the memory that the target had room for: the KV memory holds as
         many tokens of one as of the other. A GPU's free memory was measured before the draft model was there."""
         size = target.num_blocks * target.layout.block_bytes
         if config.kv_cache_memory is None and config.device != "cpu":
-            size -= self.weight_bytes
+            size -= self.weight_bytes + self.step_bytes
         return max(0, size) // (target.layout.block_bytes + self.layout.block_bytes)
 
 
@@ -55,11 +63,16 @@ def load_draft(config: WorkerConfig, target: ModelPart, report: Reporter) -> Loa
     prompts: their states are there. Raises ModelError."""
     if config.speculative_model is None or not config.drafts:
         return None
-    source = find_draft_layer(config.model_path, config.speculative_model)
+    source, path = find_draft_layer(config.model_path, config.speculative_model), config.draft_model_path
     if source is not None:
-        return load_draft_layer(config, source, target, report)
-    path = config.draft_model_path
-    return None if path is None else load_draft_model(config, path, target, report)
+        made = load_draft_layer(config, source, target, report)
+    elif path is not None:
+        made = load_draft_model(config, path, target, report)
+    else:
+        return None
+    if config.kv_cache_memory is not None or config.device == "cpu":
+        return made
+    return replace(made, step_bytes=step_bytes_of(config, made.model, made.layout, TorchMeter(made.model.device)))
 
 
 def load_draft_layer(
@@ -124,16 +137,44 @@ def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str,
 
 def make_drafter(config: WorkerConfig, draft: LoadedDraft, target: ModelPart, num_blocks: int) -> ModelDrafter:
     storage, pool = KVStorage(draft.layout, num_blocks, draft.model.device), BlockPool(num_blocks)
-    size, model = target.config.vocab_size, draft.model
-    if isinstance(model, DraftLayer):
-        made: DraftModel = DraftHead(DraftLayerRunner(model, storage), pool, draft.layout, size)
+    size, runner = target.config.vocab_size, draft_runner(config, draft.model, storage)
+    record_steps(runner)
+    if isinstance(runner, DraftLayerRunner | DeviceLayerRunner):
+        made: DraftModel = DraftHead(runner, pool, draft.layout, size)
     else:
-        made = DraftModel(ModelRunner(model, storage), pool, draft.layout, size, config.prefix_caching)
+        made = DraftModel(runner, pool, draft.layout, size, config.prefix_caching)
     policy = AdaptivePolicy(draft.weights / count_weights(target.config))
     warm_up(made)
     for rows, seconds in warm_up(made):
         policy.drafted(rows, seconds)
     return ModelDrafter(made, policy)
+
+
+def draft_runner(config: WorkerConfig, model: Model, storage: KVStorage) -> ModelRunner:
+    """Return the runner of what guesses, on its device. Attention is Triton's there: another package was compared with
+    it in the target's layers only."""
+    if model.device.type == "cpu":
+        return DraftLayerRunner(model, storage) if isinstance(model, DraftLayer) else ModelRunner(model, storage)
+    limits, link = limits_of(config, storage, model.config.max_model_len), CudaLink(model.device)
+    if isinstance(model, DraftLayer):
+        return DeviceLayerRunner(model, storage, link, limits, AttentionBackend())
+    return DeviceRunner(model, storage, link, limits, AttentionBackend())
+
+
+def step_bytes_of(config: WorkerConfig, model: Model, layout: KVLayout, meter: MemoryMeter) -> int:
+    """Return the memory that steps of what guesses take of a GPU and keep: their buffers, and recorded ones."""
+    storage = KVStorage(layout, 2, model.device)
+
+    def held() -> int:
+        meter.reset()
+        return meter.total - meter.free
+
+    before = held()
+    runner = draft_runner(config, model, storage)
+    buffers = held() - before
+    recorded = estimate_recordings(runner, held)
+    storage.give_back()
+    return buffers + recorded
 
 
 def warm_up(model: DraftModel) -> list[tuple[int, float]]:

@@ -24,9 +24,10 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
 from pontil.gpu_ops.kernels.weights.structures import BYTES, CELLS, FOURS, NIBBLES, SIXES
-from pontil.gpu_ops.kv.cells import decode, row_cells
+from pontil.gpu_ops.kv.cells import decode
 from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import row_cells
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -12,8 +12,9 @@ from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import pack
 from pontil.gpu_ops.kernels.weights.slots import unpacked
 from pontil.gpu_ops.kernels.weights.structures import CELLS
-from pontil.gpu_ops.kv.cells import LARGEST, decode, encode, row_cells
+from pontil.gpu_ops.kv.cells import decode, encode
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import LARGEST, row_cells
 
 DIM, ROWS = 32, 64
 

@@ -16,9 +16,10 @@ from pontil.gpu_ops.kv.attention import (
     PromptAttention,
     PromptSpan,
 )
-from pontil.gpu_ops.kv.cells import LARGEST, decode, encode
+from pontil.gpu_ops.kv.cells import decode, encode
 from pontil.gpu_ops.kv.sequence_attention import attend_within
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import LARGEST
 
 BLOCK = 16
 KV_HEADS, GROUP = 2, 3

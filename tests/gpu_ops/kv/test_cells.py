@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pontil.gpu_ops.kv.cells import LARGEST, SCALE_BYTES, decode, encode, head_dim_of, scales_of
+from pontil.gpu_ops.kv.cells import decode, encode, scales_of
+from pontil.gpu_ops.parameters.cells import LARGEST, SCALE_BYTES, head_dim_of
 
 EIGHT_BITS = list(LARGEST)
 DIM = 16

@@ -29,6 +29,7 @@ DEFAULT = {("sm_90a", name) for name in LARGEST} | {("gfx942", "decode-deepseek-
 INTERPRETED = [name for name, case in CASES.items() if case.interpreted]
 # Other cases of the same kernels are interpreted in a fraction of their time.
 SLOWEST = {"draw-odd-rows", "draw-300", "prompt-float32", "decode-float32"}
+SLOWEST |= {"decode-int8-bfloat16", "prompt-fp8-bfloat16", "prompt-int8-float16-window-sinks"}
 # Bytes of shared memory that a workgroup can have.
 SHARED = {"sm_80": 163 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10, "gfx942": 64 << 10}
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Row
 
 import pytest
 import torch
+from host_device import device_engine
 from tiny import Rig, build, drain, reference, rig, sequence
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from pontil.runtime.models.model import Model
 
 PROMPT = [3, 17, 40, 8, 25, 60, 11, 9, 2, 77]
 TOKENS = 12
+DEVICE = "device"
+of_each_runner = pytest.mark.parametrize("kind", ["plain", DEVICE])
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,16 @@ class TwoCodes:
         return [[token, 1000 + position - len(PROMPT)] for _, position, token, _ in rows]
 
 
+def site(model: Model, kind: str, budget: int = 256) -> Rig:
+    """An engine with the plain runner, or with that of devices and steps that are recorded."""
+    made = rig(model, budget=budget)
+    if kind == DEVICE:
+        engine, runner = device_engine(model, budget=budget, seats=4)
+        runner.record(runner.layers.shapes)
+        made.engine, made.runner = engine, runner
+    return made
+
+
 def expected(model: Model) -> list[int]:
     made = rig(model)
     made.engine.add(sequence("plain", PROMPT, TOKENS))
@@ -87,9 +100,10 @@ def driven(made: Rig, model: Model, arrived: int) -> tuple[Sequence, EmbeddedIds
     return one, rows
 
 
+@of_each_runner
 @pytest.mark.parametrize("budget", [3, 64])
-def test_embeddings_of_ids_give_the_tokens_of_the_ids(model: Model, budget: int) -> None:
-    made = rig(model, budget=budget)
+def test_embeddings_of_ids_give_the_tokens_of_the_ids(model: Model, budget: int, kind: str) -> None:
+    made = site(model, kind, budget)
     one, _ = driven(made, model, 1 << 20)
     assert drain(made.engine)["driven"] == expected(model) == one.output
 
@@ -135,9 +149,10 @@ def test_rows_that_are_no_ids_are_not_penalized(model: Model) -> None:
     assert found[0] == found[1]
 
 
-def test_a_frame_counts_as_one_token(model: Model) -> None:
+@of_each_runner
+def test_a_frame_counts_as_one_token(model: Model, kind: str) -> None:
     """A1, E5: of several codes a step, the first is the token."""
-    made = rig(model)
+    made = site(model, kind)
     made.runner.frame_maker = TwoCodes()
     one, rows = driven(made, model, 1 << 20)
     outputs = []
@@ -148,9 +163,10 @@ def test_a_frame_counts_as_one_token(model: Model) -> None:
     assert [frame for output in outputs for frame in output.frames] == rows.frames
 
 
+@of_each_runner
 @pytest.mark.parametrize("budget", [3, 64])
-def test_every_position_is_stated_once_computed(model: Model, budget: int) -> None:
-    made = rig(model, budget=budget)
+def test_every_position_is_stated_once_computed(model: Model, budget: int, kind: str) -> None:
+    made = site(model, kind, budget)
     one = sequence("stated", PROMPT, TOKENS)
     states = RecordedStates()
     one.streams = StageStreams(states=states)
@@ -165,7 +181,7 @@ def test_every_position_is_stated_once_computed(model: Model, budget: int) -> No
     drain(alone.engine)
     for position, (embedding, hidden) in states.taken.items():
         assert (embedding == model.embed(torch.tensor([one.token(position)]))[0]).all()
-        assert (hidden == same.taken[position][1]).all()
+        torch.testing.assert_close(hidden, same.taken[position][1], rtol=0, atol=1e-5 if kind == DEVICE else 0)
 
 
 def test_a_sequence_rests_while_its_consumer_is_behind(model: Model) -> None:

@@ -16,7 +16,7 @@ ARROWS: dict[str, set[str]] = {
     "gpu_ops/kernels/compile": set(),
     "gpu_ops/kv": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/attention_backends": {"gpu_ops", "gpu_ops/kv", "gpu_ops/parameters"},
-    "gpu_ops/kernels/weights": {"gpu_ops/kv"},
+    "gpu_ops/kernels/weights": {"gpu_ops/kv", "gpu_ops/parameters"},
     "gpu_ops/products": {"gpu_ops", "gpu_ops/parameters", "gpu_ops/triton"},
     "gpu_ops/kernels": {
         "gpu_ops", "gpu_ops/kernels/compile", "gpu_ops/kernels/weights", "gpu_ops/kv", "gpu_ops/parameters",
@@ -57,7 +57,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/engine/tiles", "runtime/models",
     },
     "runtime/engine/drafts": {
-        "gpu_ops/products", "runtime/cache", "runtime/engine/prefixes", "runtime/engine/runner",
+        "gpu_ops/attention_backends", "gpu_ops/products", "runtime/cache", "runtime/engine/device",
+        "runtime/engine/prefixes", "runtime/engine/runner",
         "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models", "runtime/models/layers",
     },
     "runtime/engine": {

@@ -110,7 +110,7 @@ class HostBackend(AttentionBackend):
 
 def nothing(layer: LayerAttention, q: Tensor, k: Tensor, v: Tensor | None, turn: HeadTurn | None = None) -> Tensor:
     """The attention of padding alone."""
-    return torch.zeros_like(q)
+    return torch.zeros_like(q)[..., : layer.value_dim]
 
 
 def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor:
@@ -123,9 +123,9 @@ def in_chunks(table: Tensor, length: int, width: int, block_size: int) -> Tensor
 
 def device_engine(
     model: Model, *, blocks: int = 200, block_size: int = 16, seats: int = 40, budget: int = 256, drafts: int = 0,
-    link: HostLink | None = None, backend: AttentionBackend | None = None,
+    link: HostLink | None = None, backend: AttentionBackend | None = None, cells: str = "auto",
 ) -> tuple[Engine, DeviceRunner]:  # fmt: skip
-    layout = layout_of(model, block_size)
+    layout = layout_of(model, block_size, cells)
     storage = KVStorage(layout, blocks, model.device)
     scheduler = Scheduler(BlockPool(blocks), layout, seats, StepBudget(budget), drafts=StepDrafts(drafts))
     limits = DeviceLimits(seats + 32, budget, layout.blocks_for(model.config.max_model_len))

@@ -16,9 +16,11 @@ from pontil.gpu_ops.kv.attention import (
     PromptAttention,
     PromptSpan,
 )
+from pontil.gpu_ops.kv.cells import encode, movable
 from pontil.gpu_ops.kv.device_attention import DeviceAttention
 from pontil.gpu_ops.kv.device_tile import DeviceTile, cut
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import LARGEST, SCALE_BYTES
 
 SLOTS, LAYER = 16, 1
 BLOCKS = 32
@@ -30,7 +32,8 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The shape and type of a layer's attention. With `value_dim` keys are values."""
+    """The shape and type of a layer's attention, and the type of cells, by default the same. With `value_dim` keys are
+    values."""
 
     heads: int
     kv_heads: int
@@ -39,6 +42,11 @@ class Heads:
     window: int | None = None
     sinks: bool = False
     value_dim: int | None = None
+    cells: torch.dtype | None = None
+
+    @property
+    def stored(self) -> torch.dtype:
+        return self.cells or self.dtype
 
     @property
     def planes(self) -> int:
@@ -80,12 +88,12 @@ class Scene:
         """A pool that holds the positions before each span."""
         shape, most = self.shape, max(text for text, _, _ in self.spans) + 1
         size = (most * BLOCKS + 1, 2, shape.planes, shape.kv_heads, SLOTS, shape.dim)
-        pool = torch.full(size, unwritten, dtype=shape.dtype)
+        pool = encode(torch.full(size, unwritten), shape.stored)
         for text, start, _ in self.spans:
             _, k, v = shape.numbers(text)
             for position in range(start):
-                parts = torch.stack((k[position], v[position])[: shape.planes])
-                pool[self.blocks(text)[position // SLOTS], LAYER, :, :, position % SLOTS] = parts
+                parts = encode(torch.stack((k[position], v[position])[: shape.planes]), shape.stored)
+                movable(pool)[self.blocks(text)[position // SLOTS], LAYER, :, :, position % SLOTS] = movable(parts)
         return pool
 
     def rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -100,7 +108,7 @@ class Scene:
         layer = shape.layer(LAYER, shape.dim**-0.5, pool.device)
         q, k = q.to(pool.device), k.to(pool.device)
         out = attention(layer, q, k, v if v is None else v.to(pool.device))
-        return out, pool.nan_to_num()
+        return out, *contents(pool)
 
     def on_device(self, device: torch.device) -> Results:
         pool = self.pool(torch.nan).to(device)
@@ -138,3 +146,11 @@ class Scene:
             spans.append(PromptSpan(row, start, count, torch.tensor(self.blocks(text)).view(-1, KEY_CHUNK // SLOTS)))
             row += count
         return self.attend(PromptAttention(*where, spans), pool)
+
+
+def contents(pool: Tensor) -> Results:
+    """The cells of a pool, as whole numbers behind all scales where rows have one; zeros where nothing is written."""
+    if pool.dtype not in LARGEST:
+        return (pool.nan_to_num(),)
+    scales = pool[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return scales.nan_to_num(), movable(pool)[..., :-SCALE_BYTES].int()

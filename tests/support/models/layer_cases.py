@@ -15,8 +15,8 @@ from pontil.gpu_ops.kernels.reference import LatentWeights, expert_half, latent_
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
-from pontil.gpu_ops.kv.cells import row_cells
 from pontil.gpu_ops.parameters.attention import LayerAttention
+from pontil.gpu_ops.parameters.cells import row_cells
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.rotary import rotary_frequencies, rotary_table
 

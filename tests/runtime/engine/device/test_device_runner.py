@@ -5,6 +5,7 @@ host stands for the device, so that numbers are real."""
 import numpy as np
 import pytest
 import torch
+from effort import by_default
 from host_device import HostLink, device_engine
 from tiny import VOCAB, build, drain, reference, rig, sequence
 
@@ -74,6 +75,17 @@ def test_tokens_and_logprobs_are_those_of_the_plain_runner(model: Model) -> None
             made is None for made in other.record.prompt_logprobs
         ]
         assert nearly(one.record.prompt_logprobs[1:], other.record.prompt_logprobs[1:])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cells", by_default({"fp8"}, ["int8", "fp8"]))
+def test_cells_of_8_bits_are_read_by_recorded_steps_and_copied_to_choices(model: Model, cells: str) -> None:
+    plain = rig(model, blocks=9, block_size=8, cells=cells).engine
+    engine, runner = device_engine(model, blocks=9, block_size=8, seats=4, cells=cells)
+    runner.record(runner.layers.shapes)
+    for one in (plain, engine):
+        one.add(sequence("a", prompt(19), 9, n=3, temperature=1.5))
+        one.add(sequence("b", prompt(9), 20))
+    assert drain(engine) == drain(plain) and engine.scheduler.preemptions
 
 
 def test_recorded_steps_drafts_and_few_blocks_change_nothing(model: Model) -> None:

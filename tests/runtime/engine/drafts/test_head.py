@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draft layers in an engine: an MTP layer and an EAGLE head change only the number of steps of an answer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import kernels
 import pytest
@@ -9,6 +9,7 @@ import torch
 from always_draft import AlwaysDraft
 from drafted import REPEATING, Plain, plain_of, requests, run
 from effort import by_default
+from host_device import HostBackend, HostLink, device_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import Rig, check_free, rig, sequence
@@ -19,6 +20,8 @@ from pontil.gpu_ops.kernels.tile import TileSpan
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import KVStorage
+from pontil.runtime.engine.device.tile_forward import DeviceLimits
+from pontil.runtime.engine.drafts.device_head import DeviceLayerRunner
 from pontil.runtime.engine.drafts.head import DraftHead, DraftLayerRunner
 from pontil.runtime.engine.drafts.model_drafter import ModelDrafter
 from pontil.runtime.engine.drafts.policy import WINDOW
@@ -70,11 +73,17 @@ def plain(pair: Drafting) -> Plain:
     return plain_of(pair.target)
 
 
-def head_of(pair: Drafting, blocks: int = 200) -> DraftHead:
+def head_of(pair: Drafting, blocks: int = 200, link: HostLink | None = None) -> DraftHead:
+    """A head on the CPU, or behind a link to a device."""
     shape = pair.layer.config
     packed = pair.layer.kernels is not None
     layout = KVLayout(16, 1, shape.num_kv_heads, shape.head_dim, "float32", packed=packed, planes=shape.kv_planes)
-    runner = DraftLayerRunner(pair.layer, KVStorage(layout, blocks, CPU))
+    storage = KVStorage(layout, blocks, CPU)
+    runner: DraftLayerRunner | DeviceLayerRunner = DraftLayerRunner(pair.layer, storage)
+    if link is not None:
+        limits = DeviceLimits(8, 64, layout.blocks_for(shape.max_model_len))
+        runner = DeviceLayerRunner(pair.layer, storage, link, limits, HostBackend())
+        runner.record(runner.layers.shapes)
     return DraftHead(runner, BlockPool(blocks), layout, shape.vocab_size)
 
 
@@ -114,6 +123,26 @@ def test_a_draft_layer_changes_nothing(pair: Drafting, plain: Plain, count: int,
     assert run(one, requests(20)) == expected
     assert one.engine.drafted > 50
     check_head_free(one)
+
+
+@pytest.mark.parametrize("pair", by_default({"eagle"}, ["eagle", "mtp"]), indirect=True)
+def test_a_draft_layer_on_a_device_guesses_the_same(pair: Drafting) -> None:
+    """The layer and its target start recorded steps, with one copy to the device and one back for each."""
+    links = HostLink(), HostLink()
+    engine, runner = device_engine(pair.target, seats=3, link=links[0], drafts=4)
+    runner.record(runner.layers.shapes)
+    runner.keeps_states = True
+    head = head_of(pair, link=links[1])
+    engine.scheduler.drafts.drafter = ModelDrafter(head, AlwaysDraft(False))
+    made, on_cpu = replace(rig(pair.target), engine=engine), drafting(pair, 4)
+    found = []
+    for one in (made, on_cpu):
+        found.append(run(one, [sequence(name, REPEATING[place:], 9) for place, name in enumerate("ab")]))
+    assert found[0] == found[1] and engine.drafts == on_cpu.engine.drafts and engine.drafted > 30
+    # Only prompts are computed otherwise.
+    assert links[0].replayed > 5 and links[1].replayed >= links[1].fetched - 2
+    assert links[1].sent == links[1].fetched + links[1].captures
+    assert not head.followers and not head.feeds
 
 
 @of_any_layer

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import read_model
+from host_device import device_engine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omni_stages import BLOCKS, Passes
@@ -192,17 +193,21 @@ def test_an_engine_answers_them_in_company(pair: OmniPair, library: KernelLibrar
         pad_token_id=0,
     )  # fmt: skip
     expected = {"text": found[0, len(text) :].tolist()}
-    engine = rig(model, budget=16).engine
+    engines = [rig(model, budget=16).engine]
+    if library is None:
+        engines.append(device_engine(model, budget=16)[0])
     for name, asked in CASES.items():
-        one = sequence(name, asked.prompt, COUNT)
-        one.streams = StageStreams(media=prompt_of(pair, model, asked))
-        engine.add(one)
+        for engine in engines:
+            one = sequence(name, asked.prompt, COUNT)
+            one.streams = StageStreams(media=prompt_of(pair, model, asked))
+            engine.add(one)
         found = pair.hugging.thinker.generate(
             **asked.for_transformers(), max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         expected[name] = found[0, len(asked.prompt) :].tolist()
-    engine.add(sequence("text", text, COUNT))
-    assert drain(engine) == expected
+    for engine in engines:
+        engine.add(sequence("text", text, COUNT))
+        assert drain(engine) == expected
 
 
 PARTS = st.one_of(st.integers(1, 5), st.tuples(st.sampled_from([2, 4, 6, 10]), st.sampled_from([2, 4, 8])))
