@@ -4,12 +4,13 @@
 import logging
 from dataclasses import replace
 
-from pontil.http.access.endpoint import Endpoint, RouteAccess
+from pontil.http.access.endpoint import Endpoint, Handler, RouteAccess
 from pontil.http.access.in_flight_bodies import InFlightBodies
 from pontil.http.anthropic import schema as message
 from pontil.http.anthropic.request import COUNT, MESSAGES
 from pontil.http.anthropic.route import MessagesRoutes
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
+from pontil.http.batch.endpoints import BatchRoutes
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
@@ -69,21 +70,21 @@ def endpoints(
     served_embedding = None if embedding is None or name is None else ServedEmbedding(proxy, name, embedding)
     vectors, models = EmbeddingRoutes(proxy, model, served_embedding, bodies), ModelList(model, served_embedding)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
+    responses, messages = ResponsesRoutes(routes, conversations), MessagesRoutes(routes, ThinkingSeal.of(config))
+    lines = line_handlers(routes, responses, messages, None if served_embedding is None else vectors, intake.in_flight)
     resumable = routes.resumable.serving
     table = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
         Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
-        *response_endpoints(ResponsesRoutes(routes, conversations)),
-        *message_endpoints(MessagesRoutes(routes, ThinkingSeal.of(config))),
+        *response_endpoints(responses),
+        *message_endpoints(messages),
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION_ERRORS),
+        *BatchRoutes(proxy, lines, bodies, bodies.most).endpoints(),
         *routes.sounds.endpoints(),
-        Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.",
-                 reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY_ERRORS),
-        Endpoint("POST", "/detokenize", tokens.detokenize, "The text of token ids.", reply.DETOKENIZED,
-                 DETOKENIZE, errors=BODY_ERRORS),
+        *token_endpoints(tokens),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),
         Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
@@ -104,9 +105,49 @@ def endpoints(
     return tuple(recorded(endpoint, intake.in_flight) for endpoint in (*table, openapi.own))
 
 
+def line_handlers(
+    routes: GenerationRoutes,
+    responses: ResponsesRoutes,
+    messages: MessagesRoutes,
+    vectors: EmbeddingRoutes | None,
+    bodies: InFlightBodies,
+) -> dict[str, Handler]:
+    """Return the handlers that lines of batches may ask, by path."""
+    handlers = {
+        "/v1/chat/completions": routes.chat,
+        "/v1/completions": routes.completions,
+        "/v1/responses": responses.create_response,
+        "/v1/messages": messages.create_message,
+    } | ({} if vectors is None else {"/v1/embeddings": vectors.embeddings})
+    return {path: bodies.recorded(handler) for path, handler in handlers.items()}
+
+
 def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:
     """Return the route with its bodies recorded while they are read, where it takes any."""
     return endpoint if endpoint.takes is None else replace(endpoint, handler=bodies.recorded(endpoint.handler))
+
+
+def token_endpoints(tokens: TokenRoutes) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint(
+            "POST",
+            "/tokenize",
+            tokens.tokenize,
+            "Token ids of a text or a conversation.",
+            reply.TOKENIZED,
+            (*TOKENIZE, *TOKENIZE_CHAT),
+            errors=BODY_ERRORS,
+        ),
+        Endpoint(
+            "POST",
+            "/detokenize",
+            tokens.detokenize,
+            "The text of token ids.",
+            reply.DETOKENIZED,
+            DETOKENIZE,
+            errors=BODY_ERRORS,
+        ),
+    )
 
 
 def timeline_endpoints(times: RequestTimes) -> tuple[Endpoint, ...]:

@@ -252,7 +252,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
         "runtime/tokenizer",
     },
-    "http/store": {"http/schema", "runtime"},
+    "http/store": {"http/schema", "runtime", "runtime/accounting", "runtime/proxy/siblings"},
     "http/openai/responses": {
         "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/store",
         "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes",
@@ -261,6 +261,10 @@ ARROWS: dict[str, set[str]] = {
     "http/anthropic": {
         "http/fields", "http/openai/chat", "http/openai/completions", "http/schema", "http/stream", "runtime",
         "runtime/accounting", "runtime/chat", "runtime/grammar/processes", "runtime/proxy/requests",
+    },
+    "http/batch": {
+        "http/access", "http/anthropic", "http/intake", "http/schema", "http/store", "http/stream", "runtime",
+        "runtime/accounting", "runtime/proxy", "runtime/proxy/requests", "runtime/proxy/siblings",
     },
     "http/page": {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
@@ -271,7 +275,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy/requests",
     },
     "http/routes": {
-        "http/access", "http/anthropic", "http/intake", "http/openai/chat", "http/openai/completions",
+        "http/access", "http/anthropic", "http/batch", "http/intake", "http/openai/chat", "http/openai/completions",
         "http/openai/embeddings", "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime",
         "runtime/chat", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
