@@ -35,12 +35,11 @@ def lines_of(model: str, count: int) -> bytes:
 
 
 def kill_everything(served: Served) -> None:
-    launch = psutil.Process(served.process.pid)
-    processes = [launch, *launch.children(recursive=True)]
-    for process in processes:
+    launch, *children = served.tree()
+    for process in (launch, *children):
         process.kill()
-    psutil.wait_procs(processes, 30)
     served.process.wait(30)
+    psutil.wait_procs(children, 30)
 
 
 def begun(client: OpenAI, lines: int) -> str:

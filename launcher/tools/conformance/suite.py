@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """All checks, in the order in which they run."""
 
-from pontil.launcher.tools.conformance import chat_checks, completion_checks, error_checks, message_checks
+from pontil.launcher.tools.conformance import batch_checks, chat_checks, completion_checks, error_checks, message_checks
 
-CHECKS = (*completion_checks.CHECKS, *chat_checks.CHECKS, *message_checks.CHECKS, *error_checks.CHECKS)
+CHECKS = (
+    *completion_checks.CHECKS,
+    *chat_checks.CHECKS,
+    *message_checks.CHECKS,
+    *batch_checks.CHECKS,
+    *error_checks.CHECKS,
+)
