@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files and batches over scripted workers: each line is answered and billed once, whatever it holds."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from jsonschema import validate
 from scripted_site import MODEL, HttpAnswer, ScriptedSite, site
-from scripted_worker import eventually
+from scripted_worker import EMBEDDING_SIZE, eventually
 
 from pontil.http.batch import schema
 from pontil.runtime.accounting.audit import audit
@@ -258,3 +259,80 @@ def test_a_proxy_that_ends_leaves_the_rest_to_the_next_one(tmp_path: Path, token
         assert over["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
         assert len(told(made, over["output_file_id"])) == 60
         assert bills(made, batch["id"]) == {f"{batch['id']}-{number}": 1 for number in range(1, 61)}
+
+
+def test_each_endpoint_of_lines_is_asked(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    vectors = {"served_embedding_model_name": "vectors", "embedding_model": "vectors"}
+    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db"), **vectors) as made:
+        made.worker()
+        made.worker(
+            "embed:0",
+            model="vectors",
+            model_fingerprint="v",
+            kv_fingerprint="",
+            embedding_size=EMBEDDING_SIZE,
+            max_model_len=32,
+            block_size=32,
+        )
+        for url, body in (
+            ("/v1/completions", {"prompt": ["a", "b"]}),
+            ("/v1/responses", {"input": "hi"}),
+            ("/v1/embeddings", {"input": [[1], [2, 3]]}),
+        ):
+            asked = {"custom_id": "a", "method": "POST", "url": url, "body": body}
+            over = ended(made, begun(made, [asked], endpoint=url))
+            (answer,) = told(made, over["output_file_id"]).values()
+            assert answer["response"]["body"]["object"] in ("text_completion", "response", "list")
+            assert answer["response"]["body"]["usage"]
+        with closing(open_to_read(tmp_path / "usage.db")) as log:
+            rows = log.execute("SELECT finish FROM requests").fetchall()
+        assert len(rows) == 5, "a row for each prompt"
+
+
+def test_files_and_batches_are_a_keys_own(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    callers = tuple((name, hashlib.sha256(f"key-{name}".encode()).hexdigest()) for name in "ab")
+    with site(tmp_path, tokenizer, usage_log=str(tmp_path / "usage.db"), callers=callers) as made:
+        made.worker()
+        own, other = ({"authorization": f"Bearer key-{name}"} for name in "ab")
+        asked = {
+            "requests": [
+                {"custom_id": "a", "params": {"max_tokens": 3, "messages": [{"role": "user", "content": "a"}]}}
+            ]
+        }
+        batch = made.ask("POST", "/v1/messages/batches", asked, own).json["id"]
+        path = f"/v1/messages/batches/{batch}"
+        eventually(lambda: made.ask("GET", path, None, own).json["processing_status"] == "ended", "its end")
+        for method, at in (("GET", path), ("GET", f"{path}/results"), ("POST", f"{path}/cancel"), ("DELETE", path)):
+            answer = made.ask(method, at, None, other)
+            assert answer.status == 404 and answer.json["error"]["type"] == "not_found_error"
+        assert not made.ask("GET", "/v1/messages/batches", None, other).json["data"]
+        with closing(open_to_read(tmp_path / "usage.db")) as log:
+            assert log.execute("SELECT api_key FROM requests").fetchall() == [("a",)]
+
+
+def test_a_line_goes_on_when_its_worker_dies(kept: ScriptedSite) -> None:
+    batch = begun(kept, [line(f"a{number}") for number in range(30)])
+    eventually(lambda: kept.ask("GET", f"/v1/batches/{batch['id']}").json["output_file_id"], "a first answer")
+    kept.workers[0].fall_silent(kept.proxy.registry)
+    kept.worker("mixed:1")
+    over = ended(kept, batch)
+    assert over["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+    assert bills(kept, batch["id"]) == {f"{batch['id']}-{number}": 1 for number in range(1, 31)}
+
+
+def test_a_proxy_takes_what_another_one_leaves(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """One of two proxies runs all batches; when it ends the other one goes on."""
+    shared = {"usage_log": str(tmp_path / "usage.db"), "shared_folder": str(tmp_path / "shared"), "proxies": 2}
+    folders = tmp_path / "1", tmp_path / "2"
+    for folder in folders:
+        folder.mkdir()
+    with site(folders[1], tokenizer, name="proxy:1", number=1, **shared) as second:
+        second.worker("mixed:1")
+        with site(folders[0], tokenizer, name="proxy:0", number=0, **shared) as first:
+            first.worker("mixed:0")
+            batch = begun(first, [line(f"a{number}") for number in range(60)])
+            path = f"/v1/batches/{batch['id']}"
+            eventually(lambda: second.ask("GET", path).json["output_file_id"], "a first answer")
+        over = ended(second, batch)
+        assert over["request_counts"]["completed"] == 60
+        assert bills(second, batch["id"]) == {f"{batch['id']}-{number}": 1 for number in range(1, 61)}
