@@ -21,7 +21,7 @@ from pontil.runtime.errors import RequestError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MOST_LISTED, LISTED = 100, 20
-LONGEST_WINDOW = 30 * 86400
+MOST_DAYS, DAY = 30, 86400
 # As OpenAI bounds metadata.
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512
 BATCH = (
@@ -39,7 +39,7 @@ def read_batch(data: Mapping[str, Any], ignored: IgnoredFields | None = None) ->
     fields = Fields(data, ignored=ignored)
     values = TABLE.read(fields)
     window = window_seconds(values["completion_window"])
-    if window is None or window > LONGEST_WINDOW:
+    if window is None or window > MOST_DAYS * DAY:
         raise fields.unfit("completion_window", values["completion_window"], "a time like 24h, 90m or 2d, at most 30d")
     metadata = values["metadata"]
     for name, value in (metadata or {}).items():

@@ -25,7 +25,8 @@ from pontil.http.store.outcome_files import write
 from pontil.runtime.errors import RequestError
 
 ENDPOINT = "/v1/messages"
-WINDOW = 24 * 3600
+# As Anthropic: a batch has a day.
+DAY = 86400
 MOST_LISTED, LISTED = 1000, 20
 
 
@@ -77,7 +78,7 @@ class MessageBatchesRoutes:
         name = f"file-{secrets.token_hex(16)}"
         row = FileRow(name, caller, f"{name}.jsonl", MESSAGES, len(contents), lines, int(time.time()))
         await self.batches.reader.run(partial(self.keep, row, contents), len(contents))
-        batch = await self.batches.make(request.ctx.ticket, BatchWish(MESSAGES, ENDPOINT, row, WINDOW, "null"))
+        batch = await self.batches.make(request.ctx.ticket, BatchWish(MESSAGES, ENDPOINT, row, DAY, "null"))
         return await self.shown(request, batch)
 
     def keep(self, row: FileRow, contents: bytes) -> None:

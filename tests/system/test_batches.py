@@ -45,7 +45,7 @@ def kill_everything(served: Served) -> None:
 def begun(client: OpenAI, lines: int) -> str:
     model = client.models.list().data[0].id
     file = client.files.create(file=("in.jsonl", lines_of(model, lines)), purpose="batch")
-    return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id
+    return str(client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id)
 
 
 def whole(client: OpenAI, batch_id: str, lines: int) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 """Checks of batches, which a server may lack."""
 
 import json
-import time
+import threading
 from typing import Any
 
 from pontil.launcher.tools.conformance.api import Api, ApiAnswer, PartRefused, expect
@@ -35,11 +35,12 @@ def begun(api: Api) -> dict[str, Any]:
 
 def ended(api: Api, name: str) -> dict[str, Any]:
     """Return a batch once it has ended. Raises Difference where it does not."""
+    pause = threading.Event()
     for _ in range(LOOKS):
         batch = api.get(f"{MESSAGES}/{name}").good()
         if batch["processing_status"] == "ended":
             return batch
-        time.sleep(PAUSE)
+        pause.wait(PAUSE)
     expect(False, "a batch of two short messages does not end")
     return {}
 
