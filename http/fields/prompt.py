@@ -10,6 +10,7 @@ from pontil.http.schema.parameter import Parameter
 from pontil.http.schema.parameter_types import FlagType, IntegerType, TextType, WordType
 from pontil.http.schema.reader import Fields
 from pontil.runtime.errors import RequestError
+from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
 from pontil.runtime.proxy.requests.ticket import NO_KEY, Ticket
 
 MAX_SALT_CHARACTERS = 256
@@ -68,7 +69,8 @@ class PromptFields:
                 f"{says} behind the key in the key file", status=403, param="priority", code="priority_not_allowed"
             )
         salt = cache_salt(ticket.caller, self.cache_salt, share_prefixes=share_prefixes)
-        return replace(ticket, priority=self.priority, cache_salt=salt)
+        priority = BACKGROUND_PRIORITY if ticket.is_background else self.priority
+        return replace(ticket, priority=priority, cache_salt=salt)
 
 
 def prompt_fields(fields: Fields, values: Mapping[str, Any]) -> PromptFields:

@@ -16,6 +16,7 @@ MOST_HEAD = 4096
 BOUNDARY = re.compile(r"boundary\s*=\s*(?:\"([^\"]{1,70})\"|([^\s;\",]{1,70}))", re.IGNORECASE)
 NAME = re.compile(r";\s*name\s*=\s*(?:\"([^\"]*)\"|([^\s;\"]+))", re.IGNORECASE)
 FILE = re.compile(r";\s*filename\*?\s*=", re.IGNORECASE)
+FILE_NAME = re.compile(r";\s*filename\s*=\s*(?:\"([^\"]*)\"|([^\s;\"]+))", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,18 @@ def read_form_part(body: bytes, begin: int, end: int) -> tuple[str, FormPart]:
     split = body.find(b"\r\n\r\n", begin, min(end, begin + MOST_HEAD))
     if split < 0:
         raise broken("a part has no headers, or too long ones")
-    head = body[begin:split].decode("utf-8", "replace")
-    disposition = next((line for line in head.split("\r\n") if line.lower().startswith("content-disposition:")), "")
+    name, disposition = read_head(body[begin:split])
+    return name, FormPart(body[split + 4 : end], FILE.search(disposition) is not None)
+
+
+def read_head(head: bytes) -> tuple[str, str]:
+    """Return a part's name, of which that of a list ends in [], and its disposition."""
+    lines = head.decode("utf-8", "replace").split("\r\n")
+    disposition = next((line for line in lines if line.lower().startswith("content-disposition:")), "")
     name = NAME.search(disposition)
     if name is None:
         raise broken("a part has no name")
-    # A list's name ends in [].
-    return (name[1] or name[2] or ""), FormPart(body[split + 4 : end], FILE.search(disposition) is not None)
+    return (name[1] or name[2] or ""), disposition
 
 
 def find(body: bytes, delimiter: bytes, begin: int) -> int:

@@ -12,6 +12,7 @@ from pontil.http.anthropic import schema as message
 from pontil.http.anthropic.request import COUNT, MESSAGES
 from pontil.http.anthropic.route import MessagesRoutes
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
+from pontil.http.batch.endpoints import BatchRoutes
 from pontil.http.intake.body import BODY_ERRORS, GENERATION_ERRORS, BodyReader, largest_body
 from pontil.http.intake.guards import Intake
 from pontil.http.intake.served_model import ServedModel
@@ -78,23 +79,23 @@ def endpoints(
     embedder, ranker = ServedEmbedding.of(proxy, embedding), ServedReranker.with_pairs(proxy, pairs)
     vectors, models = EmbeddingRoutes(proxy, embedder, bodies), ModelList(model, embedder, ranker)
     tokens, status = TokenRoutes(model, prompts, bodies), StatusRoutes(proxy)
+    responses, messages = ResponsesRoutes(routes, conversations), MessagesRoutes(routes, ThinkingSeal.of(config))
+    lines = line_handlers(routes, responses, messages, None if embedder is None else vectors, intake.in_flight)
     resumable = routes.resumable.serving
     table = (
         Endpoint("POST", "/v1/completions", resumable(routes.completions), "Continue texts.", reply.COMPLETION,
                  COMPLETION, reply.COMPLETION_CHUNK, GENERATION_ERRORS),
         Endpoint("POST", "/v1/chat/completions", resumable(routes.chat), "Answer a conversation.", reply.CHAT,
                  CHAT, reply.CHAT_CHUNK, GENERATION_ERRORS),
-        *response_endpoints(ResponsesRoutes(routes, conversations)),
-        *message_endpoints(MessagesRoutes(routes, ThinkingSeal.of(config))),
+        *response_endpoints(responses),
+        *message_endpoints(messages),
         *ollama_endpoints(routes, vectors),
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION_ERRORS),
         *rerank_endpoints(RerankRoutes(proxy, ranker, bodies)),
+        *BatchRoutes(proxy, lines, bodies, bodies.most).endpoints(),
         *routes.sounds.endpoints(),
-        Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a text or a conversation.",
-                 reply.TOKENIZED, (*TOKENIZE, *TOKENIZE_CHAT), errors=BODY_ERRORS),
-        Endpoint("POST", "/detokenize", tokens.detokenize, "The text of token ids.", reply.DETOKENIZED,
-                 DETOKENIZE, errors=BODY_ERRORS),
+        *token_endpoints(tokens),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),
         Endpoint("GET", "/health", status.health, "Whether the server is alive.", reply.STATUS, door=RouteAccess.OPEN),
@@ -113,6 +114,23 @@ def endpoints(
     key_kinds = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
     openapi = OpenApiRoute(table, config.version, model.vocab_size, asked=key_kinds, strict=config.strict_parameters)
     return tuple(recorded(endpoint, intake.in_flight) for endpoint in (*table, openapi.own))
+
+
+def line_handlers(
+    routes: GenerationRoutes,
+    responses: ResponsesRoutes,
+    messages: MessagesRoutes,
+    vectors: EmbeddingRoutes | None,
+    bodies: InFlightBodies,
+) -> dict[str, Handler]:
+    """Return the handlers that lines of batches may ask, by path."""
+    handlers = {
+        "/v1/chat/completions": routes.chat,
+        "/v1/completions": routes.completions,
+        "/v1/responses": responses.create_response,
+        "/v1/messages": messages.create_message,
+    } | ({} if vectors is None else {"/v1/embeddings": vectors.embeddings})
+    return {path: bodies.recorded(handler) for path, handler in handlers.items()}
 
 
 def recorded(endpoint: Endpoint, bodies: InFlightBodies) -> Endpoint:
@@ -142,6 +160,29 @@ def rerank_endpoints(routes: RerankRoutes) -> tuple[Endpoint, ...]:
                 errors=GENERATION_ERRORS,
             )
             for path, name in scores.items()
+        ),
+    )
+
+
+def token_endpoints(tokens: TokenRoutes) -> tuple[Endpoint, ...]:
+    return (
+        Endpoint(
+            "POST",
+            "/tokenize",
+            tokens.tokenize,
+            "Token ids of a text or a conversation.",
+            reply.TOKENIZED,
+            (*TOKENIZE, *TOKENIZE_CHAT),
+            errors=BODY_ERRORS,
+        ),
+        Endpoint(
+            "POST",
+            "/detokenize",
+            tokens.detokenize,
+            "The text of token ids.",
+            reply.DETOKENIZED,
+            DETOKENIZE,
+            errors=BODY_ERRORS,
         ),
     )
 

@@ -66,8 +66,8 @@ class UsageLog:
     def __init__(self, file: Writable, threads: ThreadFailures | None = None) -> None:
         self.file = file
         self.pending, self.in_hand = Group(), Group()
-        # Held to change `pending`.
-        self.lock = threading.Lock()
+        # Held to change `pending`. What is posted while a thread holds it is written together.
+        self.lock = threading.RLock()
         self.failing = False
         self.failures = self.given_up = 0
         self.retry_at = 0.0

@@ -104,6 +104,25 @@ class ProxyRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """The outcome of one line of a batch, which is written together with the rows of its requests and never changes. It
+    is told up to the `place`, in bytes, of the batch's file of this `kind` (docs/decisions/106)."""
+
+    batch: str
+    line: int
+    outcome: str
+    kind: str
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenBatch:
+    """The end of what is known of a batch's lines. Their bills stay."""
+
+    batch: str
+
+
+@dataclass(frozen=True, slots=True)
 class LostProxy:
     """The end of a proxy without a last word. Its open requests are lost, but for those `kept`: a JSON list of ids."""
 
@@ -156,10 +175,10 @@ class RemovedShares:
     computed: int
 
 
-UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow
+UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow | BatchOutcome
 SumRow = RemovedRequests | RemovedShares
 # Rows that a proxy posts about others.
-LostRow = LostProxy | LostRequest | TakenOver
+LostRow = LostProxy | LostRequest | TakenOver | ForgottenBatch
 Posted = UsageRow | LostRow
 
 TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
@@ -167,6 +186,7 @@ TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
     ShareRow: ("shares", ("request", "worker", "attempt")),
     WorkerRow: ("workers", ("worker", "proxy")),
     ProxyRow: ("proxies", ("incarnation",)),
+    BatchOutcome: ("batch_lines", ("batch", "line")),
 }
 # Tables of sums over rows that were removed (runtime/accounting/removal.py).
 SUM_TABLES: dict[type[SumRow], tuple[str, tuple[str, ...]]] = {
@@ -196,11 +216,15 @@ def type_name(declared_type: Any) -> str:
     return declared_type.__name__ if isinstance(declared_type, type) else str(declared_type)
 
 
+# SQL: the rows that a later version of theirs may change; all, where there is no such condition.
+GUARDS: dict[type[UsageRow], str] = {RequestRow: f" WHERE requests.state = '{OPEN}'", BatchOutcome: " WHERE FALSE"}
+
+
 def upsert(kind: type[UsageRow]) -> str:
     name, key = TABLES[kind]
     columns = [field.name for field in fields(kind)]
     changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
-    guard = f" WHERE {name}.state = '{OPEN}'" if kind is RequestRow else ""
+    guard = GUARDS.get(kind, "")
     return (
         f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
         f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}{guard}"
@@ -216,6 +240,7 @@ STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
         (f"UPDATE proxies SET state = '{LOST}' WHERE state = '{OPEN}' AND incarnation = ?", (0,)),
     ),
     LostRequest: ((f"{LOSE} AND id = ?", (0,)),),
+    ForgottenBatch: (("DELETE FROM batch_lines WHERE batch = ?", (0,)),),
     TakenOver: (
         (f"DELETE FROM shares WHERE request IN (SELECT id FROM requests WHERE id = ? AND state = '{OPEN}')", (0,)),
     ),

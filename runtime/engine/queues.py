@@ -39,7 +39,7 @@ class SequenceQueues:
 
     @property
     def seats_taken(self) -> int:
-        return self.seats.taken
+        return self.seats.taken + self.seats.background
 
     @property
     def is_full(self) -> bool:
@@ -171,6 +171,8 @@ class SequenceQueues:
         the most seats for its weight, if its own part is left to that. What is more urgent does not give way, nor what
         is promised to a peer or drives another stage."""
         victim: Sequence | None = None
+        if (background := self.newest_background(sequence)) is not None:
+            return background
         if sequence.is_streamed or not self.seats.has_claim(sequence.standing.share):
             return None
         for candidate in reversed(self.running):
@@ -188,9 +190,19 @@ class SequenceQueues:
                 victim = candidate
         return victim
 
-    def newest_paused(self) -> Sequence | None:
-        """Return the last of the paused sequences, which have blocks and no use for them now."""
-        return self.paused[-1] if self.paused else None
+    def newest_background(self, sequence: Sequence) -> Sequence | None:
+        """Return the last sequence of the background, which gives way to any other."""
+        if not self.seats.background or sequence.standing.share.is_background:
+            return None
+        candidates = (candidate for candidate in reversed(self.running) if candidate.standing.share.is_background)
+        return next((candidate for candidate in candidates if may_yield(candidate)), None)
+
+    def newest_paused(self, sequence: Sequence) -> Sequence | None:
+        """Return the last of the paused sequences, which have blocks and no use for them now, to give some to this one.
+        The background gets none of others."""
+        newest = self.paused[-1] if self.paused else None
+        for_background = newest is not None and sequence.standing.share.is_background
+        return None if for_background and not newest.standing.share.is_background else newest  # type: ignore[union-attr]
 
 
 def may_yield(sequence: Sequence) -> bool:

@@ -108,19 +108,35 @@ class Scheduler:
         """Return whether there is idle work, which no request waits for, and no other work."""
         return self.answer_recompute.has_work and self.queues.is_empty
 
+    @property
+    def open_prompts(self) -> list[Sequence]:
+        return [sequence for sequence in self.running if not sequence.decodes and sequence.is_ready]
+
+    @property
+    def background_rests(self) -> bool:
+        """True while a prompt of somebody else is computed: a step with nothing of the background is over sooner, and
+        so is the wait for a first token."""
+        return self.queues.seats.background > 0 and any(
+            not prompt.standing.share.is_background for prompt in self.open_prompts
+        )
+
     def decode_spans(self) -> Iterator[Span]:
         """Yield one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
         afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
-        in_turn = self.queues.running_in_turn()
+        in_turn, rests = self.queues.running_in_turn(), self.background_rests
         for sequence in in_turn:
+            if rests and sequence.standing.share.is_background:
+                continue
             ready = sequence.state is SequenceState.RUNNING and sequence.decodes and sequence.is_ready
             if ready and (self.memory.own_next(sequence) or self.make_room(sequence, in_turn)):
                 yield Span(sequence, sequence.computed, 1)
 
     def chunks(self, budget: int) -> Iterator[Span]:
         """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
-        open_prompts = [sequence for sequence in self.running if not sequence.decodes and sequence.is_ready]
+        open_prompts = self.open_prompts
+        if self.background_rests:
+            open_prompts = [prompt for prompt in open_prompts if not prompt.standing.share.is_background]
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)
@@ -134,7 +150,7 @@ class Scheduler:
         KV came from another worker: if there is no room for these, the sequence waits to be admitted with all that it
         needs."""
         while not (self.memory.own_next(sequence) and self.memory.grow(sequence, sequence.computed + count)):
-            if not self.preempt(self.queues.newest_paused()):
+            if not self.preempt(self.queues.newest_paused(sequence)):
                 break
         else:
             return True
@@ -213,7 +229,7 @@ class Scheduler:
                 missing = self.prefix.missing(sequence, hit)
                 lacking = self.memory.lacking(sequence, hit, spare)
                 self.shortage = BlockShortage(sequence, lacking, self.memory.pool.returned, spare, missing)
-            somebody_gives = self.preempt(self.queues.newest_paused() or self.queues.newest_above(sequence))
+            somebody_gives = self.preempt(self.queues.newest_paused(sequence) or self.queues.newest_above(sequence))
         return None
 
     def start(self, sequence: Sequence, hit: PrefixHit) -> None:
@@ -228,7 +244,7 @@ class Scheduler:
     def make_room(self, sequence: Sequence, in_turn: list[Sequence]) -> bool:
         """Bind a block for the next position, for which there was none, by preempting paused sequences and those behind
         it."""
-        while self.preempt(self.queues.newest_paused() or last_behind(sequence, in_turn)):
+        while self.preempt(self.queues.newest_paused(sequence) or last_behind(sequence, in_turn)):
             if self.memory.own_next(sequence):
                 return True
         return False

@@ -29,5 +29,14 @@ class FairShare:
         """Return the share that a message states, in which any number may be wrong."""
         return cls(caller, min(max(weight, LEAST_WEIGHT), MOST_WEIGHT) if math.isfinite(weight) else 1.0)
 
+    @property
+    def is_background(self) -> bool:
+        """True for the work of batches, which has what nobody else wants now."""
+        return self.caller == BACKGROUND.caller
+
 
 EVERYBODY = FairShare()
+# The share of all batches together, behind the `BACKGROUND_PRIORITY` of which no client can ask to be. No digest of a
+# caller is such a word.
+BACKGROUND = FairShare("background")
+BACKGROUND_PRIORITY = 1 << 31

@@ -11,17 +11,22 @@ from pontil.runtime.foundation.fair_share import FairShare
 
 class SeatCounts:
     """Counts of seats. Conservation: `held` has the callers with a seat, and `taken` is its sum. O(1) to change, and to
-    ask for any number of callers between two changes; the first one takes O(callers)."""
+    ask for any number of callers between two changes; the first one takes O(callers). The `background` is counted
+    apart: its seats are free to everybody else."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
         self.weights: dict[str, float] = {}
-        self.taken = 0
+        self.taken = self.background = 0
         # Derived from both: all weights, and the most that a caller has for its weight after it has given a seat.
         self.derived: tuple[float, float] | None = None
 
     def add(self, share: FairShare, seats: int = 1) -> None:
         """Add so many seats to what a caller holds, or take them off."""
+        if share.is_background:
+            self.background += seats
+            assert self.background >= 0, "more seats are given back than were taken"
+            return
         held_seats = self.held.get(share.caller, 0) + seats
         assert held_seats >= 0, "more seats are given back than were taken"
         self.taken += seats

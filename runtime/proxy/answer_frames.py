@@ -169,7 +169,9 @@ class AnswerFrames:
         if new and not had_begun:
             times.first_token = now
             self.admissions.queue_of(request).started(request, now)
-        if new and not request.trial:
+        if new and request.ticket.is_background:
+            self.metrics.delivered += new
+        elif new and not request.trial:
             self.metrics.add_tokens(new, now - (before if had_begun else times.arrived), not had_begun, request)
         if isinstance(request.mailbox.end, Finished):
             self.in_flight.finish(request, frame.sender)

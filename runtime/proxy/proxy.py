@@ -25,6 +25,7 @@ from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
 from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.forever_tasks import ForeverTasks
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.requests.answer import WholeAnswer
@@ -40,7 +41,6 @@ from pontil.runtime.proxy.self_test import Readiness, SelfTest, TrialRoute
 from pontil.runtime.proxy.siblings.proxies import Fleet
 from pontil.runtime.proxy.stage_runs import NoRuns, StageRuns, graph_of
 from pontil.runtime.sampling_params import SamplingParams
-from pontil.runtime.threads import go_on
 from pontil.runtime.timeline.timelines import Timelines
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import (
@@ -130,7 +130,7 @@ class Proxy:
         self.kv_transfers = KVTransfers(
             self.registry, None if self.link.keys is None else self.link.keys.kept, config.kv_transfers
         )
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks = ForeverTasks(self.metrics.threads)
         self.ticks = Ticks(clock())
         self.router = self.make_router()
 
@@ -212,15 +212,14 @@ class Proxy:
         """Serve in the running event loop. `on_tick` is called with the number of each tick, four times a second."""
         self.link.listen(self.router.on_messages)
         self.in_flight.start()
-        loop = asyncio.get_running_loop()
-        forever = (
-            (self.tick_forever, on_tick),
-            (self.checkpoint_forever,),
-            (self.self_test.run,),
-            (self.fleet.watch, self.books.lose),
-            (self.streams.watch,),
-        )
-        self.tasks = [loop.create_task(go_on(self.metrics.threads, *arguments)) for arguments in forever]
+        self.tasks.works[:0] = [
+            (self.tick_forever, (on_tick,)),
+            (self.checkpoint_forever, ()),
+            (self.self_test.run, ()),
+            (self.fleet.watch, (self.books.lose,)),
+            (self.streams.watch, ()),
+        ]
+        self.tasks.start()
 
     async def tick_forever(self, on_tick: Callable[[int], None] | None) -> None:
         while True:
@@ -251,10 +250,7 @@ class Proxy:
     async def close(self) -> None:
         self.drain()
         self.abandon()
-        for task in self.tasks:
-            task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks)
+        await self.tasks.end()
         await asyncio.to_thread(self.books.end)
         await self.in_flight.close()
         self.fleet.close(self.books.owes_rows)

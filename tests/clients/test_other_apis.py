@@ -49,6 +49,15 @@ def test_a_stream_goes_on_when_its_worker_is_killed(served: Served, python: Path
     at_rest(served)
 
 
+@pytest.mark.long
+def test_batches_by_its_client(served: Served, python: Path) -> None:
+    name = served.get("/v1/models")["data"][0]["id"]
+    command = [python, FOLDER / "python" / "message_batches.py", f"http://127.0.0.1:{served.port}", name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env=os.environ | HERE)
+    assert done.returncode == 0 and "batches: well" in done.stdout, done.stderr
+    at_rest(served)
+
+
 def read_stream(served: Served, python: Path, page: str, kills: str | None = None) -> tuple[str, int]:
     """Return the text and the count of a stream; kill a worker once a part of it has come."""
     name = served.get("/v1/models")["data"][0]["id"]

@@ -2,6 +2,7 @@
 """All checks, in the order in which they run."""
 
 from pontil.launcher.tools.conformance import (
+    batch_checks,
     chat_checks,
     completion_checks,
     error_checks,
@@ -14,5 +15,6 @@ CHECKS = (
     *chat_checks.CHECKS,
     *message_checks.CHECKS,
     *ollama_checks.CHECKS,
+    *batch_checks.CHECKS,
     *error_checks.CHECKS,
 )

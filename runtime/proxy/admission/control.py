@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from pontil.runtime.config.proxy_config import ProxyConfig
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
-from pontil.runtime.foundation.fair_share import EVERYBODY, FairShare
+from pontil.runtime.foundation.fair_share import BACKGROUND, EVERYBODY, FairShare
 from pontil.runtime.proxy.admission.rate_limits import RateLimits
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
@@ -74,7 +74,8 @@ def claimable(workers: Sequence[RegisteredWorker], share: FairShare) -> int:
 class AdmissionControl:
     """The entry point of requests for one model, whose `workers` they go to; callers have the same `limits` for all
     models: `check`, then `enter` for each; `dispatch` whenever there may be room; `leave` at
-    its end."""
+    its end. Lines of batches wait in the `background`, which is served while the queue is empty, and count against no
+    limit of anybody's (docs/decisions/106)."""
 
     def __init__(
         self,
@@ -94,6 +95,7 @@ class AdmissionControl:
             fair=self.fair,
             claimable=lambda share: claimable([worker for worker, _ in workers.current.seated], share),
         )
+        self.background = RequestQueue(deadline, lambda: workers.seats)
         # Choices in flight, of all callers and of each.
         self.choices = 0
         self.by_caller: Counter[str] = Counter()
@@ -113,6 +115,8 @@ class AdmissionControl:
         choices = [work.params.n for work in works]
         check_together(workers, sum(choices))
         check_seats(workers, max(choices))
+        if ticket.is_background:
+            return
         if not self.queue.is_measured and (not self.fair or self.by_caller[ticket.caller]):
             check_capacity(workers, self.choices, sum(choices))
         requests, tokens = (sum(counts) for counts in zip(*(work.claim for work in works), strict=True))
@@ -129,9 +133,10 @@ class AdmissionControl:
         now = self.clock()
         request.share = self.share_of(request.ticket)
         self.workers.shares.enter(request.release)
-        self.count(request, 1)
-        self.limits.enter(request.ticket.caller, *request.work.claim, now)
-        self.queue.push(request, now)
+        if not request.ticket.is_background:
+            self.count(request, 1)
+            self.limits.enter(request.ticket.caller, *request.work.claim, now)
+        self.queue_of(request).push(request, now)
 
     def enter_again(self, request: Request) -> None:
         """Count a request that another proxy had admitted. It waits in no queue."""
@@ -148,15 +153,21 @@ class AdmissionControl:
         if not self.by_caller[caller]:
             del self.by_caller[caller]
 
+    def queue_of(self, request: Request) -> RequestQueue:
+        return self.background if request.ticket.is_background else self.queue
+
     def share_of(self, ticket: Ticket) -> FairShare:
+        if ticket.is_background:
+            return BACKGROUND
         return FairShare.of(ticket.caller, ticket.weight) if self.fair else EVERYBODY
 
     def leave(self, request: Request) -> None:
         """Forget a request that has ended, queued or dispatched."""
-        self.count(request, -1)
         self.workers.shares.leave(request.release)
-        self.limits.leave(request.ticket.caller, *request.work.claim)
-        self.queue.drop(request, self.clock())
+        if not request.ticket.is_background:
+            self.count(request, -1)
+            self.limits.leave(request.ticket.caller, *request.work.claim)
+        self.queue_of(request).drop(request, self.clock())
 
     def dispatch(self) -> None:
         """Send queued requests to workers, in turn, as far as there is room. A call during another one returns at
@@ -167,7 +178,7 @@ class AdmissionControl:
         try:
             while placement := self.next_with_room():
                 request, route = placement
-                self.queue.serve(request, self.clock())
+                self.queue_of(request).serve(request, self.clock())
                 request.begin(route, self.clock())
                 self.dispatcher.launch(request)
         finally:
@@ -177,7 +188,7 @@ class AdmissionControl:
         """Return the next request that has room now, with its route. It may pass those of other callers and releases
         that have none: what they wait for is not what it takes (docs/decisions/068)."""
         if not len(self.queue):
-            return None
+            return self.next_of_background() if len(self.background) else None
         rooms, now = SeatRooms(self.workers, self.dispatcher.config.disagg), self.clock()
         for request in self.queue.heads():
             if not rooms.may_seat(request):
@@ -187,6 +198,24 @@ class AdmissionControl:
             if request.work.joint is not None and now - request.times.arrived > PASSED_SECONDS:
                 return None
         return None
+
+    def next_of_background(self) -> tuple[Request, Route] | None:
+        for request in self.background.heads():
+            find = self.dispatcher.idle_room_for if request.work.joint is None else self.dispatcher.room_for
+            if (route := find(request)) is not None:
+                return request, route
+        return None
+
+    def seconds_for(self, tokens: int, lines: int) -> float | None:
+        """Return the estimate of the time in which so many lines, of so many prompt tokens, are begun behind those that
+        wait; None while nothing is measured."""
+        estimate = self.background.rate.now_wait or self.queue.rate.now_wait
+        waiting = self.background
+        return None if estimate is None else estimate.after(waiting.tokens + tokens, waiting.choices + lines)
+
+    def pass_time(self, now: float) -> None:
+        self.queue.pass_time(now)
+        self.background.pass_time(now)
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""
@@ -258,12 +287,12 @@ class ModelAdmissions:
         return self.by_group[request.work.group]
 
     def queue_of(self, request: Request) -> RequestQueue:
-        return self.of(request).queue
+        return self.of(request).queue_of(request)
 
     def check_limits(self, ticket: Ticket, requests: int = 1) -> None:
         """Check that a key allows so many requests now, before its grammars, texts and recordings are worked on.
         Their tokens are checked at their admission. Raises TooManyRequests or RequestError."""
-        if ticket.continues:
+        if ticket.continues or ticket.is_background:
             return
         with self.counting_refusals(requests):
             self.limits.check(ticket, requests, 0, self.clock(), states=False)
@@ -289,7 +318,7 @@ class ModelAdmissions:
     def pass_time(self, now: float) -> None:
         self.limits.look_around(now)
         for admission in self.by_group.values():
-            admission.queue.pass_time(now)
+            admission.pass_time(now)
 
     def hopeless(self) -> list[tuple[Request, Unavailable]]:
         """Return the queued requests that cannot be served in time, each with its error."""

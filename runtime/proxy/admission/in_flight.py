@@ -66,6 +66,9 @@ class InFlight:
             request_id, work, self.tokenizer, self.clock(), ticket, self.books.ledger
         )
         self.record(request)
+        if ticket.whole is not None:
+            ticket.whole.add()
+            request.mailbox.whole = ticket.whole
         request.trial = trial
         request.recorder.is_hidden = request.recorder.is_hidden or trial
         work.opened(request)

@@ -14,7 +14,7 @@ from pontil.runtime.proxy.fleet.registry import Registry, WorkerGroup
 from pontil.runtime.proxy.metrics.all_series import MOVED, UNREACHABLE, Metrics
 from pontil.runtime.proxy.requests.log_fields import about
 from pontil.runtime.proxy.requests.request import Request
-from pontil.runtime.proxy.routing.policy import Disagg, Route, WorkerLoad, next_route, plan
+from pontil.runtime.proxy.routing.policy import Disagg, Route, WorkerLoad, next_route, plan, seating
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.links.outbox import Outbox
 from pontil.runtime.wire.messages import Message
@@ -174,7 +174,18 @@ class Dispatcher:
         has_seats = all(next_route(group, self.config.disagg, 0, spare=0) is not None for group in groups)
         return next_route(loads, disagg, tokens, spare=0) if has_seats else None
 
+    def idle_room_for(self, request: Request) -> Route | None:
+        """Return the worker with the most idle seats for a request of the background, or None. It does all of it: what
+        is computed for another worker could not give way."""
+        workers = self.registry.of(request.work.group).serving(request.release)
+        seats = seating([worker.load for worker in workers], "never" if request.work.alone else self.config.disagg)
+        ids = {load.incarnation for load in seats}
+        idle = [worker for worker in workers if worker.hello.sender in ids and worker.idle_seats > 0]
+        return Route.alone(max(idle, key=lambda worker: worker.idle_seats).load) if idle else None
+
     def disagg(self, request: Request) -> Disagg:
+        if request.share.is_background:
+            return "never"
         return self.config.disagg if request.work.alone is None else "never"
 
     def enlist(self, request: Request) -> None:
@@ -309,7 +320,7 @@ class Dispatcher:
     def time_left(self, request: Request, now: float) -> float | None:
         """Return the seconds within which the first token is of use. None if it has arrived, for a self-test, and for a
         stage that waits for others."""
-        if request.times.begun or request.trial or request.is_joined:
+        if request.times.begun or request.trial or request.is_joined or request.share.is_background:
             return None
         return max(0.0, request.times.waits_since + self.config.first_byte_timeout - now)
 
@@ -318,6 +329,9 @@ class Dispatcher:
         computation restarts the wait, but `prefill_timeout` limits the computation as a whole. Progress of any stage of
         a run restarts the wait of the others."""
         if request.id in self.suspended:
+            return None
+        if request.share.is_background and request.attempts.stranded_at is None:
+            # It waits for others for as long as they want.
             return None
         config, attempts, has_begun = self.config, request.attempts, request.times.begun
         if attempts.stranded_at is not None:

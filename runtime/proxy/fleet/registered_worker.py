@@ -10,7 +10,7 @@ from pontil.runtime.foundation.seat_counts import SeatCounts
 from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
 from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes
-from pontil.runtime.proxy.routing.policy import NO_OTHERS, OtherLoad, WorkerLoad
+from pontil.runtime.proxy.routing.policy import NO_OTHERS, SPARE_SEATS, OtherLoad, WorkerLoad
 from pontil.runtime.wire.messages import Hello
 
 # The least of each number. Block 0 is padding, so that one block holds nothing.
@@ -120,9 +120,15 @@ class RegisteredWorker:
         self.loads.clear()
 
     def owe(self, share: FairShare, tokens: int, prompts: int) -> None:
-        """Count so many tokens and prompts more of a caller that are to be computed, or fewer."""
+        """Count so many tokens and prompts more of a caller that are to be computed, or fewer. Those of the background
+        are in nobody's way."""
         self.prompt_counts.add(share, prompts)
-        self.uncomputed += tokens
+        self.uncomputed += 0 if share.is_background else tokens
+
+    @property
+    def idle_seats(self) -> int:
+        """The seats that the background may have more of, with a few that follow at once where one is free again."""
+        return self.seats + SPARE_SEATS - self.others.taken - self.taken - self.seat_counts.background
 
     @property
     def capacity(self) -> int:

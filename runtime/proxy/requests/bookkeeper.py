@@ -5,7 +5,8 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.accounting.usage_tables import (
     CLOSED,
     OPEN,
+    BatchOutcome,
+    ForgottenBatch,
     LostProxy,
     LostRequest,
     ProxyRow,
@@ -91,6 +94,19 @@ class Bookkeeper:
             self.seen.pop(request.id, None)
             row = self.request_row(request, CLOSED, billed, finish)
             request.receipt = self.log.post([row, *share_rows(request), self.proxy_row(OPEN)], wanted=True)
+
+    def close_with(self, close: Callable[[], None], rows: Sequence[BatchOutcome]) -> "Future[None] | None":
+        """Have `close` close requests, and write their rows and these in one transaction. Return the receipt, None
+        where the log cannot be written now: they wait."""
+        assert self.log is not None, "outcomes are kept in the usage log"
+        with self.log.lock:
+            close()
+            return self.log.post(rows, wanted=True)
+
+    def forget_batch(self, batch: str) -> None:
+        """Forget what became of a batch's lines. Their bills stay."""
+        if self.log is not None:
+            self.log.post([ForgottenBatch(batch)])
 
     def hand_over(self, request: Request) -> None:
         """Let go of a request that another proxy will go on with. Its row stays open, and is the other one's next."""

@@ -284,7 +284,7 @@ class Request:
                 self.entry,
                 self.entry.shares[number, worker, choice.number],
                 self.account.choices[choice.number].attempts[number],
-                self.is_clients,
+                self.is_clients and not self.ticket.is_background,
             )
 
     def broke(self, now: float, *, excused: bool = False) -> None:

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 from pontil.runtime.proxy.fleet.worker_release import WorkerRelease
+from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.timeline.received import ReceivedRequest
 
 # The caller of a request where no API key is needed.
@@ -40,7 +41,8 @@ class Ticket:
     first, callers of equal priority in turns. Prompts with another `cache_salt` share no cached prefix. `received` is
     the HTTP request, where it came by one. One that `continues` a stream asks for the rest of an answer that a
     `release` of the workers has begun: it is counted already. Of that answer the client may have some tokens: it
-    `has_part` then, whatever else is known of them."""
+    `has_part` then, whatever else is known of them. A line of a batch is of the background: its requests are parts of
+    the `whole` answer to it, which are billed once that is kept."""
 
     name: str | None = None
     caller: str = NO_KEY
@@ -51,6 +53,11 @@ class Ticket:
     release: WorkerRelease | None = None
     continues: bool = False
     has_part: bool = False
+    whole: WholeAnswer | None = None
+
+    @property
+    def is_background(self) -> bool:
+        return self.whole is not None
 
     @property
     def weight(self) -> float:

@@ -90,6 +90,10 @@ class WorkerRequest:
         return self.sequence.hands_over
 
     @property
+    def is_background(self) -> bool:
+        return self.sequence.standing.share.is_background
+
+    @property
     def is_held(self) -> bool:
         """Return whether its prompt is kept for whichever decode worker claims it."""
         return self.submit.phase == HOLD

@@ -253,7 +253,7 @@ ARROWS: dict[str, set[str]] = {
         "runtime", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/fleet", "runtime/proxy/requests",
         "runtime/tokenizer",
     },
-    "http/store": {"http/schema", "runtime"},
+    "http/store": {"http/schema", "runtime", "runtime/accounting", "runtime/proxy/siblings"},
     "http/openai/responses": {
         "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema", "http/store",
         "http/stream", "runtime", "runtime/accounting", "runtime/chat", "runtime/grammar/processes",
@@ -268,6 +268,10 @@ ARROWS: dict[str, set[str]] = {
         "http/openai/embeddings", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
         "runtime/grammar", "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline",
     },
+    "http/batch": {
+        "http/access", "http/anthropic", "http/intake", "http/schema", "http/store", "http/stream", "runtime",
+        "runtime/accounting", "runtime/proxy", "runtime/proxy/requests", "runtime/proxy/siblings",
+    },
     "http/page": {
         "http/access", "http/intake", "http/schema", "http/stream", "runtime", "runtime/proxy", "runtime/proxy/fleet",
     },
@@ -277,7 +281,8 @@ ARROWS: dict[str, set[str]] = {
         "runtime/proxy/admission", "runtime/proxy/requests", "runtime/tokenizer",
     },
     "http/routes": {
-        "http/access", "http/anthropic", "http/intake", "http/ollama", "http/openai/chat", "http/openai/completions",
+        "http/access", "http/anthropic", "http/batch", "http/intake", "http/ollama", "http/openai/chat",
+        "http/openai/completions",
         "http/openai/embeddings", "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime",
         "runtime/chat", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },

@@ -201,7 +201,7 @@ class SeatWorld:
     def check(self) -> None:
         """Check what holds after every step."""
         queues = self.queues
-        assert queues.seats.taken == len(queues.running) + len(queues.parked) <= self.seats
+        assert queues.seats_taken == len(queues.running) + len(queues.parked) <= self.seats
         assert sum(queues.seats.held.values()) == queues.seats.taken
         in_line = [one for line in queues.lines.values() for one in line]
         held = len(self.scheduler.prefix.claims.awaited) + len(self.scheduler.prefix.claims.woken)

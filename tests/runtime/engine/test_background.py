@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The background has idle seats, gives them back between two steps, and rests while a prompt of others is computed."""
+
+from random import Random
+
+import pytest
+from effort import examples
+from seat_world import SeatWorld
+
+from pontil.runtime.engine.sequences.sequence import Sequence
+from pontil.runtime.foundation.fair_share import BACKGROUND, BACKGROUND_PRIORITY
+
+
+def add_line(world: SeatWorld, name: str, tokens: int = 60, prompt: list[int] | None = None) -> Sequence:
+    return world.add(name, BACKGROUND.caller, tokens=tokens, priority=BACKGROUND_PRIORITY, prompt=prompt)
+
+
+def lines_running(world: SeatWorld) -> int:
+    return int(world.queues.seats.background)
+
+
+def test_it_takes_every_idle_seat_and_gives_each_to_whoever_comes() -> None:
+    world = SeatWorld(seats=4)
+    for number in range(6):
+        add_line(world, f"line{number}")
+    for _ in range(4):
+        world.step()
+    assert lines_running(world) == 4
+    for number in range(4):
+        came = world.steps
+        world.add(f"client{number}", "a", tokens=50)
+        for _ in range(3):
+            world.step()
+        assert world.first[f"client{number}"] - came <= 2, "not even the last seat is held"
+    assert lines_running(world) == 0 and world.scheduler.preemptions == 0, "paused lines keep their blocks"
+    world.drain(1000)
+
+
+def test_its_own_lines_never_take_a_seat_from_each_other_or_anybody() -> None:
+    world = SeatWorld(seats=2)
+    world.add("client", "a", tokens=30)
+    world.add("other", "a", tokens=30)
+    for _ in range(3):
+        world.step()
+    for number in range(4):
+        add_line(world, f"line{number}", 9)
+    for _ in range(5):
+        world.step()
+    assert lines_running(world) == 0 and world.queues.pauses == 0
+    world.drain(400)
+    assert world.queues.pauses == 0
+
+
+def test_a_step_with_a_prompt_of_others_has_nothing_of_it() -> None:
+    world = SeatWorld(seats=8, budget=16)
+    for number in range(4):
+        add_line(world, f"line{number}", 80)
+    add_line(world, "long", 2, prompt=[7] * 200)
+    for _ in range(3):
+        world.step()
+    said = {name: len(tokens) for name, tokens in world.said.items()}
+    computed = next(one for one in world.queues.running if one.id == "long").computed
+    client = world.add("client", "a", tokens=1, prompt=[9] * 64)
+    came = world.steps
+    while "client" not in world.first:
+        world.step()
+    assert world.first["client"] - came == len(client.prompt) // 16, "as soon as alone"
+    assert {name: len(world.said[name]) for name in said} == said
+    assert next(one for one in world.queues.running if one.id == "long").computed == computed
+    world.drain(1000)
+
+
+def test_others_get_its_blocks_and_it_gets_none_of_theirs() -> None:
+    world = SeatWorld(seats=4, blocks=18)
+    for number in range(3):
+        add_line(world, f"line{number}", 30)
+    for _ in range(20):
+        world.step()
+    world.add("client", "a", tokens=60, prompt=[3] * 60)
+    world.drain(2000)
+    assert world.scheduler.preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(examples(6, 200)))
+def test_tokens_are_those_that_each_has_alone(seed: int) -> None:
+    random, world = Random(seed), SeatWorld(seats=4, blocks=random_blocks(seed))
+    for number in range(24):
+        if random.random() < 0.5:
+            add_line(world, f"line{number}", random.randint(1, 40))
+        else:
+            caller = random.choice("abc")
+            world.add(f"client{number}", caller, n=random.choice((1, 2)), tokens=random.randint(1, 30))
+        for _ in range(random.randint(0, 6)):
+            world.step()
+    world.drain(5000)
+
+
+def random_blocks(seed: int) -> int:
+    return 60 if seed % 2 else 4000
