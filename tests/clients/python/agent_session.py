@@ -71,7 +71,7 @@ class AnthropicAgent:
         ) as stream:
             for piece in stream.text_stream:
                 say(piece)
-            return stream.get_final_message().usage.output_tokens
+            return int(stream.get_final_message().usage.output_tokens)
 
 
 class ResponsesAgent:
@@ -116,7 +116,7 @@ def say(piece: str) -> None:
     print(json.dumps(piece), flush=True)
 
 
-agent = {"anthropic": AnthropicAgent, "responses": ResponsesAgent}[CLIENT]()
+agent: Any = {"anthropic": AnthropicAgent, "responses": ResponsesAgent}[CLIENT]()
 Path("program.py").write_text(PROGRAMS[0])
 calls = [agent.step(name) for name in TOOLS]
 say(json.dumps({"calls": calls, "tokens": agent.tell(), "program": Path("program.py").read_text()}))
