@@ -19,7 +19,6 @@ from pontil.http.stream.reply_schema import TEXT
 def ollama_endpoints(generation: GenerationRoutes, vectors: EmbeddingRoutes) -> tuple[Endpoint, ...]:
     """Return the routes over those of chats and of embeddings."""
     answers, embeddings = OllamaRoutes(generation), OllamaEmbeddingRoutes(vectors)
-    models = OllamaModels(generation, vectors.served)
     table = (
         Endpoint(
             "POST",
@@ -61,6 +60,13 @@ def ollama_endpoints(generation: GenerationRoutes, vectors: EmbeddingRoutes) -> 
             EMBEDDINGS,
             errors=GENERATION_ERRORS,
         ),
+        *model_endpoints(OllamaModels(generation, vectors.served)),
+    )
+    return tuple(replace(endpoint, error=schema.OLLAMA_ERROR) for endpoint in table)
+
+
+def model_endpoints(models: OllamaModels) -> tuple[Endpoint, ...]:
+    return (
         Endpoint("GET", "/api/tags", models.tags, "The models, as Ollama lists them.", schema.TAGS),
         Endpoint("GET", "/api/ps", models.ps, "The models that workers have now.", schema.RUNNING),
         Endpoint(
@@ -83,4 +89,3 @@ def ollama_endpoints(generation: GenerationRoutes, vectors: EmbeddingRoutes) -> 
             content_type="text/plain; charset=utf-8",
         ),
     )
-    return tuple(replace(endpoint, error=schema.OLLAMA_ERROR) for endpoint in table)

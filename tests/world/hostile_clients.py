@@ -119,7 +119,9 @@ def fault_of(reader: HttpReader) -> str | None:
     if not reader.has_body:
         return None
     try:
-        says = json.loads(reader.body)["error"]["message"]
+        error = json.loads(reader.body)["error"]
+        # Ollama's errors are sentences.
+        says = error if isinstance(error, str) else error["message"]
     except (ValueError, KeyError, TypeError):
         return "no error object"
     if not isinstance(says, str) or not says or len(says) > MOST_SAID or "\n" in says:
