@@ -132,6 +132,26 @@ def test_a_pair_is_read_as_the_model_means_it(ranks: ScriptedSite) -> None:
     assert pair.types == [0] * (pieces.index(3) + 1) + [1] * (len(pieces) - pieces.index(3) - 1)
 
 
+# Requests as clients sent them, but for their texts: cohere 7.3.1 (Client and ClientV2), litellm 1.83.0 (as `cohere`,
+# `jina_ai` and `hosted_vllm`), and JinaRerank of langchain-community.
+RECORDED = [
+    ("/v1/rerank", {"top_n": 2}, []),
+    ("/v1/rerank", {"rank_fields": ["text"], "return_documents": True, "max_chunks_per_doc": 10}, ["rank_fields"]),
+    ("/v2/rerank", {"max_tokens_per_doc": 4096, "priority": 1}, []),
+    ("/v2/rerank", {"top_n": 2, "return_documents": True}, []),
+    ("/rerank", {"top_n": 2, "return_documents": True}, []),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "unused"), RECORDED)
+def test_requests_of_clients_are_understood(
+    ranks: ScriptedSite, path: str, fields: dict[str, Any], unused: list[str]
+) -> None:
+    answer = rerank(ranks, "the lamp", DOCUMENTS, path, model="ranker", **fields)
+    assert answer.status == 200 and len(answer.json["results"]) == fields.get("top_n", 4), answer.body
+    assert all(one in answer.headers.get("x-pontil-ignored", "") for one in unused)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "pairs"),
     [("a", "b", 1), (["a"], ["b", "c", "d"], 3), (["a", "b"], ["c", "d"], 2), ("a", [{"text": "b"}, "c"], 2)],
