@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v1/rerank and /v1/score over scripted workers: answers, counts, cuts, errors, and the models beside each other."""
 
+import json
 import struct
 import threading
 from collections.abc import Iterator
@@ -327,6 +328,17 @@ def test_a_pair_goes_on_to_another_worker(alone: ScriptedSite) -> None:
     sums = alone.ask("GET", "/admin/ledger").json
     assert (sums["prompt_tokens"], sums["requests"], sums["imbalance"], sums["open"]) == (80, 16, 0, 0)
     assert sum(alone.value("pontil_failovers_total", cause=cause) for cause in ("silent", "died")) > 0
+
+
+def test_pairs_of_a_client_that_left_are_cancelled(alone: ScriptedSite) -> None:
+    worker = ranker(alone, embedder=say_nothing)
+    connection = alone.connect()
+    connection.request("POST", "/v1/rerank", json.dumps({"query": "a", "documents": ["b"] * 12}), {})
+    worker.embeds.get(timeout=DEADLINE)
+    connection.close()
+    eventually(lambda: not alone.proxy.requests, "the end of all pairs")
+    worker.cancels.get(timeout=DEADLINE)
+    assert alone.ask("GET", "/admin/ledger").json["open"] == 0
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0" * 8])
