@@ -7,7 +7,7 @@ import { bytes, duration, plural, words } from "./format.js";
 import { tone } from "./state.js";
 import { createCard, updateCard } from "./worker_card.js";
 
-const ORDER = ["prefill", "mixed", "decode", "node", "embed"];
+const ORDER = ["prefill", "mixed", "decode", "node", "embed", "rerank"];
 // Pairs of workers that are joined by a wire before anything has moved between them.
 const FEW_PAIRS = 9;
 // Pixels from a card's top to the bar of its KV, where a wire ends.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """/v1/rerank and /v1/score over scripted workers: answers, counts, cuts, errors, and the models beside each other."""
 
+import json
 import struct
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,26 @@ def test_a_pair_is_read_as_the_model_means_it(ranks: ScriptedSite) -> None:
     pieces = pair.prompt
     assert pieces[0] == 2 and pieces[-1] == 3 and pieces.count(3) == 2
     assert pair.types == [0] * (pieces.index(3) + 1) + [1] * (len(pieces) - pieces.index(3) - 1)
+
+
+# Requests as clients sent them, but for their texts: cohere 7.3.1 (Client and ClientV2), litellm 1.83.0 (as `cohere`,
+# `jina_ai` and `hosted_vllm`), and JinaRerank of langchain-community.
+RECORDED = [
+    ("/v1/rerank", {"top_n": 2}, []),
+    ("/v1/rerank", {"rank_fields": ["text"], "return_documents": True, "max_chunks_per_doc": 10}, ["rank_fields"]),
+    ("/v2/rerank", {"max_tokens_per_doc": 4096, "priority": 1}, []),
+    ("/v2/rerank", {"top_n": 2, "return_documents": True}, []),
+    ("/rerank", {"top_n": 2, "return_documents": True}, []),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "unused"), RECORDED)
+def test_requests_of_clients_are_understood(
+    ranks: ScriptedSite, path: str, fields: dict[str, Any], unused: list[str]
+) -> None:
+    answer = rerank(ranks, "the lamp", DOCUMENTS, path, model="ranker", **fields)
+    assert answer.status == 200 and len(answer.json["results"]) == fields.get("top_n", 4), answer.body
+    assert all(one in answer.headers.get("x-pontil-ignored", "") for one in unused)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +328,17 @@ def test_a_pair_goes_on_to_another_worker(alone: ScriptedSite) -> None:
     sums = alone.ask("GET", "/admin/ledger").json
     assert (sums["prompt_tokens"], sums["requests"], sums["imbalance"], sums["open"]) == (80, 16, 0, 0)
     assert sum(alone.value("pontil_failovers_total", cause=cause) for cause in ("silent", "died")) > 0
+
+
+def test_pairs_of_a_client_that_left_are_cancelled(alone: ScriptedSite) -> None:
+    worker = ranker(alone, embedder=say_nothing)
+    connection = alone.connect()
+    connection.request("POST", "/v1/rerank", json.dumps({"query": "a", "documents": ["b"] * 12}), {})
+    worker.embeds.get(timeout=DEADLINE)
+    connection.close()
+    eventually(lambda: not alone.proxy.requests, "the end of all pairs")
+    worker.cancels.get(timeout=DEADLINE)
+    assert alone.ask("GET", "/admin/ledger").json["open"] == 0
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0" * 8])

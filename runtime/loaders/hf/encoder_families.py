@@ -74,7 +74,11 @@ FAMILIES = {
 
 
 def family_of(data: Mapping[str, Any]) -> EncoderFamily:
-    return FAMILIES[str(data.get("model_type"))]
+    """Return the family of a model. Raises ModelError for one that is no encoder."""
+    family = FAMILIES.get(str(data.get("model_type")))
+    if family is None:
+        raise ModelError(f"the model_type is {short(data.get('model_type'))}: encoders here are {', '.join(FAMILIES)}")
+    return family
 
 
 def score_head(data: dict[str, Any]) -> ScoreHead | None:

@@ -150,8 +150,8 @@ def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, 
             if "{response_id}" in path:
                 # A response of that name is not kept.
                 expected |= {"POST": (404,), "GET": (404,), "DELETE": (404,), "HEAD": (404, 204)}
-            if path in ("/v1/embeddings", "/api/embed", "/api/embeddings"):
-                # This site has no embedding model.
+            if path in ("/v1/embeddings", "/api/embed", "/api/embeddings") or path.endswith(("/rerank", "/score")):
+                # This site has no model that embeds or scores texts.
                 expected |= {"POST": (404,)}
             if path.startswith("/admin/workers/"):
                 # Its workers are no supervisor's.

@@ -13,7 +13,7 @@ KNOWN = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "
     ("path", "says"),
     [
         ("/v1/conversations/conv_1", "use previous_response_id"),
-        ("/v1/rerank", "ranks or scores texts"),
+        ("/v1/classify", "sorts texts into classes"),
         ("/v1/audio/speech", "audio is not served"),
         ("/api/pull", "models are not kept here"),
         ("/api/nothing", "of Ollama's API there are"),

@@ -22,6 +22,7 @@ from pontil.runtime.loaders.facts.architectures import SIZES
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.loaders.hf.encoder_directory import read_encoder_config
+from pontil.runtime.loaders.hf.encoder_families import score_head
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.layers.rotary import stretched_by_turns, stretched_by_waves
@@ -93,9 +94,16 @@ def test_a_wrong_number_of_the_parts_that_speak(tmp_path: Path, reader: str) -> 
 def test_a_wrong_number_of_an_encoder(tmp_path: Path) -> None:
     write_tiny_bert(tmp_path)
     whole, chance = json.loads((tmp_path / "config.json").read_text()), random.Random(9)
+    whole |= {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+        "sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"},
+    }
     for _ in range(examples(60, 6000)):
         try:
-            config = read_encoder_config(written(tmp_path, changed(whole, chance)))
+            folder = written(tmp_path, changed(whole, chance))
+            config = read_encoder_config(folder)
+            score_head(json.loads((folder / "config.json").read_text()))
         except ModelError as error:
             assert "\n" not in str(error)
         else:
