@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pontil.gpu_ops.kernels.weights.slots import clear_packed
+from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.kv.digest import block_digests, digest_weights, digests_of
 from pontil.runtime.cache.device_memory import DeviceMemory, memory_of
 from pontil.runtime.cache.layout import KVLayout
@@ -221,7 +222,7 @@ class KVStorage:
         if self.layout.packed:
             clear_packed(self.tensor[block], filled)
         else:
-            self.tensor[block, :, :, :, filled:] = 0
+            movable(self.tensor)[block, :, :, :, filled:] = 0
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, (from, to) each. All are read before any is written."""

@@ -16,17 +16,18 @@ Done = Callable[[list[int]], None]
 @dataclass(frozen=True, slots=True)
 class PublishedBlocks:
     """Blocks to be made readable, and the head groups that this rank gives of them. A peer that opens a GPU's memory
-    itself needs no copy of them in host memory: they are then not `staged`."""
+    itself needs no copy of them in host memory: they are then not `staged`. They are final at `mark`, or behind
+    everything that was started so far."""
 
     blocks: Sequence[int]
     groups: Sequence[range]
     staged: bool
+    mark: Any = None
 
 
 class Publisher(Protocol):
     def publish(self, wanted: PublishedBlocks, done: Done) -> None:
-        """Make blocks readable as they are once everything that was started so far has been computed. `done` gets the
-        digests, from any thread."""
+        """Make blocks readable as they are once they are final. `done` gets the digests, from any thread."""
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Give back the host memory of blocks that were published staged, once for each time."""
@@ -74,7 +75,8 @@ class DevicePublisher:
 
     def publish(self, wanted: PublishedBlocks, done: Done) -> None:
         if wanted.blocks:
-            self.tasks.put(DeviceTask(self.memory.mark(), wanted, done))
+            mark = self.memory.mark() if wanted.mark is None else wanted.mark
+            self.tasks.put(DeviceTask(mark, wanted, done))
         else:
             done([])
 

@@ -2,8 +2,9 @@
 """The KV pools of all ranks of a worker as its driver changes them: its own at once, the followers' by orders."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from pontil.runtime.cache.head_groups import HeadGroups, in_order
 from pontil.runtime.cache.storage import KVStorage, runs_of
@@ -66,11 +67,13 @@ class RankPools:
         self.storage.erase(blocks)
         self.orders.add("erased", *runs_of(blocks))
 
-    def publish(self, blocks: list[int], taking: int, staged: bool = True) -> Publication:
-        """Make blocks readable for a peer of so many ranks, and digest them. `staged`: in host memory."""
+    def publish(self, blocks: list[int], taking: int, staged: bool = True, mark: Any = None) -> Publication:
+        """Make blocks readable for a peer of so many ranks, and digest them. `staged`: in host memory. They are final
+        at `mark` in this process, else behind everything that was started so far."""
         division = HeadGroups(self.layout.num_kv_heads, self.layout.ranks, taking)
         publication = Publication(list(blocks), division)
-        self.publisher.publish(published(blocks, division, self.layout.rank, staged), partial(publication.stated, 0))
+        wanted = replace(published(blocks, division, self.layout.rank, staged), mark=mark)
+        self.publisher.publish(wanted, partial(publication.stated, 0))
         if blocks and self.orders.ranks > 1:
             self.last += 1
             self.unanswered[self.last] = publication

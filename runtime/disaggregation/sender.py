@@ -12,7 +12,7 @@ cannot be taken for a later transfer with the same id.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS
 from pontil.runtime.config.worker_config import DEADLINES, Deadlines
@@ -47,7 +47,7 @@ class SendTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """The result of a prefill, as a Handoff carries it."""
+    """The result of a prefill, as a Handoff carries it. On a device its blocks are final at `mark`, if it has one."""
 
     computed: int
     first_tokens: list[int]
@@ -61,6 +61,7 @@ class PrefillResult:
     next_index: int | None = None
     hidden_state: bytes | None = None
     hidden_digest: str | None = None
+    mark: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +195,15 @@ class KVSender:
             result.hidden_state,
             result.hidden_digest,
         )
-        self.publish(transfer, handoff)
+        self.publish(transfer, handoff, result.mark)
 
-    def publish(self, transfer: SendTransfer, message: ChunkReady | Handoff) -> None:
+    def publish(self, transfer: SendTransfer, message: ChunkReady | Handoff, mark: Any = None) -> None:
         """Make the message's blocks readable, and send it when their digests are known."""
         self.pools.allow(transfer.transfer_id, message.block_ids)
         transfer.announced += len(message.block_ids)
         if transfer.staged:
             transfer.published += message.block_ids
-        publication = self.pools.publish(message.block_ids, transfer.ranks, transfer.staged)
+        publication = self.pools.publish(message.block_ids, transfer.ranks, transfer.staged, mark)
         self.announcements.append(PendingAnnouncement(transfer, message, publication))
         self.flush()
 

@@ -187,6 +187,8 @@ class Engine:
         self.scheduler.advance(batch.without(launch.left_out))
         if launch.late:
             self.scheduler.memory.launched(span.sequence for span in batch.spans)
+        for span in batch.spans:
+            span.sequence.history.mark = launch.mark
         for sequence, place in launch.places.items():
             sequence.drawn(place)
         return StepInFlight(batch, launch, began, self.scheduler.drafts.asked)
@@ -202,8 +204,8 @@ class Engine:
             sequence = span.sequence
             if sequence.is_streamed or sequence.params.prompt_logprobs is not None:
                 return False
-            # The last block is made ready for a peer behind all that is launched: nothing shall be behind this step.
-            if sequence.hands_over and sequence.computed >= len(sequence.prompt):
+            # Without a mark the last block is made ready for a peer behind all that is launched.
+            if step.launched.mark is None and sequence.hands_over and sequence.computed >= len(sequence.prompt):
                 return False
         return True
 

@@ -3,7 +3,7 @@
 come back in one."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from pontil.runtime.engine.runner.model_runner import NONE, Followers, ModelRunn
 from pontil.runtime.engine.runner.runner import Launched
 from pontil.runtime.engine.sampling.sampler import Sampled
 from pontil.runtime.engine.sequences.batch import Batch, Tile
+from pontil.runtime.engine.sequences.sequence import Sequence as EngineSequence
 from pontil.runtime.engine.sequences.streamed import FrameMaker
 from pontil.runtime.engine.tiles.rows import TileRows, rows_of
 from pontil.runtime.models.model import Model
@@ -46,6 +47,12 @@ def rounds_of(copies: Iterable[tuple[int, int]]) -> list[Round]:
         rounds[-1].append((source, target))
         read_blocks.add(source)
     return rounds
+
+
+def handed_over(batch: Batch) -> list[EngineSequence]:
+    """Return the sequences of a batch of whose prompt, which is handed over, the end is computed."""
+    ends = [span for span in batch.spans if span.start + span.count == len(span.sequence.prompt)]
+    return [span.sequence for span in ends if span.sequence.hands_over]
 
 
 # Words of a step that are kept for masks and whatever else has no bound, and of its logprobs.
@@ -93,7 +100,13 @@ class DeviceRunner(ModelRunner):
         # Copies of an attempt may still read host memory that the next one writes.
         step, ends = compute_what_fits(batch, lambda some: self.start(some, rounds), self.link.settle)
         step.ends += ends
-        return Launched(step.collect, step.places, left_out_of(ends), step.draw, late=True)
+        return Launched(step.collect, step.places, left_out_of(ends), step.draw, late=True, mark=self.mark_of(batch))
+
+    def mark_of(self, batch: Batch) -> Any:
+        """Return the moment behind a step that ends prompts which are handed over. States that go with a handoff are
+        read behind everything that was started."""
+        is_alone = self.keeps_states or not handed_over(batch)
+        return None if is_alone else self.storage.mark()
 
     def start(self, batch: Batch, rounds: list[Round]) -> DeviceStep:
         """Start an attempt at a step. It writes what another attempt would write, too, and nothing that one would read:
@@ -113,6 +126,11 @@ class DeviceRunner(ModelRunner):
         for copy_sections in copies:
             self.copy_blocks(*copy_sections())
             del rounds[0]
+        # A block is sent whole: zeros stand behind the prompt before the step's mark.
+        for sequence in handed_over(batch):
+            filled = len(sequence.prompt) % self.storage.layout.block_size
+            if filled:
+                self.storage.clear_tail(sequence.blocks[-1], filled)
         for tile in tiles:
             self.followers.run(tile.plan)
             self.keep(tile.rows, tile.compute(self.layers, self.model))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pontil.gpu_ops.attention_backends.backend import AttentionBackend
 from pontil.gpu_ops.attention_backends.choice import open_backend
 from pontil.gpu_ops.products.batch_invariance import GENERATED_ROWS
+from pontil.runtime.cache.layout import EIGHT_BITS, SCALE_BYTES
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.buckets import widths
@@ -17,6 +18,7 @@ from pontil.runtime.engine.device.tile_forward import DeviceLimits
 from pontil.runtime.engine.runner.model_runner import Followers, ModelRunner
 from pontil.runtime.engine.sequences.streamed import FrameMaker
 from pontil.runtime.engine.tiles.runner import TileRunner
+from pontil.runtime.errors import ModelError
 from pontil.runtime.models.model import Model
 
 logger = logging.getLogger("pontil.engine")
@@ -55,6 +57,13 @@ def backend_of(config: WorkerConfig, model: Model, limits: DeviceLimits) -> Atte
 
 
 def limits_of(config: WorkerConfig, storage: KVStorage, max_model_len: int) -> DeviceLimits:
+    """Return the limits of a worker's steps. Raises ModelError for a pool that kernels do not read."""
+    layout = storage.layout
+    if layout.dtype in EIGHT_BITS and layout.head_dim % SCALE_BYTES:
+        raise ModelError(
+            f"--kv-cache-dtype {layout.dtype} is not possible on GPUs with heads of {layout.head_dim} dimensions, "
+            f"which are no multiple of {SCALE_BYTES}: choose auto"
+        )
     size = config.step_size
     return DeviceLimits(size.seats + GENERATED_ROWS, size.tokens, storage.layout.blocks_for(max_model_len))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.engine.sampling.sampler import Sampled
@@ -25,13 +25,15 @@ class Launched:
     rows of the next batch may refer to them. Nothing was computed of those `left_out`, which end. `draw` starts draws
     that need the tokens of the batch before: it is called as soon as these are accepted, if there was one whose tokens
     were not when this was launched. Another batch may be launched before a `late` one was collected: what it computes
-    is there for all that is started on the device from now on."""
+    is there for all that is started on the device from now on. Of a batch that computes the end of a prompt which is
+    handed over, `mark` is the moment behind it on the device, where its blocks are as a peer may read them."""
 
     collect: Callable[[], list[Sampled]]
     places: Mapping[Sequence, int] = field(default_factory=dict)
     left_out: frozenset[Sequence] = frozenset()
     draw: Callable[[], None] = nothing
     late: bool = False
+    mark: Any = None
 
 
 class Runner(Protocol):

@@ -2,6 +2,7 @@
 """The record of what was computed of a sequence before, and of where its time went."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pontil.runtime.timeline.work_times import WorkTimes
 
@@ -11,7 +12,8 @@ class ComputeHistory:
     """No position from `reached` on was computed before. Of the prompt, `prompt_computed` tokens were computed here for
     the first time, `cached` were found at the first of its `admissions`, and `cached_later` after a preemption beyond
     what it had reached. `scheduled_at` is when its prompt was first admitted here to be computed, in seconds of the
-    scheduler's clock. `times` notes where its time goes, if anybody asks."""
+    scheduler's clock. `times` notes where its time goes, if anybody asks. `mark` is the moment on a device behind the
+    step that ended it, if it is handed over and another step may be started before it is over."""
 
     admissions: int = 0
     scheduled_at: float | None = None
@@ -20,6 +22,7 @@ class ComputeHistory:
     cached_later: int = 0
     prompt_computed: int = 0
     times: WorkTimes | None = None
+    mark: Any = None
 
     def admit(self, found: int, prompt: int, now: float) -> bool:
         """Note an admission to be computed from position `found` on, with a prompt of so many tokens. Return whether it

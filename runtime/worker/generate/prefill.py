@@ -282,4 +282,5 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
         None if sequence.streams.inputs is None else sequence.streams.inputs.next_index,
         hidden,
         None if hidden is None else digest_of(hidden),
+        sequence.history.mark,
     )

@@ -2,7 +2,9 @@
 """Workers whose engine computes in memory that peers cannot map, as on GPUs: blocks go from device to device, or
 through host memory, of which only the blocks on their way take some."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from workers import ScriptedProxy, drawn, everyone_clean, open_worker, prompt
 
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.storage import KVStorage
-from pontil.runtime.disaggregation.publisher import PublishedBlocks
+from pontil.runtime.disaggregation.publisher import DevicePublisher, PublishedBlocks
 from pontil.runtime.worker.start import loading
 
 
@@ -48,6 +50,26 @@ def test_prompts_of_several_requests_are_handed_over(
     assert bool(memory_of(decode.machine.storage).opened) == direct
     storages = [worker.machine.storage for worker in (prefill, decode)]
     proxy.turn_until(lambda: not any(map(pages_in_use, storages)))
+
+
+def test_blocks_that_are_final_at_a_mark_are_published_behind_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others behind everything that was started when that was asked for."""
+    layout, behind, told = KVLayout(16, 2, 2, 64, "bfloat16"), list[int](), Queue[list[int]]()
+    storage = StagedStorage(layout, 8, torch.device("cpu"))
+    memory = memory_of(storage)
+    after = memory.after
+
+    def noted(mark: int) -> AbstractContextManager[None]:
+        behind.append(mark)
+        return after(mark)
+
+    monkeypatch.setattr(memory, "after", noted)
+    publisher, then = DevicePublisher(storage, lambda: None), memory.mark()
+    for mark in (then, None):
+        publisher.publish(PublishedBlocks([1], [layout.kv_heads], True, mark), told.put)
+        told.get(timeout=30)
+    publisher.close()
+    assert behind == [then, then + 1]
 
 
 def test_a_block_that_two_transfers_read_stays_until_both_have_ended() -> None:

@@ -3,6 +3,7 @@
 
 import gc
 import logging
+from dataclasses import replace
 
 import pytest
 from effort import by_default
@@ -12,8 +13,9 @@ from tiny import build, layout_of, reference
 from pontil.runtime.cache.storage import KVStorage
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.engine.device.device_runner import DeviceRunner
-from pontil.runtime.engine.device.runner_choice import make_runner, record_steps
+from pontil.runtime.engine.device.runner_choice import limits_of, make_runner, record_steps
 from pontil.runtime.engine.runner.model_runner import NONE, ModelRunner
+from pontil.runtime.errors import ModelError
 from pontil.runtime.worker.start.draft_loading import draft_runner, step_bytes_of
 
 CONFIG = WorkerConfig("mixed:0", "mixed", "cpu", (0,), "folder", "tiny", "", "", max_num_seqs=2)
@@ -26,6 +28,13 @@ def test_a_cpu_has_the_plain_runner_and_records_nothing(caplog: pytest.LogCaptur
     assert type(made) is ModelRunner
     record_steps(made)
     assert "recorded" not in caplog.text
+
+
+def test_scales_that_would_lie_across_words_are_refused() -> None:
+    model = build(reference())
+    layout = replace(layout_of(model, cells="int8"), head_dim=6)
+    with pytest.raises(ModelError, match="int8 is not possible on GPUs with heads of 6 dimensions"):
+        limits_of(CONFIG, KVStorage(layout, 4, model.device), 64)
 
 
 class RoomMeter:
