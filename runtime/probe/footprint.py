@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.config.worker_config import WorkerOptions
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer
@@ -19,7 +20,7 @@ from pontil.runtime.loaders.gguf.packed_formats import choose_quantization
 from pontil.runtime.loaders.level_formats import may_have_levels
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division, check_shares
-from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
+from pontil.runtime.probe.host_memory import NO_LIMIT, FreeMemory, gibibytes, host_room
 from pontil.runtime.probe.packed_share import are_shared
 from pontil.runtime.probe.weight_memory import Ranks, layer_memory, weight_memory
 
@@ -71,6 +72,7 @@ class MemoryDemand:
     row_parallel: bool = False
     data_parallel: Sequence[bool] = ()
     nnodes: int = 1
+    kv_cache_ahead_memory: int = WorkerOptions.kv_cache_ahead_memory
 
     @property
     def layouts(self) -> list[RankLayout]:
@@ -316,7 +318,7 @@ def footprint(
     weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host, has_kernels)
     if not on_host:
         return Footprint(weights.held, kv, model=path.name)
-    ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
+    ahead = min(demand.kv_cache_ahead_memory, demand.kv_cache_memory or demand.kv_cache_ahead_memory)
     is_shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
     return Footprint(
         weights.held,
