@@ -210,6 +210,7 @@ def plan_others(
             "own": worker.config["model"] != stage_model(options, first),
             "devices": [rank.device for rank in worker.members],
             "has_kernels": options.kernels != "torch",
+            "quantization": options.quantization,
         }
         for worker in workers
         if not answers(worker, first)

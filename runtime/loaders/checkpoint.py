@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
 from pontil.runtime.models.config import ModelConfig
+
+# One that is tied to the embedding has numbers beside its rows.
+HEAD = re.compile(rf"lm_head\..+|{re.escape(EMBEDDING)}\.(?!blocks).+")
 
 
 class Checkpoint(Protocol):
@@ -61,3 +66,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.suffix == ".gguf":
         return GgufCheckpoint.open(path)
     raise ModelError(f"{path} is neither a directory with config.json nor a .gguf file")
+
+
+def without_head(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield those of a checkpoint's tensors that a model takes which makes no logits."""
+    return ((name, tensor) for name, tensor in tensors if HEAD.fullmatch(name) is None)

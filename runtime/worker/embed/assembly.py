@@ -3,15 +3,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.loaders.checkpoint import open_checkpoint, without_head
 from pontil.runtime.loaders.config import is_encoder
 from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, stated_pooling
+from pontil.runtime.loaders.level_formats import embedding_quantization
 from pontil.runtime.models.embedding_model import DecoderEmbedding, EmbeddingModel, text_vectors
 from pontil.runtime.models.families.bert import Bert
 from pontil.runtime.models.families.registry import build_embedder
@@ -34,13 +34,11 @@ from pontil.runtime.worker.start.weights_progress import told
 ROW_GROUP = 16
 DTYPE = torch.float32
 AUTO = "auto"
-# The beginning of the names of what only a model that generates needs.
-HEAD = "lm_head."
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """A model with its pooling, in float32. Workers of one `identity` make equal vectors: to the bit, if their
+    """A model with its pooling, computed in `dtype`. Workers of one `identity` make equal vectors: to the bit, if their
     `kernels` are equal too. `guard` is for the file that has the weights."""
 
     model: EmbeddingModel
@@ -49,6 +47,7 @@ class Embedder:
     max_model_len: int
     identity: str
     kernels: str
+    dtype: str
     guard: PackedGuard = field(default_factory=PackedGuard)
 
     @torch.inference_mode()
@@ -84,29 +83,43 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     weights = Weights(tensors, device, DTYPE, packing, arithmetic=Arithmetic(config.deterministic))
     model, guard = Bert(shape, weights), PackedGuard(weights.shelf.mapped)
     kind = name_of_kernels(device, kernels, config.deterministic)
-    return Embedder(model, "mean", shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, kind, guard)
+    sizes = (shape.vocab_size, shape.max_model_len)
+    return Embedder(model, "mean", *sizes, checkpoint.fingerprint, kind, name_of(DTYPE), guard)
 
 
 def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> Embedder:
-    """Load a model that generates in the same way; its last hidden states are taken instead of its logits."""
+    """Load a model that generates in the same way; its last hidden states are taken instead of its logits. Whole
+    numbers of its files are multiplied as they are, where kernels can."""
     checkpoint = open_checkpoint(config.model_path)
-    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
     kernels = find_kernels(config, kernels_fit(shape, DTYPE), report)
-    read = unchanged(checkpoint.tensors(DTYPE), checkpoint.files)
-    tensors = ((name, tensor) for name, tensor in read if not name.startswith(HEAD))
-    packing, arithmetic = packing_of(config, checkpoint, kernels, report), Arithmetic(config.deterministic)
-    weights = Weights(telling(tensors), device, DTYPE, packing, block=shape.weight_block, arithmetic=arithmetic)
+    quantization = embedding_quantization(config.quantization, checkpoint.has_levels, kernels is not None)
+    has_levels, kind = quantization == "gguf", name_of_kernels(device, kernels, config.deterministic)
+    dtype = torch.bfloat16 if has_levels else DTYPE
+    stored = checkpoint.levels(dtype, stored_rows=True) if has_levels else checkpoint.tensors(dtype)
+    read = unchanged(stored, checkpoint.files)
+    tensors = told(without_head(read), total=len(checkpoint.places), tell=report.progress)
+    packing = packing_of(config, checkpoint, kernels, report, dtype, quantization)
+    arithmetic = Arithmetic(config.deterministic)
+    weights = Weights(tensors, device, dtype, packing, block=shape.weight_block, arithmetic=arithmetic)
     model, guard = DecoderEmbedding(build_embedder(shape, weights)), PackedGuard(weights.shelf.mapped)
-    kind = name_of_kernels(device, kernels, config.deterministic)
-    return Embedder(model, "last", shape.vocab_size, shape.max_model_len, checkpoint.fingerprint, kind, guard)
+    sizes, kind = (shape.vocab_size, shape.max_model_len), f"{kind} {quantization}" if has_levels else kind
+    return Embedder(model, "last", *sizes, checkpoint.fingerprint, kind, name_of(dtype), guard)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def packing_of(
-    config: WorkerConfig, checkpoint: OnDisk, kernels: KernelLibrary | None, report: Reporter
+    config: WorkerConfig,
+    checkpoint: OnDisk,
+    kernels: KernelLibrary | None,
+    report: Reporter,
+    dtype: torch.dtype = DTYPE,
+    quantization: str = "none",
 ) -> Packing | None:
     if kernels is None:
         return None
-    # The quantization is for the model that generates, and so is a head.
-    settings = replace(config, quantization="none")
-    return open_packing(settings, checkpoint, "float32", kernels, report, part="embedder")
+    settings = replace(config, quantization=quantization)
+    return open_packing(settings, checkpoint, name_of(dtype), kernels, report, part="embedder")
