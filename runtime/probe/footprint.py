@@ -274,11 +274,11 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
 def layer_footprint(target: Path, layer: DraftLayerSource, demand: MemoryDemand, on_host: bool) -> Footprint:
     """Return what a draft layer takes, in its target's type, and quantized where its files and its target are."""
     dtype, has_kernels = dtype_of(read_config(target), demand), on_host and demand.has_kernels
-    has_levels = any(form.has_levels for form in layer.forms().values())
+    has_levels = bool(layer.level_formats())
     asked = "none" if demand.quantization == "gguf" and not has_levels else demand.quantization
     quantization = choose_quantization(asked, has_levels, dtype, has_kernels)
     size = layer_memory(layer, quantization, DTYPE_BYTES[dtype])
-    is_shared = demand.shares_weights and are_shared(layer.directory, layer.config, quantization, has_kernels)
+    is_shared = demand.shares_weights and are_shared(layer.path, layer.config, quantization, has_kernels)
     kv = kv_bytes(layer.config, demand, dtype)
     return Footprint(size, kv, shared=size if is_shared else 0, model=target.name)
 
