@@ -31,7 +31,7 @@ from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.loaders.facts.weight_forms import Shape
+from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms, weight_scheme
 from pontil.runtime.loaders.gguf.packed_formats import NumberFormat, gguf_formats
 from pontil.runtime.loaders.gguf.parts import read_parts
@@ -104,11 +104,17 @@ class DraftLayerSource:
         ModelError."""
         if not self.path.is_dir():
             return self.here(gguf_formats(self.path, in_any_layer(self.config)))
+        return level_forms(self.forms())
+
+    def forms(self) -> dict[str, WeightForm]:
+        """Return the forms of a directory's quantized weights, by their names here. Raises ModelError."""
+        if not self.path.is_dir():
+            return {}
         stored = ((name, one) for file in shards(self.path) for name, one in header_tensors(file).items())
         found = {
             name: (own, kind) for one, (shape, kind) in stored for name, own, _ in tensors_in(self.config, one, shape)
         }
-        return level_forms(stored_forms(self.scheme, self.shapes, self.here(found)))
+        return stored_forms(self.scheme, self.shapes, self.here(found))
 
     def here(self, found: Mapping[str, One]) -> dict[str, One]:
         """Return what was found of this layer, by the names here."""
@@ -209,11 +215,10 @@ def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint | GgufCheckpoint:
 
 
 def open_in_directory(source: DraftLayerSource) -> HfCheckpoint:
-    from pontil.runtime.loaders.hf.directory import HfCheckpoint, StoredAs, weight_places
+    from pontil.runtime.loaders.hf.directory import HfCheckpoint, weight_places
 
-    stored_as = StoredAs(source.scheme, source.config.weight_block)
     check = partial(check_tensors, source)
-    places = weight_places(source.shapes, dict(find_tensors(source)), stored_as, check, source.path)
+    places = weight_places(source.shapes, dict(find_tensors(source)), source.scheme, check, source.path)
     return HfCheckpoint(source.config, "", places)
 
 

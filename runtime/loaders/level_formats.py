@@ -26,6 +26,8 @@ from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.models.config import ModelConfig
 
 NIBBLE, BYTE = 4, 8
+# Floats of 8 bits, and of 4 in as many bytes as their groups and exponents take.
+STORED = (NumberFormat(BYTE), NumberFormat(NIBBLE, block_bytes=136))
 
 
 def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
@@ -66,6 +68,12 @@ def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
     return stored_forms(scheme, tensor_shapes(config), found)
 
 
+def kept_formats(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
+    """Return the formats of weights that stay as a directory has them, where no kernels are."""
+    return {name: STORED[form.layout == "mxfp4"] for name, form in forms.items() if form.stays}
+
+
 def number_format(form: WeightForm) -> NumberFormat:
     table = FP4 if form.layout == "mxfp4" else None
-    return NumberFormat(NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE, form.group, table=table)
+    bits = NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE
+    return NumberFormat(bits, form.group, table=table, floats=form.bits is None)

@@ -277,8 +277,8 @@ def layer_footprint(target: Path, layer: DraftLayerSource, demand: MemoryDemand,
     has_levels = bool(layer.level_formats())
     asked = "none" if demand.quantization == "gguf" and not has_levels else demand.quantization
     quantization = choose_quantization(asked, has_levels, dtype, has_kernels)
-    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype])
-    is_shared = demand.shares_weights and are_shared(layer.path, layer.config, quantization, has_kernels)
+    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype], has_kernels)
+    is_shared = demand.shares_weights and are_shared(layer.path, has_kernels)
     kv = kv_bytes(layer.config, demand, dtype)
     return Footprint(size, kv, shared=size if is_shared else 0, model=target.name)
 
@@ -319,7 +319,7 @@ def footprint(
     if not on_host:
         return Footprint(weights.held, kv, model=path.name)
     ahead = min(demand.kv_cache_ahead_memory, demand.kv_cache_memory or demand.kv_cache_ahead_memory)
-    is_shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
+    is_shared = demand.shares_weights and are_shared(path, has_kernels)
     return Footprint(
         weights.held,
         kv,
