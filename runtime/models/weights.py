@@ -248,7 +248,7 @@ class Weights:
         steps, table = (self.left.pop(f"{name}.{part}", None) for part in ("steps", "table"))
         floats = numbers.dtype == torch.float8_e4m3fn
         found = QuantizedWeights(
-            numbers.view(torch.uint8) if floats else numbers, scales, offsets, steps, table, floats
+            numbers.view(torch.uint8) if floats else numbers, scales, offsets, steps, table, floats=floats
         )
         if found.shape != shape:
             raise wrong_shape(name, found.shape, shape)

@@ -68,8 +68,8 @@ def test_other_figures_are_rows_of_the_history(tmp_path: Path, monkeypatch: pyte
         bench_engine.measure_contexts(Namespace(**settings | {"contexts": [512]}), "torch")
     monkeypatch.setattr(bench_products, "OUTPUTS", 64)
     monkeypatch.setattr(bench_engine, "open_kernels", lambda *given: opened())
-    monkeypatch.setattr(bench_engine.roofline, "bandwidth", lambda library: 2e9)
-    monkeypatch.setattr(bench_engine.roofline, "peak", lambda library, dtype: 1e12)
+    monkeypatch.setattr(roofline, "bandwidth", lambda library: 2e9)
+    monkeypatch.setattr(roofline, "peak", lambda library, dtype: 1e12)
     bench_engine.measure_products(Namespace(**settings), "auto")
     contexts, products = page.read_text().partition("## Products")[::2]
     assert [line.split(" | ")[4] for line in contexts.splitlines() if "taskset" in line] == ["16", "64"]

@@ -54,4 +54,4 @@ class HashEmbedding:
 
 def embedder_of(vocab: int, cost: StepCost) -> Embedder:
     """Put the model together, as `runtime/worker/embed/assembly.py` does around one that it loaded."""
-    return Embedder(HashEmbedding(cost), "last", vocab, LONGEST, "hash last", "hash")
+    return Embedder(HashEmbedding(cost), "last", vocab, LONGEST, "hash last", "hash", "float32")

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
@@ -38,7 +38,7 @@ class QuantizedWeights:
     offsets: Tensor
     steps: Tensor | None = None
     table: Tensor | None = None
-    floats: bool = False
+    floats: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
@@ -86,7 +86,7 @@ class QuantizedWeights:
             steps = self.steps[:, 2 * own.start // BLOCK : 2 * own.stop // BLOCK]
         numbers = self.numbers[:, own.start : own.stop].clone()
         scales, offsets = same.scales[:, groups], same.offsets[:, groups]
-        return QuantizedWeights(numbers, scales, offsets, steps, self.table, self.floats)
+        return QuantizedWeights(numbers, scales, offsets, steps, self.table, floats=self.floats)
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
@@ -98,7 +98,7 @@ class QuantizedWeights:
         times = self.group // group
         scales, offsets = (factors.repeat_interleave(times, dim=1) for factors in (self.scales, self.offsets))
         if dtype is None:
-            return QuantizedWeights(self.numbers, scales, offsets, None, self.table, self.floats)
+            return QuantizedWeights(self.numbers, scales, offsets, None, self.table, floats=self.floats)
         return QuantizedWeights(self.levels.to(dtype), scales, offsets)
 
 
@@ -123,7 +123,7 @@ def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
         torch.cat([getattr(part, name) for part in same]) for name in ("numbers", "scales", "offsets")
     )
     all_steps = torch.cat(steps) if len(steps) == len(parts) else None
-    return QuantizedWeights(numbers, scales, offsets, all_steps, table, parts[0].floats)
+    return QuantizedWeights(numbers, scales, offsets, all_steps, table, floats=parts[0].floats)
 
 
 def common_numbers(parts: Sequence[QuantizedWeights]) -> tuple[torch.dtype | None, Tensor | None]:
