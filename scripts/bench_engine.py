@@ -3,6 +3,8 @@
 
     taskset -c 1 python scripts/bench_engine.py [--model NAME|PATH] [--kernels auto torch] [--rows 1 8 32] [--threads 1]
         [--record]
+    taskset -c 1 python scripts/bench_engine.py --contexts 4096 32768 [--model NAME|PATH] [--record]
+    taskset -c 1 python scripts/bench_engine.py --products [--rows 1 4 8 32] [--record]
     taskset -c 1 python scripts/bench_engine.py --host [--rounds 100] [--profile]
 
 Prints one JSON object for each kind of kernels, in milliseconds, least and median of the rounds (with --cpu of this
@@ -17,6 +19,12 @@ With pontil's kernels also the `peak` of the same threads, in 10^9 multiply-adds
 products with weights take in each of these steps (all of a step's time counts; attention's own products do not); and
 the GB/s of memory that they can `read`, with the share of it that a step of one row reads of bfloat16 weights. --record
 appends the figures, with processor and command, to the table "By processor" in docs/measurements.md.
+
+With --contexts a step of one row at each of these contexts instead, and its `attention`: the share of it that it takes
+longer than a step at a context of one block, which is all that follows the context; the products, the head, sampling
+and what Python does are the rest. With --products single products with weights of Q4_K, Q6_K and Q8_0, of so many rows
+and of a prompt of --prompt: the share of what can be read of memory, and of the peak, of which the larger one is the
+limit. --record appends these to the tables "Long contexts" and "Products" in docs/measurements-history.md.
 
 With --host instead: what the host does in a step of 1, 64 and 256 rows (scripts/host_steps.py): the real engine and
 scheduler, over a device (then over kernels) that takes no time. It prints ms by the clock and of CPU time, least and
@@ -42,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import roofline  # noqa: E402
 import torch  # noqa: E402
+from bench_products import product_shares  # noqa: E402
 from host_steps import measure_host  # noqa: E402
 from processor_name import processor_name  # noqa: E402
 
@@ -67,8 +76,11 @@ from pontil.runtime.sampling_params import SamplingParams  # noqa: E402
 
 CACHE = Path.home() / ".cache" / "pontil"
 MANY, HOST_ROWS = 64, (1, 64, 256)
-MEASUREMENTS = Path(__file__).resolve().parent.parent / "docs" / "measurements.md"
-TABLE = "\n## By processor\n"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MEASUREMENTS, HISTORY = DOCS / "measurements.md", DOCS / "measurements-history.md"
+BY_PROCESSOR, LONG_CONTEXTS, PRODUCTS = "By processor", "Long contexts", "Products"
+# The context of a step whose attention is next to nothing.
+ONE_BLOCK = 16
 
 
 class Stopwatch:
@@ -177,17 +189,61 @@ def shares(
 
 def record(result: dict[str, Any]) -> None:
     """Append a row to the table by processor."""
-    command = "taskset -c N scripts/bench_engine.py " + " ".join(sys.argv[1:])
     share, columns = result["share"], ("prefill", "step 1", "step 8", "step 32")
     cells = [f"{result[name][0]:g} ({100 * share[name]:.0f} %)" if name in result else "" for name in columns]
     about = [processor_name(), result["kernels"].split("-")[0], result["quantization"], f"{result['peak']:g}"]
-    about += [f"{result['read']:g}", *cells, f"`{command}`"]
-    text = MEASUREMENTS.read_text()
-    before, heading, after = text.partition(TABLE)
+    append(MEASUREMENTS, BY_PROCESSOR, [*about, f"{result['read']:g}", *cells])
+
+
+def append(page: Path, section: str, cells: list[str]) -> None:
+    """Append a row, and the command that made it, to the table of a section of a page."""
+    command = "taskset -c N scripts/bench_engine.py " + " ".join(sys.argv[1:])
+    before, heading, after = page.read_text().partition(f"\n## {section}\n")
     if not heading:
-        raise SystemExit(f"{MEASUREMENTS} has no section {TABLE.strip()!r}: add it, with the table's heading")
+        raise SystemExit(f"{page} has no section '## {section}': add it, with the table's heading")
     table, gap, rest = after.partition("\n\n## ")
-    MEASUREMENTS.write_text(f"{before}{heading}{table.rstrip()}\n| {' | '.join(about)} |\n{gap[1:]}{rest}")
+    page.write_text(f"{before}{heading}{table.rstrip()}\n| {' | '.join([*cells, f'`{command}`'])} |\n{gap[1:]}{rest}")
+
+
+def measure_contexts(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
+    """Measure a step of one row at each context, and what share of it attention is."""
+    library = open_kernels(kernels, arguments.threads, CACHE, lambda text: print(text, file=sys.stderr))
+    now = time.process_time if arguments.cpu else time.perf_counter
+    watch = Stopwatch(library, now)
+    result: dict[str, Any] = {"kernels": library.name if library else "torch", "quantization": arguments.quantization}
+    arguments.rows, arguments.prompt, contexts = [1], 1, [ONE_BLOCK, *arguments.contexts]
+    arguments.context = max(contexts)
+    engine, config = open_engine(arguments, library)
+    if max(contexts) + arguments.rounds + 2 > config.max_model_len:
+        raise SystemExit(f"--contexts: {arguments.model} has {config.max_model_len} positions at most")
+    for context in contexts:
+        arguments.context = context
+        result[f"context {context}"] = milliseconds([whole for whole, _ in timed_steps(engine, 1, arguments, watch)])
+    rest = result[f"context {ONE_BLOCK}"][0]
+    result["attention"] = {
+        name: round(max(0.0, 1 - rest / value[0]), 2) for name, value in result.items() if name.startswith("context ")
+    }
+    return result
+
+
+def record_contexts(result: dict[str, Any], model: str) -> None:
+    for name, share in result["attention"].items():
+        about = [processor_name(), result["kernels"].split("-")[0], model, result["quantization"]]
+        append(HISTORY, LONG_CONTEXTS, [*about, name.split()[1], f"{result[name][0]:g}", f"{100 * share:.0f} %"])
+
+
+def measure_products(arguments: argparse.Namespace, kernels: str) -> None:
+    library = open_kernels(kernels, arguments.threads, CACHE, lambda text: print(text, file=sys.stderr))
+    if library is None:
+        return
+    read, peak = roofline.bandwidth(library), roofline.peak(library, torch.bfloat16)
+    for one in product_shares(library, [*arguments.rows, arguments.prompt], read, peak, arguments.rounds):
+        print(json.dumps({"kernels": library.name, **one}), flush=True)
+        if arguments.record:
+            about = [processor_name(), library.name.split("-")[0], f"{read / 1e9:.1f}", f"{peak / 1e9:.1f}"]
+            figures = [str(one[name]) for name in ("type", "rows", "ms")]
+            shares = [f"{100 * float(str(one[name])):.0f} %" for name in ("reading", "peak")]
+            append(HISTORY, PRODUCTS, [*about, *figures, *shares])
 
 
 def measure(arguments: argparse.Namespace, kernels: str) -> dict[str, Any]:
@@ -226,6 +282,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=300)
+    parser.add_argument("--contexts", nargs="+", type=int, metavar="TOKENS")
+    parser.add_argument("--products", action="store_true")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
@@ -242,6 +300,15 @@ def main() -> None:
             print(json.dumps(measure_host(kind, rows, 100, arguments.rounds, arguments.profile)), flush=True)
         return
     for kernels in arguments.kernels:
+        if arguments.products:
+            measure_products(arguments, kernels)
+            continue
+        if arguments.contexts:
+            result = measure_contexts(arguments, kernels)
+            print(json.dumps(result), flush=True)
+            if arguments.record:
+                record_contexts(result, arguments.model)
+            continue
         result = measure(arguments, kernels)
         print(json.dumps(result), flush=True)
         if arguments.record and "peak" in result:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure products with weights in blocks beside the same weights in the form of any whole numbers, in turn; or those
-with weights of any types beside the same by other kernels.
+with weights of any types beside the same by other kernels. `bench_engine.py --products` measures them beside what the
+machine can do.
 
     taskset -c 1 python scripts/bench_products.py [--kernels auto] [--rows 1 2 4 8 32 128] [--rounds 9]
     taskset -c 1 python scripts/bench_products.py --kernels amx --beside avx512bf16 --types 8 13 20 --rows 32 256
@@ -20,10 +21,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
+from roofline import best  # noqa: E402
 
 import app  # noqa: E402, F401
 from pontil.gpu_ops.kernels.kernel_set import open_kernels  # noqa: E402
-from pontil.gpu_ops.kernels.weights.matrix import pack  # noqa: E402
+from pontil.gpu_ops.kernels.library import KernelLibrary  # noqa: E402
+from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack  # noqa: E402
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights  # noqa: E402
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS  # noqa: E402
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES  # noqa: E402
@@ -31,6 +34,7 @@ from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES  # noqa: E402
 CACHE = Path.home() / ".cache" / "pontil"
 OUTPUTS, INPUTS = 35840, 1536
 # The places of float16 steps in a block of each type, by its number in ggml.
+SHARED_TYPES = (12, 14, 8)
 STEP_PLACES = {12: (0, 2), 14: (208,), 2: (0,), 6: (0,), 8: (0,), 13: (0, 2), 20: (0,)}
 
 
@@ -42,6 +46,30 @@ def random_weight(kind: int) -> QuantizedWeights:
     numbers, scales, offsets = (part.reshape(OUTPUTS, -1) for part in LEVELS[kind](blocks))
     steps = STEPS[kind](blocks).reshape(OUTPUTS, -1) if kind in STEPS else None
     return QuantizedWeights(numbers, scales, offsets, steps)
+
+
+def bytes_of(matrix: Matrix) -> int:
+    """Return the bytes that a product with a weight reads of it."""
+    return sum(part.nbytes for part in matrix.parts if part is not None)
+
+
+def product_shares(
+    library: KernelLibrary, rows: list[int], read: float, peak: float, rounds: int
+) -> list[dict[str, object]]:
+    """Return for Q4_K, Q6_K and Q8_0 and each number of rows the least milliseconds of a product, what share that is of
+    the bytes per second that can be `read`, and of the multiply-adds per second that are the `peak`."""
+    found: list[dict[str, object]] = []
+    for kind in SHARED_TYPES:
+        matrix = pack(random_weight(kind))
+        for count in rows:
+            x = torch.randn(count, INPUTS)
+            seconds = best(lambda x=x, matrix=matrix: library.linear(matrix, x), rounds)  # type: ignore[misc]
+            shares = {"reading": bytes_of(matrix) / read, "peak": count * OUTPUTS * INPUTS / peak}
+            found.append({
+                "type": GGML_TYPES[kind].name, "rows": count, "ms": round(1000 * seconds, 2),
+                **{name: round(least / seconds, 2) for name, least in shares.items()},
+            })  # fmt: skip
+    return found
 
 
 def main() -> None:

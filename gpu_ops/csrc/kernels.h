@@ -5,11 +5,11 @@
 
 extern "C" {
 
-enum { PONTIL_ABI = 16 };
+enum { PONTIL_ABI = 17 };
 // Types of numbers in a matrix, the first two also in activations and in the KV pool. The others are quantized levels:
-// of 4 bits without a sign, or places in a table, and of 8 bits with a sign; then blocks of 256 inputs with levels of 4
-// bits, and of 6.
-enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, FOURS = 4, SIXES = 5 };
+// of 4 bits without a sign, or places in a table, of 8 bits with a sign, and floats of 8 bits (e4m3); then blocks of
+// 256 inputs with levels of 4 bits, and of 6.
+enum Kind : int32_t { FLOAT32 = 0, BFLOAT16 = 1, NIBBLES = 2, BYTES = 3, EIGHTS = 4, FOURS = 5, SIXES = 6 };
 // Cells of the KV pool: numbers of a tile's kind, or 8 bits with scales (scaled_keys.h): whole numbers, or e4m3.
 enum Cells : int32_t { CELLS_PLAIN = 0, CELLS_INT8 = 1, CELLS_FP8 = 2 };
 // CLAMPED is silu of alpha times the gate, by one more than the up, both within a limit.
@@ -31,7 +31,7 @@ enum Fault : int32_t { ENDED = 1, LATE = 2, ELSEWHERE = 3 };
 // scale in the low half and an offset in the high half, both whole numbers of 16 bits, for the inputs of so many words
 // of activations. A weight is scale * level / 128, rounded, plus offset, in the unit of its output. It has 12 bits
 // besides its sign, so that 64 products with activations of 13 bits sum to less than 2^31. With a `table` the 4 bits of
-// an input are the place of its level there.
+// an input are the place of its level there. A float of 8 bits stands for an eighth of itself, rounded to a 256th.
 //
 // Blocks are [group][block][word of a block][panel of 2][16], with their own scales: see blocks.h. `units` are 1, or
 // not finite.

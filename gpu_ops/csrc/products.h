@@ -114,6 +114,8 @@ static void multiply_parts(Context& context, const Part* parts, int count, const
                     multiply_levels<Nibbles>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == BYTES)
                     multiply_levels<Bytes>(context, parts[i], from, to, integers, scratch, here);
+                else if (matrix.kind == EIGHTS)
+                    multiply_levels<Eighths>(context, parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == FOURS)
                     multiply_block_part<Fours>(parts[i], from, to, integers, scratch, here);
                 else if (matrix.kind == SIXES)

@@ -36,6 +36,24 @@ struct TableNibbles {
     }
     ByteTable table;
 };
+// Floats of 8 bits: a sign, four bits of exponent e and three of mantissa m, for (8 + m) 2^(e - 10). What is
+// unpacked is (8 + m) 2^(e - 5), rounded to a whole number of 15 bits; so are floats without an exponent, which have
+// no leading one: to 0. What would be NaN is read as 480.
+struct Eighths {
+    enum { WORDS = 2 };
+    explicit Eighths(const int8_t*) : mantissas(MANTISSAS), powers(POWERS) {}
+    NativeIntegers unpack(NativeIntegers packed, int word) const {
+        const NativeIntegers x = Bytes::unpack(packed, word), exponent = (x >> 12) & 7, sign = x >> 15;
+        // The lowest bit of the exponent goes with the mantissa: what is left is a power of four.
+        const NativeIntegers mantissa = mantissas.at((x & 0x0f00) | 0x80);
+        const NativeIntegers size = multiply_high(mantissa, powers.at(exponent | (exponent << 8) | 0x0800));
+        return (size ^ sign) - sign;
+    }
+    // Four times (8 + m), or twice that; and the two bytes of a power of four, the higher ones behind the lower ones.
+    static constexpr int8_t MANTISSAS[16] = {32, 36, 40, 44, 48, 52, 56, 60, 64, 72, 80, 88, 96, 104, 112, 120};
+    static constexpr int8_t POWERS[16] = {1, 4, 16, 64, 0, 0, 0, 0, 0, 0, 0, 0, 1, 4, 16, 64};
+    ByteTable mantissas, powers;
+};
 // The scale and the offset of a group of inputs, for each weight of a vector.
 struct Scaling {
     Scaling() = default;

@@ -61,6 +61,8 @@ def forms() -> Iterator[tuple[str, QuantizedWeights]]:
     scales, offsets = torch.randn(2, OUTPUTS, groups, generator=generator)
     table = drawn(-128, 128, torch.int8, TABLE)[0]
     yield "numbers of 8 bits", QuantizedWeights(drawn(-128, 128, torch.int8, INPUTS), scales, offsets)
+    bits = torch.randn(OUTPUTS, INPUTS, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+    yield "floats of 8 bits", QuantizedWeights(bits, scales, torch.zeros_like(scales), floats=True)
     for name, entries in (("numbers of 4 bits", None), ("a table", table)):
         yield name, QuantizedWeights(drawn(0, 16, torch.uint8, INPUTS), scales, offsets, None, entries)
     step, least = (column.repeat_interleave(BLOCK // 32, 1) for column in (steps[:, ::2], steps[:, 1::2]))

@@ -242,6 +242,7 @@ def plan_others(
             "own": worker.config["model"] != stage_model(options, first),
             "devices": [rank.device for rank in worker.members],
             "has_kernels": options.kernels != "torch",
+            "quantization": options.quantization,
         }
         for worker in workers
         if not answers(worker, first)
@@ -265,6 +266,7 @@ def plan_demand(options: LaunchOptions, workers: Sequence[ChildPlan], machine: H
         **({"nnodes": options.nnodes} if options.nnodes > 1 else {}),
         "max_model_len": options.max_model_len,
         "kv_cache_memory": options.kv_cache_memory,
+        "kv_cache_ahead_memory": options.kv_cache_ahead_memory,
         "block_size": options.block_size,
         "workers": [[rank.device for rank in worker.members] for worker in workers],
         "gpu_memory": free_gpu_memory(machine),

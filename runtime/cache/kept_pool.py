@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool in files that the launcher holds, so that it outlives this process: the next one finds its blocks."""
 
-import mmap
 import os
 import time
 from collections.abc import Callable
 
 import torch
 
+from pontil.gpu_ops.kernels.weights.file_memory import FileMemory
 from pontil.runtime.cache.block_recorder import ALONE, BlockRecorder, RecordFollowers
 from pontil.runtime.cache.block_records import BlockRecords
 from pontil.runtime.cache.follower_records import FollowerRecords
@@ -73,7 +73,8 @@ def give_back(file: int) -> None:
     and notices by the epoch, which is gone first."""
     size = os.fstat(file).st_size
     if size > HEADER_BYTES:
-        with mmap.mmap(file, size) as memory:
-            memory[:HEADER_BYTES] = bytes(HEADER_BYTES)
-            fence()
-            zero(memory, HEADER_BYTES, size)
+        memory = FileMemory(size, 0)
+        memory.show(file, writable=True)
+        memory.tensor[:HEADER_BYTES] = 0
+        fence()
+        zero(memory, HEADER_BYTES, size)

@@ -2,13 +2,15 @@
 """The bytes of a KV pool, in memory that a worker on the same host can map.
 
 The memory is an anonymous file (memfd): it has no name in any file system, so nothing is left behind however the
-process ends. It starts with a header: the epoch cells, one 64-bit number per reservation slot, never reset, then the
+process ends. It grows as it is written, by huge pages where the system has them for such files: one fault for 2 MiB
+instead of 512. It starts with a header: the epoch cells, one 64-bit number per reservation slot, never reset, then the
 random identity of this pool, by which a peer checks that it opened the right memory. The blocks follow. On a CPU the
 engine computes directly in this memory. On a GPU it is the staging area for peers that cannot read the GPU: `stage`
 copies blocks out to it, `land` copies them in, and `forget` gives its pages back, so that it takes no more memory than
 the blocks that are on their way.
 """
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -22,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pontil.gpu_ops.kernels.weights.file_memory import FileMemory
 from pontil.gpu_ops.kernels.weights.slots import clear_packed
 from pontil.gpu_ops.kv.cells import movable
 from pontil.gpu_ops.kv.digest import block_digests, digest_weights, digests_of
@@ -54,15 +57,15 @@ def epoch_after_data(epochs: NDArray[np.int64], slot: int) -> int:
     return int(epochs[slot])
 
 
-def zero(memory: mmap.mmap, start: int, end: int) -> None:
-    """Zero these bytes of a shared file. Whole pages among them are given back."""
+def zero(memory: FileMemory, start: int, end: int) -> None:
+    """Zero these bytes of a file. Whole pages among them are given back."""
     first, after = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     if first >= after:
-        memory[start:end] = bytes(end - start)
+        memory.tensor[start:end] = 0
         return
-    memory[start:first] = bytes(first - start)
-    memory.madvise(mmap.MADV_REMOVE, first, after - first)
-    memory[after:end] = bytes(end - after)
+    memory.tensor[start:first] = 0
+    memory.advise(mmap.MADV_REMOVE, first, after - first)
+    memory.tensor[after:end] = 0
 
 
 class KVStorage:
@@ -90,7 +93,8 @@ class KVStorage:
         try:
             if os.fstat(self.fd).st_size < self.size:
                 os.ftruncate(self.fd, self.size)
-            self.map = mmap.mmap(self.fd, self.size)
+            self.file = FileMemory(self.size, 0)
+            self.file.show(self.fd, writable=True)
         except OSError as error:
             raise ModelError(
                 f"{self.size >> 20} MiB of KV memory cannot be had ({error}); lower --kv-cache-memory"
@@ -99,7 +103,9 @@ class KVStorage:
         self.pinned = False
         # By the number of heads of a slice.
         self.digest_weights: dict[int, NDArray[np.int64]] = {}
-        whole = torch.frombuffer(self.map, dtype=torch.uint8)
+        with contextlib.suppress(OSError):
+            self.file.advise(mmap.MADV_HUGEPAGE)
+        whole = self.file.tensor
         self.epochs = whole[: EPOCH_SLOTS * 8].view(torch.int64)
         # No two cells have the same epoch, and the ranks of a worker begin with the same ones.
         self.epochs.copy_(torch.arange(first_epoch, first_epoch + EPOCH_SLOTS))
@@ -108,7 +114,7 @@ class KVStorage:
         self.shared = whole[HEADER_BYTES:].view(num_blocks, layout.block_bytes)
         self.bytes = self.shared.numpy()
         self.identity = secrets.token_bytes(IDENTITY_BYTES)
-        self.map[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = self.identity
+        whole[HEADER_BYTES - IDENTITY_BYTES : HEADER_BYTES] = torch.tensor(list(self.identity), dtype=torch.uint8)
         size = num_blocks * layout.block_bytes
         own_bytes = self.shared.view(-1) if self.memory is None else self.memory.allocate(size)
         self.own = own_bytes.view(num_blocks, layout.block_bytes)
@@ -157,7 +163,7 @@ class KVStorage:
             start = HEADER_BYTES + block * self.layout.block_bytes
             first, end = -(-start // mmap.PAGESIZE), (start + self.layout.block_bytes) // mmap.PAGESIZE
             if first < end:
-                self.map.madvise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
+                self.file.advise(mmap.MADV_REMOVE, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
 
     def erase(self, blocks: Iterable[int]) -> None:
         """Zero these blocks, in ascending order, and give back the memory of whole pages, unless they are pinned. For a
@@ -167,7 +173,7 @@ class KVStorage:
                 self.shared[first:after] = 0
                 continue
             size = self.layout.block_bytes
-            zero(self.map, HEADER_BYTES + first * size, HEADER_BYTES + after * size)
+            zero(self.file, HEADER_BYTES + first * size, HEADER_BYTES + after * size)
 
     def heads_in(self, pool: Tensor, heads: range | None) -> Tensor:
         """View some of the model's heads in a pool like ours uint8 [block, bytes]: uint8 [block, layer and plane,

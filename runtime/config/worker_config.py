@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pontil.runtime.config.declaration import ENGINE, MODEL, PROCESSES, SUPERVISION, frozen, option
-from pontil.runtime.config.readers import choice, number, size, some_seconds, switch, text, whole
+from pontil.runtime.config.readers import choice, number, size, size_or_none, some_seconds, switch, text, whole
 from pontil.runtime.config.shared_options import SharedDeadlines, SharedOptions
 from pontil.runtime.foundation import connectors
 from pontil.runtime.foundation.loopback import LOOPBACK
@@ -149,8 +149,18 @@ class WorkerOptions(SharedOptions):
     kv_cache_idle_memory: int = option(
         ENGINE,
         256 << 20,
-        "KV cache that a worker on a CPU keeps after five minutes without work; the machine gets the rest back.",
+        "KV cache that a worker on a CPU keeps after a time without work; the machine gets the rest back.",
         size,
+        "SIZE",
+    )
+    kv_cache_idle_timeout: float = option(
+        ENGINE, 300.0, "How long a worker on a CPU is without work before that.", some_seconds, "SECONDS"
+    )
+    kv_cache_ahead_memory: int = option(
+        ENGINE,
+        128 << 20,
+        "KV cache that an idle worker maps before it is needed, at most; never more than was used so far.",
+        size_or_none,
         "SIZE",
     )
     gpu_memory_share: float = option(

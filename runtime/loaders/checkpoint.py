@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -12,11 +13,15 @@ import torch
 
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.json_fields import read_json
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
 from pontil.runtime.loaders.gguf.file import GgufCheckpoint
 from pontil.runtime.loaders.hf.config import read_hf_config
 from pontil.runtime.loaders.hf.directory import HfCheckpoint
 from pontil.runtime.loaders.hf.encoder_families import check_labels, classifies
 from pontil.runtime.models.config import ModelConfig
+
+# One that is tied to the embedding has numbers beside its rows.
+HEAD = re.compile(rf"lm_head\..+|{re.escape(EMBEDDING)}\.(?!blocks).+")
 
 
 class Checkpoint(Protocol):
@@ -77,3 +82,8 @@ def open_classifier(path: Path, row: str) -> Checkpoint | None:
     # No head is read, so there need not be one.
     shape = replace(read_hf_config(path), tie_word_embeddings=True)
     return HfCheckpoint.open(path, shape, {row: (1, shape.hidden_size)})
+
+
+def without_head(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield those of a checkpoint's tensors that a model takes which makes no logits."""
+    return ((name, tensor) for name, tensor in tensors if HEAD.fullmatch(name) is None)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that guess from another model's hidden states: found, checked and opened in Hugging Face directories. Torch is
-loaded only to open one.
+"""Layers that guess from another model's hidden states: found, checked and opened in Hugging Face directories and GGUF
+files. Torch is loaded only to open one.
 
 A DeepSeek V3 or GLM-4.5 directory holds an MTP layer behind the model's own (`model.layers.<num_hidden_layers>.`):
-`enorm`, `hnorm`, `eh_proj`, a decoder layer and `shared_head.norm`. Its embedding and head repeat the model's.
+`enorm`, `hnorm`, `eh_proj`, a decoder layer and `shared_head.norm`. Its embedding and head repeat the model's. A GGUF
+file of one has the same in `blk.<layers>.`, and says how many such layers it has (`nextn_predict_layers`).
 
 An EAGLE directory holds `fc`, which joins embedding and state, and `layers.0.`, a decoder layer without its first norm.
 vLLM and SGLang read it so.
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pontil.runtime.errors import DraftModelError, ModelError
 from pontil.runtime.foundation.draft_names import MTP
@@ -25,33 +26,39 @@ from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.architectures import checked
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.form_choice import WeightScheme
-from pontil.runtime.loaders.facts.json_fields import read_json, section
+from pontil.runtime.loaders.facts.json_fields import MOST_LAYERS, read_json, section
 from pontil.runtime.loaders.facts.layout import layer_shapes
 from pontil.runtime.loaders.facts.name_list import name_list
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms, weight_scheme
+from pontil.runtime.loaders.gguf.packed_formats import NumberFormat, gguf_formats
+from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
 from pontil.runtime.loaders.hf.fused_experts import tensors_in
+from pontil.runtime.loaders.level_formats import level_forms
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 
 if TYPE_CHECKING:
+    from pontil.runtime.loaders.gguf.file import GgufCheckpoint
     from pontil.runtime.loaders.hf.directory import HfCheckpoint
     from pontil.runtime.loaders.hf.tensor_files import TensorLocation
 
+One = TypeVar("One")
 INNER = "model.layers.0."
+GUESSING_TENSOR = "nextn.eh_proj.weight"
 EAGLE_NAMES = ("eagle", "Eagle", "EAGLE")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLayerSource:
-    """A draft layer in a directory. `config` is that of a model of this one layer; `renamed` has patterns of tensors'
-    names there, with what they are called here; `ignored` ones repeat tensors of the target. Weights may be quantized
-    by the directory's `scheme`."""
+    """A draft layer in a directory, or in a GGUF file. `config` is that of a model of this one layer; `renamed` has
+    patterns of tensors' names in a directory, with what they are called here; `ignored` ones repeat tensors of the
+    target. Weights may be quantized by the directory's `scheme`."""
 
-    directory: Path
+    path: Path
     config: ModelConfig
     is_mtp: bool
     renamed: Mapping[str, str]
@@ -92,16 +99,26 @@ class DraftLayerSource:
                 return name + found[1]
         return None if self.is_mtp or re.fullmatch(self.ignored, stored) is not None else stored
 
+    def level_formats(self) -> dict[str, NumberFormat]:
+        """Return the formats of the weights that are stored as whole numbers, by their names here. Raises
+        ModelError."""
+        if not self.path.is_dir():
+            return self.here(gguf_formats(self.path, in_any_layer(self.config)))
+        return level_forms(self.forms())
+
     def forms(self) -> dict[str, WeightForm]:
-        """Return the forms of its quantized weights, by their names here. Raises ModelError."""
-        stored = ((name, one) for file in shards(self.directory) for name, one in header_tensors(file).items())
+        """Return the forms of a directory's quantized weights, by their names here. Raises ModelError."""
+        if not self.path.is_dir():
+            return {}
+        stored = ((name, one) for file in shards(self.path) for name, one in header_tensors(file).items())
         found = {
-            here: (own, kind)
-            for one, (shape, kind) in stored
-            for name, own, _ in tensors_in(self.config, one, shape)
-            if (here := self.name_here(name)) is not None
+            name: (own, kind) for one, (shape, kind) in stored for name, own, _ in tensors_in(self.config, one, shape)
         }
-        return stored_forms(self.scheme, self.shapes, found)
+        return stored_forms(self.scheme, self.shapes, self.here(found))
+
+    def here(self, found: Mapping[str, One]) -> dict[str, One]:
+        """Return what was found of this layer, by the names here."""
+        return {here: one for name, one in found.items() if (here := self.name_here(name)) is not None}
 
 
 def find_draft_layer(target: Path, name: str | Path) -> DraftLayerSource | None:
@@ -121,7 +138,8 @@ def mtp_source(target: Path) -> DraftLayerSource:
     """Raises DraftModelError for a model that has no MTP layer."""
     config = read_config(target)
     data = read_json(target / "config.json") if target.is_dir() else {}
-    if not ARCHITECTURES[config.architecture].guessing_layers or not data.get("num_nextn_predict_layers"):
+    stored = data.get("num_nextn_predict_layers") if target.is_dir() else has_guessing_layer(target, config)
+    if not ARCHITECTURES[config.architecture].guessing_layers or not stored:
         raise DraftModelError(
             f"--speculative-model {MTP} needs a checkpoint with an MTP layer, and {target.name} has none: name a "
             "smaller model with the same tokenizer, or an EAGLE head, or leave it out"
@@ -179,24 +197,47 @@ def one_layer(config: ModelConfig) -> ModelConfig:
     return replace(config, num_layers=1, windows=config.windows[-1:], experts=experts)
 
 
-def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint:
-    """Open the layer's tensors, by their names here. Raises DraftModelError for a directory that does not hold them."""
-    from pontil.runtime.loaders.hf.directory import HfCheckpoint, StoredAs, weight_places
+def in_any_layer(config: ModelConfig) -> ModelConfig:
+    """The same with so many layers that any in a file is one of them."""
+    return replace(config, num_layers=MOST_LAYERS)
 
-    stored_as = StoredAs(source.scheme, source.config.weight_block)
-    check = partial(check_tensors, source)
-    places = weight_places(source.shapes, dict(find_tensors(source)), stored_as, check, source.directory)
-    opened = HfCheckpoint(source.config, "", places)
+
+def has_guessing_layer(target: Path, config: ModelConfig) -> bool:
+    return f"blk.{config.num_layers}.{GUESSING_TENSOR}" in read_parts(target).header.tensors
+
+
+def open_draft_layer(source: DraftLayerSource) -> HfCheckpoint | GgufCheckpoint:
+    """Open the layer's tensors, by their names here. Raises DraftModelError for files that do not hold them."""
+    opened = open_in_directory(source) if source.path.is_dir() else open_in_gguf(source)
     return replace(
         opened, fingerprint=fingerprint(source.config, opened.files, f"draft layer {source.is_mtp} {source.bias}")
     )
+
+
+def open_in_directory(source: DraftLayerSource) -> HfCheckpoint:
+    from pontil.runtime.loaders.hf.directory import HfCheckpoint, weight_places
+
+    check = partial(check_tensors, source)
+    places = weight_places(source.shapes, dict(find_tensors(source)), source.scheme, check, source.path)
+    return HfCheckpoint(source.config, "", places)
+
+
+def open_in_gguf(source: DraftLayerSource) -> GgufCheckpoint:
+    from pontil.runtime.loaders.gguf.file import GgufCheckpoint, found_in, joined_latents
+
+    parts = read_parts(source.path)
+    found = source.here(found_in(parts, in_any_layer(source.config)))
+    latents = joined_latents(found)
+    check_tensors(source, source.shapes, {name: tensor.shape for name, tensor in found.items()})
+    places = {name: found[name] for name in source.shapes}
+    return GgufCheckpoint(source.config, "", parts.files, places, latents)
 
 
 def find_tensors(source: DraftLayerSource) -> Iterable[tuple[str, tuple[Shape, TensorLocation]]]:
     from pontil.runtime.loaders.hf.directory import located
     from pontil.runtime.loaders.hf.tensor_files import stored_tensors
 
-    for path in shards(source.directory):
+    for path in shards(source.path):
         for stored, (shape, kind) in stored_tensors(path).items():
             for name, place in located(source.config, path, stored, shape, kind):
                 here = source.name_here(name)
@@ -212,6 +253,6 @@ def check_tensors(source: DraftLayerSource, wanted: Mapping[str, Any], found: Ma
     for fault, names in (("lacks", missing), ("has in another shape", wrong), ("holds besides", extra)):
         if names:
             raise DraftModelError(
-                f"the {what} in {source.directory} {fault} {name_list(names)}: fetch it again, or leave out "
+                f"the {what} in {source.path} {fault} {name_list(names)}: fetch it again, or leave out "
                 "--speculative-model"
             )

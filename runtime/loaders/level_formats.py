@@ -13,12 +13,21 @@ from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import FP4, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms
-from pontil.runtime.loaders.gguf.packed_formats import NO_GGUF, NumberFormat, gguf_formats, is_float
+from pontil.runtime.loaders.gguf.packed_formats import (
+    AUTO,
+    NO_GGUF,
+    NumberFormat,
+    choose_quantization,
+    gguf_formats,
+    is_float,
+)
 from pontil.runtime.loaders.hf.config import read_weight_scheme
 from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.models.config import ModelConfig
 
 NIBBLE, BYTE = 4, 8
+# Floats of 8 bits, and of 4 in as many bytes as their groups and exponents take.
+STORED = (NumberFormat(BYTE), NumberFormat(NIBBLE, block_bytes=136))
 
 
 def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
@@ -37,8 +46,16 @@ def level_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
 
 
 def may_have_levels(path: Path, config: ModelConfig) -> bool:
-    """Return whether there may be such weights: a GGUF file has mostly nothing else. Raises ModelError."""
-    return not path.is_dir() or any(form.has_levels for form in directory_forms(path, config).values())
+    """Return whether there may be such weights. Raises ModelError."""
+    if not path.is_dir():
+        return bool(gguf_formats(path, config))
+    return any(form.has_levels for form in directory_forms(path, config).values())
+
+
+def embedding_quantization(asked: str, has_levels: bool, has_kernels: bool) -> str:
+    """Return the quantization of a decoder that embeds, whatever `--dtype` says: `int8` is for the model that
+    generates, and such a decoder may be another one."""
+    return choose_quantization(asked if asked == "none" else AUTO, has_levels, "bfloat16", has_kernels)
 
 
 def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
@@ -51,6 +68,12 @@ def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
     return stored_forms(scheme, tensor_shapes(config), found)
 
 
+def kept_formats(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
+    """Return the formats of weights that stay as a directory has them, where no kernels are."""
+    return {name: STORED[form.layout == "mxfp4"] for name, form in forms.items() if form.stays}
+
+
 def number_format(form: WeightForm) -> NumberFormat:
     table = FP4 if form.layout == "mxfp4" else None
-    return NumberFormat(NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE, form.group, table=table)
+    bits = NIBBLE if (form.bits or BYTE) <= NIBBLE else BYTE
+    return NumberFormat(bits, form.group, table=table, floats=form.bits is None)

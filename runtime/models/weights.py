@@ -183,7 +183,7 @@ class Weights:
             return self.across(self.rounded(self.part(self.read(name, outputs, inputs), split.outputs)), split)
         own: Weight = found.rows(split.outputs(self.partition, outputs))
         if isinstance(own, PackedWeights) and self.kernels is not None:
-            # Kernels have floats of 4 bits as levels, or as numbers like any others.
+            # Kernels have floats of 8 or 4 bits as levels, or as numbers like any others.
             own = self.rounded(own.dense(self.dtype))
         return self.across(own, split)
 
@@ -246,7 +246,10 @@ class Weights:
             return None
         numbers, scales, offsets = (self.left.pop(part) for part in parts)
         steps, table = (self.left.pop(f"{name}.{part}", None) for part in ("steps", "table"))
-        found = QuantizedWeights(numbers, scales, offsets, steps, table)
+        floats = numbers.dtype == torch.float8_e4m3fn
+        found = QuantizedWeights(
+            numbers.view(torch.uint8) if floats else numbers, scales, offsets, steps, table, floats=floats
+        )
         if found.shape != shape:
             raise wrong_shape(name, found.shape, shape)
         return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pontil.runtime.cache.layout import DTYPE_BYTES, KVLayout, choose_kv_dtype
+from pontil.runtime.config.worker_config import WorkerOptions
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.draft_layers import DraftLayerSource, find_draft_layer
@@ -19,7 +20,7 @@ from pontil.runtime.loaders.gguf.packed_formats import choose_quantization
 from pontil.runtime.loaders.level_formats import may_have_levels
 from pontil.runtime.models.config import ModelConfig
 from pontil.runtime.models.partition import check_division, check_shares
-from pontil.runtime.probe.host_memory import AHEAD_BYTES, NO_LIMIT, FreeMemory, gibibytes, host_room
+from pontil.runtime.probe.host_memory import NO_LIMIT, FreeMemory, gibibytes, host_room
 from pontil.runtime.probe.packed_share import are_shared
 from pontil.runtime.probe.weight_memory import Ranks, layer_memory, weight_memory
 
@@ -71,6 +72,7 @@ class MemoryDemand:
     row_parallel: bool = False
     data_parallel: Sequence[bool] = ()
     nnodes: int = 1
+    kv_cache_ahead_memory: int = WorkerOptions.kv_cache_ahead_memory
 
     @property
     def layouts(self) -> list[RankLayout]:
@@ -272,11 +274,11 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
 def layer_footprint(target: Path, layer: DraftLayerSource, demand: MemoryDemand, on_host: bool) -> Footprint:
     """Return what a draft layer takes, in its target's type, and quantized where its files and its target are."""
     dtype, has_kernels = dtype_of(read_config(target), demand), on_host and demand.has_kernels
-    has_levels = any(form.has_levels for form in layer.forms().values())
+    has_levels = bool(layer.level_formats())
     asked = "none" if demand.quantization == "gguf" and not has_levels else demand.quantization
     quantization = choose_quantization(asked, has_levels, dtype, has_kernels)
-    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype])
-    is_shared = demand.shares_weights and are_shared(layer.directory, layer.config, quantization, has_kernels)
+    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype], has_kernels)
+    is_shared = demand.shares_weights and are_shared(layer.path, has_kernels)
     kv = kv_bytes(layer.config, demand, dtype)
     return Footprint(size, kv, shared=size if is_shared else 0, model=target.name)
 
@@ -316,8 +318,8 @@ def footprint(
     weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host, has_kernels)
     if not on_host:
         return Footprint(weights.held, kv, model=path.name)
-    ahead = min(AHEAD_BYTES, demand.kv_cache_memory or AHEAD_BYTES)
-    is_shared = demand.shares_weights and are_shared(path, config, quantization, has_kernels)
+    ahead = min(demand.kv_cache_ahead_memory, demand.kv_cache_memory or demand.kv_cache_ahead_memory)
+    is_shared = demand.shares_weights and are_shared(path, has_kernels)
     return Footprint(
         weights.held,
         kv,

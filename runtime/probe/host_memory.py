@@ -19,8 +19,6 @@ CACHED = ("inactive_file", "active_file")
 HIERARCHICAL = "total_"
 # Version 1 states a number of this size where there is no limit.
 NO_LIMIT = 1 << 60
-# KV memory that an idle worker maps before it is needed, while there is plenty left.
-AHEAD_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)

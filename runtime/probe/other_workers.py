@@ -17,13 +17,17 @@ from pontil.runtime.loaders.config import is_encoder, read_config
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import INDEX, WHOLE, shards
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
+from pontil.runtime.loaders.gguf.packed_formats import AUTO
+from pontil.runtime.loaders.level_formats import embedding_quantization, may_have_levels
 from pontil.runtime.probe.footprint import CPU, IMPORTED_BYTES, SERVING_BYTES, Footprint
 from pontil.runtime.probe.packed_share import LEAST_BYTES
 from pontil.runtime.probe.weight_memory import HEAD, formats_of
 
 EMBEDDER, RERANKER = "embedder", "reranker"
-# An embedding model computes in float32, and has no use for a head.
-FLOAT_BYTES = 4
+# An embedding model computes in float32, beside whole numbers of its files in bfloat16, and has no use for a head. One
+# that scores computes in float32.
+FLOAT_BYTES, SHORT_BYTES = 4, 2
 TYPE_BITS = {"F64": 64, "I64": 64, "F32": 32, "I32": 32, "F16": 16, "BF16": 16}
 OTHER_BITS = 8
 
@@ -39,12 +43,16 @@ class OtherWorker:
     devices: Sequence[str]
     has_kernels: bool = True
     scores: bool = False
+    quantization: str = AUTO
 
     def footprint(self, path: Path, device: str) -> Footprint:
         """Return what it takes of a device. Raises ModelError."""
         on_host, part = device == CPU, f"{self.title} of {path}"
         has_kernels = on_host and self.has_kernels
-        size = embedder_bytes(path, has_kernels) if self.stage is None else stage_bytes(path, self.stage, self.own)
+        if self.stage is None:
+            size = embedder_bytes(path, has_kernels, "none" if self.scores else self.quantization)
+        else:
+            size = stage_bytes(path, self.stage, self.own)
         if not on_host:
             return Footprint(size, 0, part=part, model=path.name)
         # Other parts than these have their weights as torch and other libraries read them.
@@ -75,14 +83,17 @@ def other_lines(others: Sequence[OtherWorker], paths: Mapping[str, Path]) -> lis
     ]
 
 
-def embedder_bytes(path: Path, has_kernels: bool = True) -> int:
-    """Return the bytes of an embedding model. A decoder's are what its tensors are read as, quantized ones too."""
+def embedder_bytes(path: Path, has_kernels: bool = True, quantization: str = AUTO) -> int:
+    """Return the bytes of an embedding model. A decoder's are what its tensors are read as: of whole numbers that
+    kernels multiply, these."""
     if is_encoder(path):
         return FLOAT_BYTES * sum(math.prod(shape) for shape, _ in tensors_of(path).values())
     config = read_config(path)
-    formats = formats_of(path, config, "none", FLOAT_BYTES, has_kernels)
-    shapes = ((name, shape) for name, shape in tensor_shapes(config).items() if name != HEAD)
-    return sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in shapes)
+    made = embedding_quantization(quantization, may_have_levels(path, config), has_kernels)
+    formats = formats_of(path, config, made, FLOAT_BYTES if made == "none" else SHORT_BYTES, has_kernels)
+    shapes = {name: shape for name, shape in tensor_shapes(config).items() if name != HEAD}
+    embedding = formats.embedding or formats.plain.size(math.prod(shapes.pop(EMBEDDING)))
+    return embedding + sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in shapes.items())
 
 
 def stage_bytes(path: Path, stage: str, own: bool) -> int:

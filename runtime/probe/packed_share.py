@@ -11,23 +11,18 @@ import shutil
 from pathlib import Path
 
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.models.config import ModelConfig
 
 FOLDER = "weights"
 # Smaller models are packed faster than a file is worth.
 LEAST_BYTES = 64 << 20
 # Bytes that packing may make of a byte of the model's files, and room that a file leaves on its disk.
 PACKED_SHARE, SPARED_BYTES = 2, 1 << 30
-# Quantizations that only kernels compute; no kernel multiplies a checkpoint's own blocks of floats.
-NEED_KERNELS = ("int8", "gguf")
 
 
-def are_shared(path: Path, config: ModelConfig, quantization: str, has_kernels: bool) -> bool:
+def are_shared(path: Path, has_kernels: bool) -> bool:
     """Return whether workers that compute on a CPU's cores, with kernels if they can, have these weights once: in a
     file of the cache, or else in memory that the launcher holds."""
-    if not has_kernels or (config.weight_block is not None and quantization not in NEED_KERNELS):
-        return False
-    return bytes_of(path) >= LEAST_BYTES
+    return has_kernels and bytes_of(path) >= LEAST_BYTES
 
 
 def bytes_of(path: Path) -> int:

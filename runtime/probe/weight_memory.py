@@ -19,7 +19,7 @@ from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
 from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
 from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, stacked
-from pontil.runtime.loaders.level_formats import directory_forms, level_formats, level_forms
+from pontil.runtime.loaders.level_formats import directory_forms, kept_formats, level_formats
 from pontil.runtime.models.config import ModelConfig
 
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
@@ -30,8 +30,6 @@ JOINING, EXPERTS = (".o_proj", ".down_proj"), ".experts."
 HEAD = "lm_head.weight"
 # A product of several weights has the name of the first.
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
-# Floats of 4 bits as a file has them, in as many bytes as their groups and exponents take.
-STORED_FLOATS = NumberFormat(4, block_bytes=136)
 # Outputs that are packed at once, and the bytes of temporaries for each number of these.
 PIECE, UNPACKED_BYTES = 64, 24
 # Levels of one number besides its scale and offset, both float32.
@@ -89,14 +87,12 @@ class LoadedProduct:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """The formats of a model's weights in memory: in `blocks` that share a scale if there are such, rounded to bytes if
-    they are `int8`, as they are `stored` in their file if they are kept so, else `plain` numbers. An `embedding` that
-    stays as it is in its file has so many bytes. Those that are `unpacked` when they are read have parts in their
-    directory that they do not keep."""
+    """The formats of a model's weights in memory: rounded to bytes if they are `int8`, as they are `stored` in their
+    file if they are kept so, else `plain` numbers. An `embedding` that stays as it is in its file has so many bytes.
+    Those that are `unpacked` when they are read have parts in their directory that they do not keep."""
 
     plain: NumberFormat
     stored: Mapping[str, NumberFormat]
-    blocks: NumberFormat | None
     int8: bool
     embedding: int | None
     unpacked: Container[str] = ()
@@ -106,8 +102,6 @@ class WeightFormats:
         packing divides them."""
         if len(shape) == 1 or ROUTER in name:
             return self.plain
-        if self.blocks is not None and name not in (EMBEDDING, HEAD):
-            return self.blocks
         form = NumberFormat(8, shape[1]) if self.int8 else self.stored.get(name, self.plain)
         if form.group is None:
             return form
@@ -127,12 +121,11 @@ def formats_of(
     path: Path, config: ModelConfig, quantization: str, number_bytes: int, has_kernels: bool = True
 ) -> WeightFormats:
     levels = level_formats(path, config) if quantization == "gguf" else {}
-    blocks = None if config.weight_block is None else NumberFormat(8)
     embedding = stored_embedding(path) if quantization == "gguf" and path.is_file() else None
     forms = directory_forms(path, config) if path.is_dir() else {}
-    kept = () if has_kernels else [name for name, form in forms.items() if form.stays]
-    stored, unpacked = levels | dict.fromkeys(kept, STORED_FLOATS), forms.keys() - kept
-    return WeightFormats(NumberFormat(8 * number_bytes), stored, blocks, quantization == "int8", embedding, unpacked)
+    kept = {} if has_kernels else kept_formats(forms)
+    stored, unpacked = levels | kept, forms.keys() - kept
+    return WeightFormats(NumberFormat(8 * number_bytes), stored, quantization == "int8", embedding, unpacked)
 
 
 def weight_memory(
@@ -160,11 +153,10 @@ def weight_memory(
     return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes)
 
 
-def layer_memory(layer: DraftLayerSource, quantization: str, number_bytes: int) -> int:
+def layer_memory(layer: DraftLayerSource, quantization: str, number_bytes: int, has_kernels: bool = True) -> int:
     """Return the bytes of a draft layer's weights. Raises ModelError."""
-    forms = level_forms(layer.forms()) if quantization == "gguf" else {}
-    blocks = None if layer.config.weight_block is None else NumberFormat(8)
-    formats = WeightFormats(NumberFormat(8 * number_bytes), forms, blocks, quantization == "int8", None)
+    stored = layer.level_formats() if quantization == "gguf" else {} if has_kernels else kept_formats(layer.forms())
+    formats = WeightFormats(NumberFormat(8 * number_bytes), stored, quantization == "int8", None)
     return sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in layer.shapes.items())
 
 

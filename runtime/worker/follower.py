@@ -165,7 +165,8 @@ class FollowerStart:
         records = None if loaded.kept is None else loaded.kept.follower_records(storage)
         transfers = self.open_transfers(storage, records)
         left, described = b"" if records is None else records.told(), transfers.connector.register()
-        follower = Follower(link, tiles, transfers, Prefault(storage, BlockPool(storage.num_blocks)))
+        prefault = Prefault(storage, BlockPool(storage.num_blocks), self.config.kv_cache_ahead_memory)
+        follower = Follower(link, tiles, transfers, prefault)
         link.socket.send(RankReady(incarnation, link.driver, rank, described, left))
         return follower
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's bench compares its figures with what the machine can do, and appends them to a table."""
 
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import bench_engine
+import bench_products
 import pytest
 import roofline
+from kernels import opened
 from processor_name import processor_name
+from tiny_llama import write_tiny_llama
 
 from pontil.runtime.loaders.builtin import resolve_model
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -44,3 +49,29 @@ def test_products_are_the_numbers_of_the_weights() -> None:
     layers, head = roofline.products(checkpoint.config)
     # The model has 134,515,008 parameters, of which 61 norms have 576 each.
     assert layers + head == 134_515_008 - 61 * 576
+
+
+def test_other_figures_are_rows_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "history.md"
+    page.write_text("# H\n\n## Long contexts\n\n| a |\n|---|\n\n## Products\n\n| b |\n|---|\n")
+    monkeypatch.setattr(bench_engine, "HISTORY", page)
+    monkeypatch.setattr("sys.argv", ["bench_engine.py", "--contexts", "64"])
+    write_tiny_llama(tmp_path / "tiny", dtype="bfloat16")
+    settings: dict[str, Any] = {
+        "model": str(tmp_path / "tiny"), "dtype": "bfloat16", "quantization": "none", "kv_cache_dtype": "auto",
+        "rows": [1], "prompt": 8, "rounds": 2, "threads": 1, "cpu": False, "record": True, "contexts": [64],
+    }  # fmt: skip
+    result = bench_engine.measure_contexts(Namespace(**settings), "torch")
+    assert sorted(result["attention"]) == ["context 16", "context 64"] and result["attention"]["context 16"] == 0.0
+    bench_engine.record_contexts(result, "tiny")
+    with pytest.raises(SystemExit, match="has 512 positions at most"):
+        bench_engine.measure_contexts(Namespace(**settings | {"contexts": [512]}), "torch")
+    monkeypatch.setattr(bench_products, "OUTPUTS", 64)
+    monkeypatch.setattr(bench_engine, "open_kernels", lambda *given: opened())
+    monkeypatch.setattr(roofline, "bandwidth", lambda library: 2e9)
+    monkeypatch.setattr(roofline, "peak", lambda library, dtype: 1e12)
+    bench_engine.measure_products(Namespace(**settings), "auto")
+    contexts, products = page.read_text().partition("## Products")[::2]
+    assert [line.split(" | ")[4] for line in contexts.splitlines() if "taskset" in line] == ["16", "64"]
+    rows = [line.split(" | ")[4:6] for line in products.splitlines() if "taskset" in line]
+    assert rows == [[kind, count] for kind in ("Q4_K", "Q6_K", "Q8_0") for count in ("1", "8")]

@@ -38,7 +38,7 @@ class SeenMemory(PeerMemory):
     """The memory of another process of the world. It stays readable after that one's end, as mapped memory does."""
 
     def __init__(self, identity: str, storage: KVStorage, owner: WorldProcess) -> None:
-        super().__init__(-1, storage.map)
+        super().__init__(-1, storage.file.tensor.numpy())
         self.identity, self.owner = identity, owner
 
     @property

@@ -55,4 +55,4 @@ class HashEmbedding:
 
 def embedder_of(vocab: int, cost: StepCost) -> Embedder:
     """Put the model together, as `runtime/worker/embed/assembly.py` does around one that it loaded."""
-    return Embedder(TextVectors(HashEmbedding(cost), "last"), vocab, LONGEST, "hash last", "hash")
+    return Embedder(TextVectors(HashEmbedding(cost), "last"), vocab, LONGEST, "hash last", "hash", "float32")

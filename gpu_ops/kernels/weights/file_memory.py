@@ -12,6 +12,8 @@ from typing import IO
 
 import torch
 
+from pontil.gpu_ops.kernels.weights.arena import HUGE_PAGE
+
 # The system's own numbers (sys/mman.h).
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 # The system's signal when somebody waits for a lease. Its usual one ends the process, this one is ignored.
@@ -30,24 +32,33 @@ LIBRARY.mmap.argtypes = (
 
 
 class FileMemory:
-    """Memory whose `tensor`, uint8 [size], shows what a file has from `offset` on, once one is shown. A write to what
-    is not `writable` ends this process. A view of the tensor keeps the memory."""
+    """Memory whose `tensor`, uint8 [size], shows what a file has from `offset` on, once one is shown. It begins at a
+    huge page: the system maps a huge page of a file at such addresses only. A write to what is not `writable` ends this
+    process. A view of the tensor keeps the memory."""
 
     def __init__(self, size: int, offset: int) -> None:
         """Raises OSError."""
         self.size, self.offset = size, offset
         # Only addresses: a file that Python maps stays open to write for as long as the memory is used.
-        self.region = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-        self.tensor = torch.frombuffer(self.region, dtype=torch.uint8)
+        self.region = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        whole = torch.frombuffer(self.region, dtype=torch.uint8)
+        self.start = -whole.data_ptr() % HUGE_PAGE
+        self.tensor = whole[self.start : self.start + size]
         self.address = self.tensor.data_ptr()
 
-    def show(self, file: IO[bytes], writable: bool = False) -> None:
-        """Have the memory show this file. At any time other threads find the one or the other. Raises OSError."""
+    def show(self, file: int, writable: bool = False) -> None:
+        """Have the memory show the file of this descriptor. At any time other threads find the one or the other. Raises
+        OSError."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         flags = mmap.MAP_SHARED | MAP_FIXED
-        address = LIBRARY.mmap(self.address, self.size, protection, flags, file.fileno(), self.offset)
+        address = LIBRARY.mmap(self.address, self.size, protection, flags, file, self.offset)
         if address != self.address:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def advise(self, advice: int, first: int = 0, size: int | None = None) -> None:
+        """Tell the system about so many bytes from `first` on, the beginning of a page; None: all behind it. Raises
+        OSError."""
+        self.region.madvise(advice, self.start + first, self.size - first if size is None else size)
 
 
 class MappedFile:
@@ -62,7 +73,7 @@ class MappedFile:
     def show(self, file: IO[bytes]) -> None:
         """Have all parts show a file. Raises OSError: some may show it then, and some not."""
         for part in self.parts:
-            part.show(file)
+            part.show(file.fileno())
         self.file = file
 
     def move(self, file: IO[bytes]) -> None:

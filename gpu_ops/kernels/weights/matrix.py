@@ -14,6 +14,7 @@ from pontil.gpu_ops.kernels.weights.quantized import (
     PIECE,
     TABLE,
     QuantizedWeights,
+    in_full_range,
     packed_numbers,
     packed_scales,
     stacked,
@@ -74,7 +75,7 @@ def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: A
     scale_words = shared_words(per_scale)
     numbers, scales, units = Grouped(outputs, arena), Grouped(outputs, arena), []
     for rows in pieces(outputs):
-        part = weight.rows(rows)
+        part = in_full_range(weight.rows(rows))
         numbers.put(rows, packed_numbers(padded_inputs(part.numbers, 2 * words), kind))
         scale_bits, unit = packed_scales(part)
         scales.put(rows, padded_inputs(scale_bits.repeat_interleave(per_scale // scale_words, 1), words // scale_words))
@@ -153,12 +154,12 @@ def in_panels(outputs: int) -> Tensor:
 
 
 def stack(*parts: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:
-    """One weight with the outputs of all parts: quantized where all of them are, else in the type of those that are
-    not."""
+    """One weight with the outputs of all parts: quantized where all of them are, floats or none of them, else in the
+    type of those that are not."""
     levels = [part for part in parts if isinstance(part, QuantizedWeights)]
-    if len(levels) == len(parts):
+    if len(levels) == len(parts) and len({part.floats for part in levels}) == 1:
         return stacked(levels)
-    dtype = next(part.dtype for part in parts if isinstance(part, Tensor))
+    dtype = next((part.dtype for part in parts if isinstance(part, Tensor)), torch.bfloat16)
     return torch.cat([part.dense().to(dtype) if isinstance(part, QuantizedWeights) else part for part in parts])
 
 

@@ -3,18 +3,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from pontil.gpu_ops.kernels.weights.structures import BYTES, FOURS, NIBBLES, SIXES
+from pontil.gpu_ops.kernels.weights.structures import BYTES, EIGHTS, FOURS, NIBBLES, SIXES
 
 # The largest weight in its output's unit: 2^12, less the most that rounding of scale, offset and weight adds.
 MOST_WEIGHT = 4093
-# A weight is scale * number / STEP + offset.
-STEP, MOST_SCALE = 128, 32767
+# A weight is scale * number / STEP + offset; of floats another step, since kernels take an eighth of them.
+STEP, FLOAT_STEP, MOST_SCALE = 128, 1024, 32767
+LARGEST_FLOAT = 448.0
 # Inputs of a block of a k-quant.
 BLOCK = 256
 SMALLEST_UNIT = 1e-30
@@ -29,13 +30,15 @@ class QuantizedWeights:
     """A weight [outputs, inputs] is `scales * numbers + offsets`. numbers are int8, or uint8 below 128; scales and
     offsets float32 [outputs, groups], each for as many neighbouring inputs: a multiple of 16, or all of them. Those of
     k-quants are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py). With a
-    `table`, int8 of at most 16, numbers stand there, and what is stored are their places, uint8."""
+    `table`, int8 of at most 16, numbers stand there, and what is stored are their places, uint8. If they are `floats`
+    (e4m3), their bits are stored, uint8."""
 
     numbers: Tensor
     scales: Tensor
     offsets: Tensor
     steps: Tensor | None = None
     table: Tensor | None = None
+    floats: bool = field(default=False, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
@@ -50,13 +53,17 @@ class QuantizedWeights:
     def kind(self) -> int:
         if self.steps is not None:
             return FOURS if self.group == 32 else SIXES
+        if self.floats:
+            return EIGHTS
         if self.table is not None:
             return NIBBLES
         return NIBBLES if self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16 else BYTES
 
     @property
     def levels(self) -> Tensor:
-        """The numbers, whether they are stored or their places are."""
+        """The numbers, whether they are stored or their places are, or their bits."""
+        if self.floats:
+            return self.numbers.view(torch.float8_e4m3fn).float()
         return self.numbers if self.table is None else self.table[self.numbers.int()]
 
     def rows(self, own: range) -> "QuantizedWeights":
@@ -78,7 +85,8 @@ class QuantizedWeights:
         if self.steps is not None and own.start % BLOCK == 0 and len(own) % BLOCK == 0:
             steps = self.steps[:, 2 * own.start // BLOCK : 2 * own.stop // BLOCK]
         numbers = self.numbers[:, own.start : own.stop].clone()
-        return QuantizedWeights(numbers, same.scales[:, groups], same.offsets[:, groups], steps, self.table)
+        scales, offsets = same.scales[:, groups], same.offsets[:, groups]
+        return QuantizedWeights(numbers, scales, offsets, steps, self.table, floats=self.floats)
 
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
@@ -90,7 +98,7 @@ class QuantizedWeights:
         times = self.group // group
         scales, offsets = (factors.repeat_interleave(times, dim=1) for factors in (self.scales, self.offsets))
         if dtype is None:
-            return QuantizedWeights(self.numbers, scales, offsets, None, self.table)
+            return QuantizedWeights(self.numbers, scales, offsets, None, self.table, floats=self.floats)
         return QuantizedWeights(self.levels.to(dtype), scales, offsets)
 
 
@@ -106,7 +114,7 @@ def per_channel(weight: Tensor) -> QuantizedWeights:
 
 
 def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
-    """One weight with the outputs of all parts, whose kinds may differ."""
+    """One weight with the outputs of all parts, whose kinds may differ: all of them are floats, or none is."""
     group = math.gcd(*(part.group for part in parts))
     steps = [part.steps for part in parts if part.steps is not None and part.group == group]
     dtype, table = common_numbers(parts)
@@ -114,18 +122,33 @@ def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
     numbers, scales, offsets = (
         torch.cat([getattr(part, name) for part in same]) for name in ("numbers", "scales", "offsets")
     )
-    return QuantizedWeights(numbers, scales, offsets, torch.cat(steps) if len(steps) == len(parts) else None, table)
+    all_steps = torch.cat(steps) if len(steps) == len(parts) else None
+    return QuantizedWeights(numbers, scales, offsets, all_steps, table, floats=parts[0].floats)
 
 
 def common_numbers(parts: Sequence[QuantizedWeights]) -> tuple[torch.dtype | None, Tensor | None]:
-    """The type that the numbers of all parts can have; None where they are places in one table, which is returned
-    too."""
+    """The type that the numbers of all parts can have; None where they are as they are stored: floats, or places in one
+    table, which is returned too."""
+    if parts[0].floats:
+        return None, None
     tables = [part.table for part in parts]
     first = tables[0]
     if first is not None and all(one is not None and torch.equal(one, first) for one in tables):
         return None, first
     signed = any(part.table is not None or part.numbers.dtype == torch.int8 for part in parts)
     return torch.int8 if signed else torch.uint8, None
+
+
+def in_full_range(levels: QuantizedWeights) -> QuantizedWeights:
+    """The same weight, with floats of each group as large as they can be, so that kernels, which round these to whole
+    numbers, lose nothing of small ones. Others are as they are."""
+    if not levels.floats:
+        return levels
+    numbers = levels.levels.unflatten(1, (-1, levels.group))
+    most = numbers.abs().amax(2, keepdim=True)
+    times = torch.exp2((LARGEST_FLOAT / most).log2().floor()).nan_to_num(1.0, 1.0, 1.0)
+    floats = (numbers * times).flatten(1).to(torch.float8_e4m3fn)
+    return replace(levels, numbers=floats.view(torch.uint8), scales=levels.scales / times.squeeze(2))
 
 
 def packed_numbers(numbers: Tensor, kind: int) -> Tensor:
@@ -143,11 +166,11 @@ def packed_scales(levels: QuantizedWeights) -> tuple[Tensor, Tensor]:
     scales, offsets = levels.scales, levels.offsets
     # An output's unit depends on that output alone, so that it is the same in a part of the weight that has some of the
     # outputs. A part that has some of the inputs has a unit of these, and so rounds its scales otherwise.
-    extremes = (number.float()[:, None] for number in torch.aminmax(levels.levels, dim=1))
-    ends = torch.stack([offsets, *(scales * number + offsets for number in extremes)])
-    highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * STEP / MOST_SCALE)
+    extremes, step = torch.aminmax(levels.levels, dim=1), FLOAT_STEP if levels.floats else STEP
+    ends = torch.stack([offsets, *(scales * number.float()[:, None] + offsets for number in extremes)])
+    highest = torch.maximum(ends.abs().amax((0, 2)) / MOST_WEIGHT, scales.abs().amax(1) * step / MOST_SCALE)
     units = highest.clamp(min=SMALLEST_UNIT)
     low, high = (
-        (part / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for part in (scales * STEP, offsets)
+        (part / units[:, None]).nan_to_num(0.0, 0.0, 0.0).round_().to(torch.int32) for part in (scales * step, offsets)
     )
     return (low & 0xFFFF) | (high << 16), units

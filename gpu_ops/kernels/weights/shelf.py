@@ -97,7 +97,7 @@ class WritingShelf:
             # A page that a full disk has no room for would end this process when it writes there.
             os.posix_fallocate(self.file.fileno(), self.size, size)
             region = FileMemory(size, self.size)
-            region.show(self.file, writable=True)
+            region.show(self.file.fileno(), writable=True)
         except OSError as error:
             self.failure = error
             return fresh(size)
@@ -166,7 +166,7 @@ class MappedShelf:
         self.reclaimable = self.index.size if reclaimable else 0
         whole = FileMemory(self.index.size, 0)
         self.memory, file = whole.tensor, MappedFile(path, path.open("rb"), [whole])
-        whole.region.madvise(mmap.MADV_WILLNEED)
+        whole.advise(mmap.MADV_WILLNEED)
         self.mapped = file if reclaimable else None
         if self.mapped is not None:
             lease(self.mapped)

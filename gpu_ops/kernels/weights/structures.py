@@ -5,8 +5,8 @@ import ctypes
 
 import torch
 
-ABI = 16
-FLOAT32, BFLOAT16, NIBBLES, BYTES, FOURS, SIXES = range(6)
+ABI = 17
+FLOAT32, BFLOAT16, NIBBLES, BYTES, EIGHTS, FOURS, SIXES = range(7)
 KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 CELLS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """Cells of a KV pool that are not of the weights' type."""

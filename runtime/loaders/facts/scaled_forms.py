@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forms of compressed-tensors (compressed_tensors/compressors) and of floats of 8 bits with a scale for a whole
-weight or for each output. No torch here."""
+"""The forms of compressed-tensors (compressed_tensors/compressors) and of floats of 8 bits. No torch here."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from pontil.runtime.loaders.facts.json_fields import section, short
 from pontil.runtime.loaders.facts.quantization_fields import SECTION, group_size, only, refused
 from pontil.runtime.loaders.facts.weight_forms import (
     FLOAT8,
+    INVERSE,
     NUMBERS,
     WORDS,
     Layout,
@@ -24,7 +24,7 @@ from pontil.runtime.loaders.facts.weight_forms import (
 PACKED, BYTES = "pack-quantized", ("int-quantized", "float-quantized", "naive-quantized")
 MIXED, DENSE = "mixed-precision", "dense"
 STRATEGIES = ("tensor", "channel", "group", "block")
-SCALE, INVERSE = "weight_scale", "weight_scale_inv"
+SCALE = "weight_scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,24 @@ class ScaledScheme:
 
 
 def fp8_scheme(found: dict[str, Any]) -> ScaledScheme:
-    """Floats of 8 bits without blocks: one scale for a weight, or one for each output. Files have two names for it."""
+    """Floats of 8 bits: a scale for each block, as DeepSeek V3 is published; or one for a weight, or one for each
+    output, of which files have two names. Raises ModelError."""
     only(found, "fmt", ("e4m3", None))
+    block = fp8_block(found)
+    if block is not None:
+        return ScaledScheme("fp8", (ScaledForm(None, False, "block", block=block, scale=INVERSE),))
     kinds = (ScaledForm(None, False, shared, scale=scale) for shared in STRATEGIES[:2] for scale in (SCALE, INVERSE))
     return ScaledScheme("fp8", tuple(kinds))
+
+
+def fp8_block(found: dict[str, Any]) -> tuple[int, int] | None:
+    """The outputs and inputs that share a scale; None where blocks do not. Raises ModelError."""
+    block = found.get("weight_block_size")
+    if block is None:
+        return None
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
+        raise ModelError(f"config.json needs two positive numbers as weight_block_size, not {short(block)}")
+    return block[0], block[1]
 
 
 def compressed_scheme(found: dict[str, Any]) -> ScaledScheme:

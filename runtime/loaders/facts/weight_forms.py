@@ -13,6 +13,8 @@ EMBEDDING = "model.embed_tokens.weight"
 NUMBERS, WORDS, BYTES = ("F32", "F16", "BF16"), ("I32",), ("U8",)
 """Types of safetensors: of scales, of words that hold whole numbers one behind the other, and of bytes."""
 WORD_BITS = 32
+INVERSE = "weight_scale_inv"
+"""The end of the names of scales of floats of 8 bits, in files that keep them in blocks."""
 FP4_GROUP = 32
 """Neighbouring floats of 4 bits that share a power of two."""
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -76,14 +78,13 @@ class WeightForm:
 
     @property
     def has_levels(self) -> bool:
-        """Return whether the kernels multiply such whole numbers as they are."""
-        divided = self.group % FINEST_GROUP == 0 and self.shape[1] % self.group == 0
-        return self.bits is not None and divided and not self.own_order
+        """Return whether the kernels multiply such numbers as they are."""
+        return self.group % FINEST_GROUP == 0 and self.shape[1] % self.group == 0 and not self.own_order
 
     @property
     def stays(self) -> bool:
         """Return whether products without a CPU's kernels read such weights as the file has them."""
-        return self.layout == "mxfp4"
+        return self.layout == "mxfp4" or (INVERSE in self.parts and not self.whole_groups)
 
     @property
     def words(self) -> str:

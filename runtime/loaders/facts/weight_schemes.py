@@ -14,7 +14,7 @@ from typing import Any
 from pontil.runtime.loaders.facts.form_choice import FormChoice, Stored, WeightScheme
 from pontil.runtime.loaders.facts.json_fields import section
 from pontil.runtime.loaders.facts.quantization_fields import SECTION, group_size, only, refused
-from pontil.runtime.loaders.facts.scaled_forms import compressed_scheme, fp8_scheme
+from pontil.runtime.loaders.facts.scaled_forms import compressed_scheme, fp8_block, fp8_scheme
 from pontil.runtime.loaders.facts.weight_forms import (
     BIAS,
     EMBEDDING,
@@ -101,17 +101,17 @@ SCHEMES: dict[str, Callable[[dict[str, Any]], WeightScheme]] = {
 
 
 def weight_scheme(data: dict[str, Any]) -> WeightScheme | None:
-    """Read the scheme from config.json; None for weights that are not quantized, or that stay in the blocks of
-    `weight_block`. Raises ModelError for a scheme that is not known, and names its field."""
+    """Read the scheme from config.json; None for weights that are not quantized. Raises ModelError for a scheme that is
+    not known, and names its field."""
     found = section(data, SECTION)
-    if not found or keeps_blocks(found):
-        return None
-    return SCHEMES[only(found, "quant_method", tuple(SCHEMES))](found)
+    return SCHEMES[only(found, "quant_method", tuple(SCHEMES))](found) if found else None
 
 
-def keeps_blocks(found: dict[str, Any]) -> bool:
-    """Return whether weights stay in the blocks of their file, of floats of 8 bits."""
-    return found.get("quant_method") == "fp8" and found.get("weight_block_size") is not None
+def weight_block(data: dict[str, Any]) -> tuple[int, int] | None:
+    """The outputs and inputs of a weight that share a scale, if its floats of 8 bits are in such blocks. Raises
+    ModelError for blocks that are not known."""
+    found = section(data, SECTION)
+    return fp8_block(found) if found.get("quant_method") == "fp8" else None
 
 
 def stored_forms(

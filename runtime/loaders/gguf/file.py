@@ -22,7 +22,7 @@ from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES, GgmlType, type_na
 from pontil.runtime.loaders.gguf.header import GgufTensor
 from pontil.runtime.loaders.gguf.names import KEYS_OF_LATENTS, VALUES_OF_LATENTS, names_of
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, TABLES
-from pontil.runtime.loaders.gguf.parts import read_parts
+from pontil.runtime.loaders.gguf.parts import GgufParts, read_parts
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import ModelConfig
 
@@ -46,12 +46,8 @@ class GgufCheckpoint:
     @classmethod
     def open(cls, path: Path) -> GgufCheckpoint:
         parts = read_parts(path)
-        header, config = parts.header, gguf_config(parts.header)
-        sizes = [file.stat().st_size for file in parts.files]
-        for name, tensor in header.tensors.items():
-            if tensor.offset + byte_size(name, tensor) > sizes[tensor.part]:
-                raise ModelError(f"{parts.files[tensor.part]} is cut off before the end of {name}: fetch it again")
-        found = dict(pair for name, tensor in header.tensors.items() for pair in named(name, tensor, config))
+        config = gguf_config(parts.header)
+        found = found_in(parts, config)
         latents = joined_latents(found)
         check_shapes(config, tensor_shapes(config), {name: tensor.shape for name, tensor in found.items()}, path)
         places = {name: found[name] for name in tensor_shapes(config) if name in found} | found
@@ -78,9 +74,9 @@ class GgufCheckpoint:
 
     @property
     def embedding_type(self) -> GgmlType | None:
-        """The type of the blocks that a model can look rows up in; None for an embedding that is read whole."""
-        kind = self.places[EMBEDDING].kind
-        return GGML_TYPES[kind] if kind in LEVELS and kind not in CODEBOOKS else None
+        """The type of the blocks that a model can look rows up in; None where no embedding is, or is read whole."""
+        place = self.places.get(EMBEDDING)
+        return GGML_TYPES[place.kind] if place and place.kind in LEVELS and place.kind not in CODEBOOKS else None
 
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the file holds as integers with scales, `name.numbers`
@@ -133,6 +129,15 @@ class GgufCheckpoint:
         if architecture.offset_norms and name.endswith("norm.weight"):
             return tensor - 1
         return tensor
+
+
+def found_in(parts: GgufParts, config: ModelConfig) -> dict[str, GgufTensor]:
+    """Return the tensors of a model's layers and of what is around them, by Hugging Face's names. Raises ModelError."""
+    sizes = [file.stat().st_size for file in parts.files]
+    for name, tensor in parts.header.tensors.items():
+        if tensor.offset + byte_size(name, tensor) > sizes[tensor.part]:
+            raise ModelError(f"{parts.files[tensor.part]} is cut off before the end of {name}: fetch it again")
+    return dict(pair for name, tensor in parts.header.tensors.items() for pair in named(name, tensor, config))
 
 
 def named(name: str, tensor: GgufTensor, config: ModelConfig) -> list[tuple[str, GgufTensor]]:

@@ -43,8 +43,14 @@ MORE_NAMES = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.embed_tokens": "embed_tokens",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "nextn.shared_head_head": "shared_head.head",
 }
-"""Names in layers that are not Llama's."""
+"""Names in layers that are not Llama's, and in those that predict further tokens."""
 WHOLE_NAMES = {
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
@@ -62,12 +68,13 @@ def canonical_name(name: str, sandwich: bool) -> str:
     """Hugging Face's name; an unknown name is returned unchanged, for the check of shapes to refuse."""
     known = LAYER_NAMES | MORE_NAMES | (SANDWICH_NAMES if sandwich else {})
     parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk":
+    if len(parts) < 4 or parts[0] != "blk":
         return TOP_NAMES.get(name, name)
     prefix, last = f"model.layers.{parts[1]}.", ".".join(parts[2:])
     if last in WHOLE_NAMES:
         return prefix + WHOLE_NAMES[last]
-    return f"{prefix}{known[parts[2]]}.{parts[3]}" if parts[2] in known and parts[3] in ("weight", "bias") else name
+    own, _, end = last.rpartition(".")
+    return f"{prefix}{known[own]}.{end}" if own in known and end in ("weight", "bias") else name
 
 
 def names_of(name: str, shape: Shape, config: ModelConfig) -> list[str]:

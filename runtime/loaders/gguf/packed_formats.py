@@ -16,6 +16,8 @@ SCALE_BYTES = 4
 """A scale and an offset, of 16 bits each."""
 WIDE = 8
 """Bits of a number for which there is no table."""
+MIXED_BITS = 16
+"""Bits of the numbers that whole numbers and floats of 8 bits become in one product."""
 BLOCK = 256
 """Numbers of a k-quant's block."""
 ROUTER = "mlp.gate."
@@ -30,20 +32,21 @@ NO_GGUF = (
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """Numbers of so many bits. Whole numbers have a scale and an offset for each `group` of neighbours; floats have no
-    groups. Those of a k-quant that is kept as it is have blocks of so many bytes. With a `table` of numbers that are
-    not those from 0 on, it is their places there that have these bits."""
+    """Numbers of so many bits. Whole numbers have a scale and an offset for each `group` of neighbours, and so have
+    `floats` of 8 bits; other floats have no groups. Those of a k-quant that is kept as it is have blocks of so many
+    bytes. With a `table` of numbers that are not those from 0 on, it is their places there that have these bits."""
 
     bits: int
     group: int | None = None
     block_bytes: int | None = None
     table: tuple[int, ...] | None = None
+    floats: bool = False
 
     def columns(self, inputs: int) -> NumberFormat:
         """Return the format of a part of a weight that has so many of its inputs: only whole blocks stay some."""
         if self.group is None or (self.block_bytes is not None and inputs % BLOCK == 0):
             return self
-        return NumberFormat(self.bits, math.gcd(self.group, inputs), table=self.table)
+        return NumberFormat(self.bits, math.gcd(self.group, inputs), table=self.table, floats=self.floats)
 
     def size(self, count: int) -> int:
         """Return the bytes of so many numbers."""
@@ -103,12 +106,15 @@ def is_float(name: str) -> bool:
 
 
 def stacked(formats: list[NumberFormat]) -> NumberFormat:
-    """Return the format of several weights in one product: floats if one of them is, else their own if all have it,
-    else the wider numbers in groups that divide all of theirs. So a layer's Q6_K values make its Q4_K queries and keys
-    wider too."""
+    """Return the format of several weights in one product: floats if one of them is, or some are of 8 bits, else their
+    own if all have it, else the wider numbers in groups that divide all of theirs. So a layer's Q6_K values make its
+    Q4_K queries and keys wider too."""
     if len(set(formats)) == 1:
         return formats[0]
+    if len({one.floats for one in formats if one.group is not None}) > 1:
+        return NumberFormat(MIXED_BITS)
     groups = [one.group for one in formats if one.group is not None]
     if len(groups) < len(formats):
         return next(one for one in formats if one.group is None)
-    return NumberFormat(max(one.bits if one.table is None else WIDE for one in formats), math.gcd(*groups))
+    bits = max(one.bits if one.table is None else WIDE for one in formats)
+    return NumberFormat(bits, math.gcd(*groups), floats=formats[0].floats)

@@ -13,8 +13,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.architectures import check_scaling, checked, unknown
 from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.json_fields import MOST, integer, layer_count, number, read_json, section, short
-from pontil.runtime.loaders.facts.quantization import weight_block
-from pontil.runtime.loaders.facts.weight_schemes import weight_scheme
+from pontil.runtime.loaders.facts.weight_schemes import weight_block, weight_scheme
 from pontil.runtime.loaders.hf.experts import expert_config
 from pontil.runtime.loaders.hf.rope import FULL, SLIDING, local_theta, rope_scaling, rotated_dim, score_factor, theta
 from pontil.runtime.models.architectures import ARCHITECTURES, Architecture

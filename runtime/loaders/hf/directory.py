@@ -17,9 +17,8 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.form_choice import WeightScheme
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
-from pontil.runtime.loaders.facts.quantization import SCALE, with_scales
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.loaders.facts.weight_forms import FLOAT8, Shape, WeightForm, part_of
+from pontil.runtime.loaders.facts.weight_forms import Shape, WeightForm, part_of
 from pontil.runtime.loaders.facts.weight_schemes import in_parts, is_beside, stored_forms
 from pontil.runtime.loaders.hf.config import read_hf_config, read_weight_scheme
 from pontil.runtime.loaders.hf.fused_experts import tensors_in
@@ -57,9 +56,8 @@ class HfCheckpoint:
         others = ARCHITECTURES[config.architecture].others
         left_out = Counter(part for _, name, _, _ in stored for part in others if name.startswith(part))
         check = partial(check_shapes, config, source=directory)
-        places = weight_places(
-            tensor_shapes(config) | dict(beside), found, StoredAs(scheme, config.weight_block), check, directory
-        )
+        shapes = tensor_shapes(config) | dict(beside)
+        places = weight_places(shapes, found, scheme, check, directory)
         own = fingerprint(config, files, "" if scheme is None else repr(scheme))
         return cls(config, own, places, dict(left_out))
 
@@ -89,7 +87,7 @@ class HfCheckpoint:
 
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the kernels multiply as they are, `name.numbers` (int8,
-        or uint8 below 128), `name.scales` and `name.offsets` (float32) replace `name`. Floats of 4 bits have a
+        uint8 below 128, or float8), `name.scales` and `name.offsets` (float32) replace `name`. Floats of 4 bits have a
         `name.table` (int8), in which their numbers are places (uint8)."""
         wanted = dtype or DTYPES[self.config.dtype]
         for name, place, file in self.opened_places():
@@ -110,32 +108,22 @@ class HfCheckpoint:
                         yield name, place, file
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAs:
-    """The ways in which a directory has weights of less than 16 bits: by a scheme, or in blocks."""
-
-    scheme: WeightScheme | None
-    block: tuple[int, int] | None = None
-
-
 def weight_places(
     wanted: dict[str, Shape],
     found: Mapping[str, Placed],
-    stored_as: StoredAs,
+    scheme: WeightScheme | None,
     check: Callable[[dict[str, Shape], dict[str, Shape]], None],
     source: object,
 ) -> dict[str, TensorLocation | WeightParts]:
     """The places of wanted tensors, of which quantized ones have parts. Raises ModelError, as `check` does for wanted
     tensors and found ones that differ."""
-    scheme, block = stored_as.scheme, stored_as.block
     found = {name: one for name, one in found.items() if scheme is None or not is_beside(name)}
     shapes = {name: shape for name, (shape, _) in found.items()}
     forms = stored_forms(scheme, wanted, {name: (shape, place.kind) for name, (shape, place) in found.items()})
-    wanted = with_scales(wanted, shapes, block)
     parts = in_parts(wanted, forms)
     check(parts, shapes)
     locations = {name: found[name][1] for name in parts}
-    check_kinds(locations, source, block is not None, forms)
+    check_kinds(locations, source, forms)
     return {name: location_of(name, forms.get(name), locations) for name in wanted}
 
 
@@ -156,19 +144,13 @@ def located(config: ModelConfig, path: Path, stored: str, shape: Shape, kind: st
 def check_kinds(
     places: Mapping[str, TensorLocation],
     source: object,
-    scaled: bool = False,
     forms: Mapping[str, WeightForm] | None = None,
 ) -> None:
-    """Raise ModelError for a tensor whose type of numbers is not supported. Floats of 8 bits are, if the weights are
-    `scaled`; parts of weights in these `forms` have types of their own."""
+    """Raise ModelError for a tensor whose type of numbers is not supported; parts of weights in these `forms` have
+    types of their own."""
     parts = {part_of(name, end): part.kinds for name, form in (forms or {}).items() for end, part in form.parts.items()}
     for name, place in places.items():
-        if scaled and (place.kind == FLOAT8) != (name + SCALE in places):
-            raise ModelError(
-                f"{source} stores the tensor {name} as {place.kind}: floats of 8 bits, and only these, need a tensor "
-                f"{name + SCALE} with their scales: fetch the model again"
-            )
-        known = parts.get(name, READABLE + (FLOAT8,) * scaled)
+        known = parts.get(name, READABLE)
         if place.kind not in known:
             raise ModelError(
                 f"{source} stores the tensor {name} as {place.kind}: this version reads {', '.join(known)} there, "

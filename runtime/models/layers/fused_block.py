@@ -23,7 +23,7 @@ def kernels_fit(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> bool
     inner = config.experts.intermediate_size if config.experts else config.intermediate_size
     divided = (config.hidden_size, *config.mlp_sizes)
     parts = (size // ranks for size in divided)
-    return config.weight_block is None and can_compute(dtype, *head_sizes(config), inner, *divided, *parts)
+    return can_compute(dtype, *head_sizes(config), inner, *divided, *parts)
 
 
 def head_sizes(config: ModelConfig) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from pontil.runtime.loaders.facts.name_list import name_list
 from pontil.runtime.loaders.facts.shards import shards
 from pontil.runtime.loaders.facts.weight_forms import Shape
 from pontil.runtime.loaders.hf.config import read_section_scheme
-from pontil.runtime.loaders.hf.directory import HfCheckpoint, StoredAs, weight_places
+from pontil.runtime.loaders.hf.directory import HfCheckpoint, weight_places
 from pontil.runtime.loaders.hf.tensor_files import TensorLocation, opened, stored_tensors
 from pontil.runtime.loaders.hf.weight_parts import WeightParts
 from pontil.runtime.models.config import ModelConfig
@@ -117,7 +117,7 @@ def part(
         refuse_quantized(found, scheme, f"{directory}: the part {prefix}*")
     all_of_them = shapes or {name: shape for name, (shape, _) in found.items()}
     check = partial(check_part, directory=directory, prefix=prefix)
-    places = weight_places(all_of_them, found, StoredAs(scheme), check, directory)
+    places = weight_places(all_of_them, found, scheme, check, directory)
     return PartCheckpoint(fingerprint(config, files, "" if scheme is None else repr(scheme)), places, {})
 
 

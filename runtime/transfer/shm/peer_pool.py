@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pontil.runtime.cache.storage import EPOCH_SLOTS, HEADER_BYTES, IDENTITY_BYTES, KVStorage
 from pontil.runtime.errors import TransferError
@@ -18,7 +19,7 @@ class PeerMemory:
     """The memory of another process, mapped read-only. The pidfd tells when that process has ended, even if its pid is
     used again."""
 
-    def __init__(self, pidfd: int, mapped: mmap.mmap) -> None:
+    def __init__(self, pidfd: int, mapped: mmap.mmap | NDArray[np.uint8]) -> None:
         self.pidfd, self.mapped = pidfd, mapped
 
     @property

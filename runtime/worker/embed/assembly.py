@@ -3,15 +3,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint, open_classifier
+from pontil.runtime.loaders.checkpoint import Checkpoint, open_checkpoint, open_classifier, without_head
 from pontil.runtime.loaders.config import is_encoder
 from pontil.runtime.loaders.hf.encoder_directory import EncoderCheckpoint, stated_pooling
+from pontil.runtime.loaders.level_formats import embedding_quantization
 from pontil.runtime.models.embedding_model import (
     DecoderEmbedding,
     EmbeddingModel,
@@ -43,23 +43,24 @@ from pontil.runtime.worker.start.weights_progress import told
 ROW_GROUP = 16
 DTYPE = torch.float32
 AUTO = "auto"
-# The beginning of the names of what only a model that generates needs.
-HEAD, EMBEDDING, SCORE = "lm_head.", "model.embed_tokens.weight", "score.weight"
+# The rows by which a decoder scores, and the tensors that they may be of.
+SCORE, EMBEDDING, HEAD = "score.weight", "model.embed_tokens.weight", "lm_head.weight"
 # The role of workers that score pairs.
 RERANK = "rerank"
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """A model with its pooling, or the head by which it scores pairs, in float32. Workers of one `identity` make equal
-    numbers: to the bit, if their `kernels` are equal too. Types of tokens are below `types`. `guard` is for the file
-    that has the weights."""
+    """A model with its pooling, or the head by which it scores pairs, computed in `dtype`. Workers of one `identity`
+    make equal numbers: to the bit, if their `kernels` are equal too. Types of tokens are below `types`. `guard` is for
+    the file that has the weights."""
 
     answers: TextAnswers
     vocab_size: int
     max_model_len: int
     identity: str
     kernels: str
+    dtype: str
     types: int = 1
     guard: PackedGuard = field(default_factory=PackedGuard)
 
@@ -101,7 +102,7 @@ def load_encoder(config: WorkerConfig, device: torch.device, report: Reporter) -
     kind, guard = name_of_kernels(device, kernels, config.deterministic), PackedGuard(weights.shelf.mapped)
     answers, identity = answers_of(config, model, model.head, "mean", checkpoint.fingerprint)
     types = max(1, shape.type_vocab_size)
-    return Embedder(answers, shape.vocab_size, shape.max_model_len, identity, kind, types, guard)
+    return Embedder(answers, shape.vocab_size, shape.max_model_len, identity, kind, name_of(DTYPE), types, guard)
 
 
 def answers_of(
@@ -116,20 +117,26 @@ def answers_of(
 
 def load_decoder(config: WorkerConfig, device: torch.device, report: Reporter) -> Embedder:
     """Load a model that generates in the same way; its last hidden states are taken instead of its logits, or of these
-    only those of its judgement."""
+    only those of its judgement. Whole numbers of its files are multiplied as they are, where kernels can; one that
+    scores has them in float32."""
     checkpoint, judgement = open_decoder(config)
-    telling = partial(told, total=len(checkpoint.places), tell=report.progress)
     shape = checkpoint.config
     kernels = find_kernels(config, kernels_fit(shape, DTYPE), report)
-    read = judgement.rows_of(unchanged(checkpoint.tensors(DTYPE), checkpoint.files))
-    tensors = ((name, tensor) for name, tensor in read if not name.startswith(HEAD))
-    packing, arithmetic = packing_of(config, checkpoint, kernels, report), Arithmetic(config.deterministic)
-    weights = Weights(telling(tensors), device, DTYPE, packing, block=shape.weight_block, arithmetic=arithmetic)
-    decoder = build_embedder(shape, weights, judgement.count)
-    kind, guard = name_of_kernels(device, kernels, config.deterministic), PackedGuard(weights.shelf.mapped)
+    asked = "none" if judgement.count else config.quantization
+    quantization = embedding_quantization(asked, checkpoint.has_levels, kernels is not None)
+    has_levels, kind = quantization == "gguf", name_of_kernels(device, kernels, config.deterministic)
+    dtype = torch.bfloat16 if has_levels else DTYPE
+    stored = checkpoint.levels(dtype, stored_rows=True) if has_levels else checkpoint.tensors(dtype)
+    read = judgement.rows_of(unchanged(stored, checkpoint.files))
+    tensors = told(without_head(read), total=len(checkpoint.places), tell=report.progress)
+    packing = packing_of(config, checkpoint, kernels, report, dtype, quantization)
+    arithmetic = Arithmetic(config.deterministic)
+    weights = Weights(tensors, device, dtype, packing, block=shape.weight_block, arithmetic=arithmetic)
+    decoder, guard = build_embedder(shape, weights, judgement.count), PackedGuard(weights.shelf.mapped)
     head = None if decoder.score is None else DecoderHead(decoder.score)
     answers, identity = answers_of(config, DecoderEmbedding(decoder), head, "last", checkpoint.fingerprint)
-    return Embedder(answers, shape.vocab_size, shape.max_model_len, identity, kind, 1, guard)
+    kind = f"{kind} {quantization}" if has_levels else kind
+    return Embedder(answers, shape.vocab_size, shape.max_model_len, identity, kind, name_of(dtype), guard=guard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +166,22 @@ def open_decoder(config: WorkerConfig) -> tuple[Checkpoint, Judgement]:
     checkpoint = open_checkpoint(path)
     tied = checkpoint.config.tie_word_embeddings
     ids = judgement_ids(load_tokenizer(path, config.cache_path))
-    return checkpoint, Judgement(len(ids), EMBEDDING if tied else f"{HEAD}weight", ids)
+    return checkpoint, Judgement(len(ids), EMBEDDING if tied else HEAD, ids)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def packing_of(
-    config: WorkerConfig, checkpoint: OnDisk, kernels: KernelLibrary | None, report: Reporter
+    config: WorkerConfig,
+    checkpoint: OnDisk,
+    kernels: KernelLibrary | None,
+    report: Reporter,
+    dtype: torch.dtype = DTYPE,
+    quantization: str = "none",
 ) -> Packing | None:
     if kernels is None:
         return None
-    # The quantization is for the model that generates, and so is a head.
-    settings = replace(config, quantization="none")
-    part = "reranker" if config.role == RERANK else "embedder"
-    return open_packing(settings, checkpoint, "float32", kernels, report, part=part)
+    settings, part = replace(config, quantization=quantization), "reranker" if config.role == RERANK else "embedder"
+    return open_packing(settings, checkpoint, name_of(dtype), kernels, report, part=part)

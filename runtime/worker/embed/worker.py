@@ -222,7 +222,7 @@ def introduction(sockets: WorkerSockets, embedder: Embedder) -> Hello:
     return Hello(
         sockets.incarnation, SCHEMA, config.name, config.role, os.getpid(), config.device, config.served_model_name,
         embedder.identity, "", "", embedder.max_model_len, SEATS + 1, SEATS, embedder.max_model_len,
-        config.step_size.tokens, kernels=embedder.kernels, dtype="float32",
+        config.step_size.tokens, kernels=embedder.kernels, dtype=embedder.dtype,
         embedding_size=embedder.answers.size, revision=config.revision, version=config.version,
     )  # fmt: skip
 

@@ -103,12 +103,10 @@ class Worker(Workload):
         if tiers := open_tiers(config, machine, sockets.poller.wake, sockets.failures):
             sockets.closing.callback(tiers.close)
         self.transfers = BlockTransfers(sockets, machine, connect)
-        prefault = Prefault(machine.storage, machine.pool)
-        idle_return = (
-            None
-            if machine.storage.pinned
-            else IdleReturn(prefault, config.kv_cache_idle_memory, self.transfers.pools.erase)
-        )
+        prefault = Prefault(machine.storage, machine.pool, config.kv_cache_ahead_memory)
+        timeout, kept = config.kv_cache_idle_timeout, config.kv_cache_idle_memory
+        pinned, erase = machine.storage.pinned, self.transfers.pools.erase
+        idle_return = None if pinned else IdleReturn(prefault, timeout, kept, erase)
         self.stalls = StalledLinks(sockets.poller, sockets.opened, lambda: self.decode.peers.sockets)
         super().__init__(
             sockets,

@@ -186,11 +186,10 @@ def read_weights(
         logger.info("weights of %s become %s: the kernels do not have these types", types, dtype)
     read = unchanged(tensors(torch_dtype), checkpoint.files)
     telling = told(read, total=len(checkpoint.places), tell=report.progress)
-    block = checkpoint.config.weight_block if wanted == "none" else None
     packing = None if kernels is None else open_packing(config, checkpoint, dtype, kernels, report)
     ways = (config.row_parallel, config.expert_parallel, config.shares_experts)
     arithmetic = Arithmetic(config.deterministic, *ways)
-    return Weights(telling, device, torch_dtype, packing, communicator, block, arithmetic)
+    return Weights(telling, device, torch_dtype, packing, communicator, checkpoint.config.weight_block, arithmetic)
 
 
 def unchanged(tensors: Iterator[tuple[str, torch.Tensor]], files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,14 +4,15 @@
 The first write to a page of the pool costs a page fault: about a microsecond if the machine has a free page, and twenty
 in a virtual machine whose host must allocate it first. A prompt of 256 tokens of a small model is 1,440 pages. So an
 idle worker maps pages ahead of use, as many as were used so far; but not all of a large pool: memory that is never
-needed stays free for other processes. After minutes without work they get most of the rest as well.
+needed stays free for other processes. After a time without work they get most of the rest as well. Where the system has
+huge pages for shared memory (`advise` in /sys/kernel/mm/transparent_hugepage/shmem_enabled) a page is 2 MiB.
 """
 
 from collections.abc import Callable, Sequence
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.cache.storage import HEADER_BYTES, KVStorage
-from pontil.runtime.probe.host_memory import AHEAD_BYTES, host_room
+from pontil.runtime.probe.host_memory import host_room
 
 # New in Linux 5.14; Python has no name for it. It writes nothing: the contents stay.
 MADV_POPULATE_WRITE = 23
@@ -20,8 +21,6 @@ CHUNK_BYTES = 256 << 10
 # Free memory is checked once for so many mapped bytes, and so many bytes of it are left unmapped.
 LOOK_BYTES = 32 << 20
 SPARED_BYTES = 2 << 30
-# Seconds without work after which memory goes back: a conversation may rest for so long.
-IDLE_SECONDS = 300.0
 # Bytes that go back at a time, and blocks that leave the prefix cache: a few milliseconds.
 RETURNED_BYTES, EVICTED_BLOCKS = 16 << 20, 256
 
@@ -40,9 +39,7 @@ class Prefault:
     Not thread-safe: the engine's thread owns it.
     """
 
-    def __init__(
-        self, storage: KVStorage, pool: BlockPool, ahead: int = AHEAD_BYTES, left: Callable[[], int] = bytes_left
-    ) -> None:
+    def __init__(self, storage: KVStorage, pool: BlockPool, ahead: int, left: Callable[[], int] = bytes_left) -> None:
         self.storage, self.pool, self.ahead, self.left = storage, pool, ahead, left
         self.mapped = 0
         # The last block that was handed out when memory went back: nothing is mapped ahead until more are wanted.
@@ -70,9 +67,8 @@ class Prefault:
             self.possible = False
             return
         try:
-            self.storage.map.madvise(
-                MADV_POPULATE_WRITE, self.mapped, min(CHUNK_BYTES, self.storage.size - self.mapped)
-            )
+            size = min(CHUNK_BYTES, self.storage.size - self.mapped)
+            self.storage.file.advise(MADV_POPULATE_WRITE, self.mapped, size)
         except OSError:
             self.possible = False
             return
@@ -88,15 +84,16 @@ class Prefault:
 
 
 class IdleReturn:
-    """The return of the memory of a pool after IDLE_SECONDS without work, except for `kept` bytes of the prefix cache,
-    those used last. Owned blocks stay. For a pool in the memory of this host. `erase` does it in all ranks of a worker,
-    whose pools are alike.
+    """The return of the memory of a pool after `timeout` seconds without work, except for `kept` bytes of the prefix
+    cache, those used last. Owned blocks stay. For a pool in the memory of this host. `erase` does it in all ranks of a
+    worker, whose pools are alike.
 
     Not thread-safe: the engine's thread owns it.
     """
 
-    def __init__(self, prefault: Prefault, kept: int, erase: Erase) -> None:
+    def __init__(self, prefault: Prefault, timeout: float, kept: int, erase: Erase) -> None:
         self.prefault, self.storage, self.pool, self.erase = prefault, prefault.storage, prefault.pool, erase
+        self.timeout = timeout
         self.most_idle = kept // self.storage.layout.block_bytes
         self.possible = not self.storage.staged
         # The blocks to give back, in descending order, as far as they are still free; None before they are known.
@@ -106,7 +103,7 @@ class IdleReturn:
 
     def due(self, busy_at: float) -> float | None:
         """Return when there is something to do, after work that ended then; None if never."""
-        return busy_at + IDLE_SECONDS if self.possible and self.done_for != busy_at else None
+        return busy_at + self.timeout if self.possible and self.done_for != busy_at else None
 
     def advance(self, busy_at: float) -> None:
         """Do the next few milliseconds of it."""

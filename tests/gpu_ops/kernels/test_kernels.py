@@ -23,7 +23,7 @@ from pontil.gpu_ops.kernels.reference import attention_half, mlp_half
 from pontil.gpu_ops.kernels.tile import KernelTile, TileSpan
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack
 from pontil.gpu_ops.kernels.weights.slots import clear_packed, unpacked
-from pontil.gpu_ops.kernels.weights.structures import BYTES, CELLS, FOURS, NIBBLES, SIXES
+from pontil.gpu_ops.kernels.weights.structures import BYTES, CELLS, EIGHTS, FOURS, NIBBLES, SIXES
 from pontil.gpu_ops.kv.cells import decode
 from pontil.gpu_ops.norm import rms_norm
 from pontil.gpu_ops.parameters.attention import LayerAttention
@@ -339,7 +339,7 @@ def test_the_self_check_notices_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -
     library.close()
 
 
-@pytest.mark.parametrize("kind", [NIBBLES, BYTES, FOURS, SIXES])
+@pytest.mark.parametrize("kind", [NIBBLES, BYTES, EIGHTS, FOURS, SIXES])
 def test_the_self_check_notices_a_wrong_product_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, kind: int) -> None:
     library = kernels.opened()
     right = library.linear

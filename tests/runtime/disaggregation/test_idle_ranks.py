@@ -7,7 +7,7 @@ from rank_groups import RankPair
 
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.worker.process.idle_work import IdleWork
-from pontil.runtime.worker.start.prefault import IDLE_SECONDS, IdleReturn, Prefault
+from pontil.runtime.worker.start.prefault import IdleReturn, Prefault
 
 
 def test_blocks_without_an_owner_go_back_in_all_ranks() -> None:
@@ -18,10 +18,11 @@ def test_blocks_without_an_owner_go_back_in_all_ranks() -> None:
         pool = BlockPool(12)
         owned = pool.take(1)
         pool.release(pool.take(8) or [])
-        idle = IdleWork(idle_return=IdleReturn(Prefault(worker.storages[0], pool), 0, worker.pools.erase))
+        prefault = Prefault(worker.storages[0], pool, 0)
+        idle = IdleWork(idle_return=IdleReturn(prefault, 20.0, 0, worker.pools.erase))
         idle.after_step(9.0, 10.0)
-        while idle.patience(10.0 + IDLE_SECONDS, 100.0) == 0.0:
-            idle.spend(10.0 + IDLE_SECONDS)
+        while idle.patience(30.0, 100.0) == 0.0:
+            idle.spend(30.0)
         pair.give()
         for storage in worker.storages:
             assert owned == [1] and bool((storage.tensor[1] == 2.5).all())

@@ -21,7 +21,6 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.shards import WHOLE
-from pontil.runtime.models.layers.fused_block import kernels_fit
 
 PROMPT = torch.randint(0, VOCAB, (333,), generator=torch.Generator().manual_seed(3)).tolist()
 PART = 150
@@ -66,7 +65,6 @@ def test_weights_stay_in_8_bits(hugging: PreTrainedModel, folder: Path) -> None:
     assert all(isinstance(one, ScaledWeights) and one.numbers.dtype == torch.float8_e4m3fn for one in weights)
     # The routers are not in 8 bits.
     assert len(model.linears) - len(stored) == 2
-    assert not kernels_fit(model.config, torch.bfloat16)
 
 
 def test_a_product_in_parts_is_that_of_the_whole_weight() -> None:
@@ -113,6 +111,7 @@ def test_a_weight_without_its_scales_is_refused(hugging: PreTrainedModel, folder
     del tensors["model.layers.1.self_attn.o_proj.weight_scale_inv"]
     save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
     with pytest.raises(
-        ModelError, match="need a tensor model.layers.1.self_attn.o_proj.weight_scale_inv with their sc"
+        ModelError,
+        match=r"stores the tensor model\.layers\.1\.self_attn\.o_proj\.weight as F8_E4M3: this version reads",
     ):
         open_checkpoint(tmp_path)

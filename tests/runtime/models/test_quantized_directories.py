@@ -14,10 +14,12 @@ from kernels import opened
 from quantized_directory import (
     EIGHT_BITS,
     FORMS,
+    FP8,
     LARGE,
     PACKED,
     UNPACKED,
     compressed,
+    float8,
     packed,
     quantize,
     write_quantized,
@@ -29,7 +31,7 @@ from transformers import PreTrainedModel
 from pontil.gpu_ops.kernels.linear import matrix_of
 from pontil.gpu_ops.kernels.weights.matrix import GROUP
 from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
-from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES, NIBBLES
+from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES, EIGHTS, NIBBLES
 from pontil.runtime.engine.sequences.batch import Batch, Span
 from pontil.runtime.engine.tiles.rows import plan_of
 from pontil.runtime.loaders.checkpoint import open_checkpoint
@@ -41,6 +43,7 @@ from pontil.runtime.models.model import Model
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.weight_memory import weight_memory
 
+BLOCKS = float8((128, 128), "weight_scale_inv")
 PROMPT = torch.randint(0, VOCAB, (70,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -96,7 +99,9 @@ def test_whole_numbers_are_those_of_the_weights_that_they_stand_for(folders: dic
     assert len(counted) == (0 if unpacked else 7 * 2)
     assert sorted(one for one in levels if one in tensors) == sorted(set(tensors) - set(counted))
     for one in counted:
-        found = QuantizedWeights(*(levels[f"{one}.{part}"] for part in ("numbers", "scales", "offsets")))
+        numbers, *factors = (levels[f"{one}.{part}"] for part in ("numbers", "scales", "offsets"))
+        floats = numbers.dtype == torch.float8_e4m3fn
+        found = QuantizedWeights(numbers.view(torch.uint8) if floats else numbers, *factors, floats=floats)
         torch.testing.assert_close(found.dense(), tensors[one], atol=1e-6 * tensors[one].abs().max().item(), rtol=0)
     assert sorted(counted) == (sorted(level_formats(folders[name], checkpoint.config)) if counted else [])
 
@@ -108,18 +113,33 @@ def by_kernels(folder: Path) -> Model:
 
 
 # One of each kind of product; how each form is read is seen above.
-@pytest.mark.parametrize("name", by_default({"awq", "gptq-order", "packed-5", "bytes", "float8-block"}, FORMS))
+@pytest.mark.parametrize("name", by_default({"awq", "gptq-order", "packed-5", "bytes", "float8-channel"}, FORMS))
 def test_kernels_multiply_whole_numbers_and_round_no_more_than_bfloat16_does(
     folders: dict[str, Path], name: str
 ) -> None:
     model = by_kernels(folders[name])
     kinds = {matrix_of(product).kind for product in model.linears}
-    assert kinds == ({BFLOAT16} if name in UNPACKED else {BYTES if name in EIGHT_BITS else NIBBLES})
+    kind = EIGHTS if name.startswith("f") else BYTES if name in EIGHT_BITS else NIBBLES
+    assert kinds == {BFLOAT16 if name in UNPACKED else kind}
     expected = logits(read_model(folders[name]))
     rounded = logits(read_model(folders[name], torch.bfloat16, kernels=opened()))
     spread = expected.std()
     errors = [((one - expected).square().mean().sqrt() / spread).item() for one in (logits(model), rounded)]
     assert errors[0] < 1.5 * errors[1] + 1e-3
+
+
+def test_blocks_of_floats_of_8_bits_are_multiplied_as_they_are(tmp_path: Path) -> None:
+    """With a scale for 128 outputs and inputs, as DeepSeek V3 is published; torch has the same weights."""
+    write_quantized(hugging_model("llama", LARGE), tmp_path, FP8 | {"weight_block_size": [128, 128]}, BLOCKS)
+    model, expected = by_kernels(tmp_path), logits(read_model(tmp_path))
+    assert {matrix_of(product).kind for product in model.linears} == {EIGHTS}
+    rounded = logits(read_model(tmp_path, torch.bfloat16, kernels=opened()))
+    errors = [(one - expected).square().mean().sqrt() / expected.std() for one in (logits(model), rounded)]
+    assert errors[0] < errors[1]
+    assert weight_memory(tmp_path, model.config, "gguf", 2).held == pytest.approx(taken(model), rel=0.02)
+    assert weight_memory(tmp_path, model.config, "none", 2, has_kernels=False).held < taken(model)
+    prompt = PROMPT * 4
+    assert handed_over(model, prompt[:150], TOKENS) == alone_in_company_and_again(model, prompt)
 
 
 @pytest.mark.parametrize(

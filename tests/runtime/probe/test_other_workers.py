@@ -115,14 +115,15 @@ def write_large(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("has_kernels", [True, False])
-def test_a_quantized_embedder_takes_what_its_numbers_become(tmp_path: Path, has_kernels: bool) -> None:
+def test_a_quantized_embedder_takes_what_its_numbers_become(tmp_path: Path) -> None:
     write_mxfp4(hugging_model("gpt_oss", EVEN), tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     numbers = sum(math.prod(shape) for name, shape in tensor_shapes(checkpoint.config).items() if name != HEAD)
     stored = sum(one.nbytes for name, one in checkpoint.tensors() if name.endswith(("_blocks", "_scales")))
     experts = 2 * stored * 16 // 17
-    assert embedder_bytes(tmp_path, has_kernels) == 4 * numbers - (0 if has_kernels else 4 * experts - stored)
+    assert embedder_bytes(tmp_path, False) == 4 * (numbers - experts) + stored
+    assert embedder_bytes(tmp_path) == 2 * (numbers - experts) + experts * 5 // 8
+    assert embedder_bytes(tmp_path, quantization="none") == 4 * numbers
 
 
 def test_embedders_share_packed_weights_and_count_on_their_device(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_packing_takes_as_much_more_for_a_while_as_is_said() -> None:
     for kind, taken in json.loads(run.stdout).items():
         plain, is_int8 = NumberFormat(16), kind == "int8"
         form = NumberFormat(8, INPUTS) if is_int8 else GGUF_FORMATS[int(kind)]
-        read = WeightFormats(plain, {}, None, is_int8, None).reading(shape)
+        read = WeightFormats(plain, {}, is_int8, None).reading(shape)
         said = packing(form, count, count, INPUTS, 1) + read
         print(f"{kind}: {said >> 20} MiB said, {taken >> 20} MiB taken")
         assert taken <= said * 1.15 and said <= taken * 1.3

@@ -4,7 +4,9 @@
 Names come from the gguf package's own table, not from ours; the converter's changes to weights are reimplemented here.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -32,10 +34,15 @@ F32 = gguf.GGMLQuantizationType.F32
 
 
 def convert(
-    model: PreTrainedModel, path: Path, divided_latents: bool = False, kind: gguf.GGMLQuantizationType = F32
+    model: PreTrainedModel,
+    path: Path,
+    divided_latents: bool = False,
+    kind: gguf.GGMLQuantizationType = F32,
+    guessing: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> Path:
     """Write all weights in blocks of a type, where their rows are whole ones, and the rest in float32. With
-    `divided_latents` the products of latents are in two tensors, as in newer files of DeepSeek's models."""
+    `divided_latents` the products of latents are in two tensors, as in newer files of DeepSeek's models. With tensors
+    for `guessing`, by GGUF's names, the model's last layer predicts a further token."""
     config = model.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
@@ -45,9 +52,11 @@ def convert(
     if config.model_type.startswith("deepseek"):
         write_latents(writer, config, divided_latents)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    tensors = converted(model)
-    for name, tensor in [pair for one in tensors for pair in (halves(*one, config) if divided_latents else [one])]:
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    tensors = [pair for one in converted(model) for pair in (halves(*one, config) if divided_latents else [one])]
+    if guessing:
+        writer.add_nextn_predict_layers(1)
+    for name, tensor in [*tensors, *guessing.items()]:
+        found = name if name in guessing else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         is_whole = tensor.ndim > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
         kept = kind if is_whole and not found.endswith(".bias") else F32

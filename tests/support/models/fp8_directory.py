@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pontil.runtime.loaders.facts.quantization import SCALE
 from pontil.runtime.loaders.facts.shards import WHOLE
 
 BLOCK = (32, 16)
@@ -25,7 +24,7 @@ def write_fp8(model: PreTrainedModel, folder: Path) -> None:
         if weight.ndim != 2 or any(part in name for part in KEPT):
             tensors[name] = weight
             continue
-        tensors[name], tensors[name + SCALE] = in_blocks(weight)
+        tensors[name], tensors[name + "_scale_inv"] = in_blocks(weight)
     with torch.no_grad():
         round_in_place(model)
     save_file(tensors, folder / WHOLE, metadata={"format": "pt"})

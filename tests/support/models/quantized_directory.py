@@ -235,6 +235,6 @@ FORMS: dict[str, tuple[dict[str, Any], Encode]] = {
     "fp8-rows": (FP8, float8((1, 0))),
 }  # fmt: skip
 """quantization_config and tensors of each form that is read."""
-UNPACKED = {"awq-8", "gptq-order", "packed-order", *(name for name in FORMS if name.startswith("f"))}
+UNPACKED = {"awq-8", "gptq-order", "packed-order", "float8-block"}
 EIGHT_BITS = {"gptq-8", "packed-channel", "packed-5", "bytes"}
 """Forms that no kernel multiplies as they are, and of those that kernels do, the ones in a byte for each number."""

@@ -13,8 +13,8 @@ from torch import Tensor
 from pontil.gpu_ops.kernels.compile.instruction_sets import usable_sets
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.weights.matrix import alternate, pack, stack
-from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, packed_scales, per_channel, stacked
-from pontil.gpu_ops.kernels.weights.structures import BYTES, NIBBLES
+from pontil.gpu_ops.kernels.weights.quantized import MOST_WEIGHT, QuantizedWeights, packed_scales, per_channel, stacked
+from pontil.gpu_ops.kernels.weights.structures import BYTES, EIGHTS, NIBBLES
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS
 from pontil.runtime.loaders.gguf.ggml_types import GGML_TYPES
 
@@ -170,6 +170,44 @@ def test_a_table_makes_the_bits_of_its_numbers(library: KernelLibrary, inputs: i
     x = torch.randn(40, inputs, generator=torch.Generator().manual_seed(2))
     check(library, weight, x)
     assert torch.equal(library.linear(pack(weight), x), library.linear(pack(plain), x))
+
+
+def floats(numbers: Tensor, scales: Tensor) -> QuantizedWeights:
+    bits = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
+    return QuantizedWeights(bits, scales, torch.zeros_like(scales), floats=True)
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(544, 32), (256, 128), (144, 48), (96, 96)])
+@pytest.mark.parametrize("largest", [448.0, 3.0, 2.0**-6])
+def test_floats_of_8_bits_lose_nothing_of_small_ones(
+    library: KernelLibrary, inputs: int, group: int, largest: float
+) -> None:
+    generator = torch.Generator().manual_seed(4)
+    numbers = torch.randn(70, inputs, generator=generator).clamp(-3, 3) * largest / 3
+    weight = floats(numbers, torch.rand(70, inputs // group, generator=generator) + 0.1)
+    assert weight.kind == EIGHTS
+    x = torch.randn(40, inputs, generator=generator)
+    check(library, weight, x)
+
+
+def test_every_float_of_8_bits_is_read(library: KernelLibrary) -> None:
+    """One at a time, to the 12 bits to which weights are rounded; one that is not a number is none."""
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0)
+    numbers = torch.cat([codes[None], torch.zeros(40, 256)])
+    read = library.linear(pack(floats(numbers, torch.ones(41, 2))), torch.eye(256))[:, 0]
+    assert (read - codes).abs().max() <= 448 / MOST_WEIGHT
+    numbers[7, 9] = torch.nan
+    wrong = library.linear(pack(floats(numbers, torch.ones(41, 2))), torch.randn(3, 256)).isnan()
+    assert bool(wrong[:, 7].all()) and int(wrong.sum()) == 3
+
+
+def test_floats_and_whole_numbers_in_one_product_become_floats_of_16_bits() -> None:
+    one, whole = floats(torch.randn(32, 64), torch.ones(32, 2)), random_levels("bytes", 32, 64, 32)
+    both, mixed = stack(one, one), stack(one, whole)
+    assert isinstance(both, QuantizedWeights) and both.kind == EIGHTS
+    assert torch.equal(both.dense(), torch.cat([one.dense()] * 2))
+    assert isinstance(mixed, Tensor) and mixed.dtype == torch.bfloat16
+    assert torch.equal(one.columns(range(16, 48)).dense(), one.dense()[:, 16:48])
 
 
 def test_a_table_stays_where_all_parts_have_it() -> None:

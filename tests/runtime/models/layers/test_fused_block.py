@@ -32,10 +32,6 @@ def test_every_size_of_latent_attention_is_whole_panels() -> None:
         assert not kernels_fit(replace(one, latent=replace(latent, **{part: 40})), torch.float32)
 
 
-def test_weights_that_are_read_as_floats_of_8_bits_are_left_to_torch() -> None:
-    assert not kernels_fit(replace(CONFIG, weight_block=(128, 128)), torch.bfloat16)
-
-
 def test_the_shared_memory_holds_the_largest_tile() -> None:
     """Its two regions hold float32 rows of the widest product and the rows that are read behind them."""
     assert MOST_ROWS == MIXED_ROWS

@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 import torch
 from embedding_site import EmbeddingSite, embedding_config
+from gguf import GGMLQuantizationType as Kind
 from kernels import CACHE
 from packed_loading import packed_files_of
 from tiny_bert import write_tiny_bert
+from tiny_gguf import write_tiny_gguf
 from tiny_llama import write_tiny_llama
 from workers import Silent
 
 from pontil.runtime.engine.runner.memory_errors import MEMORY_RAN_OUT
 from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.config import read_config
 from pontil.runtime.models.embedding_model import SequenceText, TextVectors
 from pontil.runtime.probe import packed_share
+from pontil.runtime.probe.other_workers import embedder_bytes
 from pontil.runtime.wire.messages import AttemptTimes, Cancel, Embed, Embedding, Message
 from pontil.runtime.worker.embed.assembly import assemble_embedder
 from pontil.runtime.worker.embed.worker import EmbeddingQueue, Waiting
@@ -235,6 +239,34 @@ def test_a_model_of_another_process_is_mapped_and_makes_the_same_vectors(
     (file,) = files_of(cache)
     assert vectors[0] == vectors[1] == vectors[2] and file.model == folder.name and os.getpid() in mappers(file.path)
     assert (file.about["quantization"], file.about["dtype"]) == ("none", "float32")
+
+
+def gguf_embedder(folder: Path, kind: Kind) -> Path:
+    write_tiny_llama(folder, hidden_size=256, intermediate_size=256, head_dim=64, tie_word_embeddings=True)
+    return write_tiny_gguf(folder / f"{kind.name}.gguf", folder, read_config(folder), kind=kind)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_a_decoder_in_a_gguf_file_keeps_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    """The vectors are nearly those of the file's numbers unpacked, in a fraction of their memory."""
+    model = gguf_embedder(tmp_path, kind)
+    texts = [SequenceText(list(range(1, 40))), SequenceText([3], dimensions=16)]
+    monkeypatch.setattr(packed_weights, "LEAST_BYTES", 0)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(CACHE / "kernels")
+    made = {}
+    for quantization in ("none", "auto", "int8"):  # the last is for the model that generates
+        config = embedding_config(model, tmp_path, cache_dir=str(cache), quantization=quantization)
+        embedder = assemble_embedder(config, Silent())
+        made[quantization] = [np.frombuffer(one, "<f4") for one in embedder.vectors(texts)]
+        said = embedder.dtype, embedder.kernels.endswith(" gguf")
+        assert said == (("float32", False) if quantization == "none" else ("bfloat16", True))
+    for exact, own, again in zip(*made.values(), strict=True):
+        assert np.linalg.norm(own) == pytest.approx(1.0, abs=1e-6) and (own == again).all()
+        assert exact @ own > 0.999 and (exact != own).any()
+    assert sorted(str(file.about["quantization"]) for file in files_of(cache)) == ["gguf", "none"]
+    assert embedder_bytes(model) < 0.4 * embedder_bytes(model, quantization="none")
 
 
 class Changing(Silent):

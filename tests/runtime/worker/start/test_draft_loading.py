@@ -5,6 +5,8 @@ from pathlib import Path
 
 import kernels
 import pytest
+from gguf import GGMLQuantizationType
+from guessing_layers import made, write_file
 from quantized_directory import FORMS, quantize
 from tiny_draft_layers import write_eagle_head
 from tiny_llama import write_tiny_llama
@@ -12,12 +14,33 @@ from workers import Silent
 
 from pontil.gpu_ops.collectives.communicator import SingleRank
 from pontil.gpu_ops.kernels.linear import matrix_of
-from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES
+from pontil.gpu_ops.kernels.weights.matrix import Matrix
+from pontil.gpu_ops.kernels.weights.structures import BFLOAT16, BYTES, FLOAT32, NIBBLES
 from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.loaders.draft_layers import find_draft_layer
 from pontil.runtime.probe.footprint import MemoryDemand, draft_footprint
 from pontil.runtime.worker.start.draft_loading import load_draft_layer
 from pontil.runtime.worker.start.loading import load
+
+
+def loaded(target: Path, guesses: str | Path, quantization: str) -> list[Matrix]:
+    """Load a model and what guesses for it, and return the latter's matrices."""
+    config = WorkerConfig(
+        name="decode:0", role="decode", device="cpu", cores=(0,), model=str(target), served_model_name="tiny",
+        control="", peer_endpoint="", cache_dir=str(kernels.CACHE), quantization=quantization, kv_cache_memory=1 << 20,
+        dtype="bfloat16",
+    )  # fmt: skip
+    part = load(config, Silent(), lambda *given: SingleRank())
+    source = find_draft_layer(target, guesses)
+    assert source is not None
+    draft = load_draft_layer(config, source, part, Silent())
+    return [matrix_of(product) for product in draft.model.linears if product not in part.model.linears]
+
+
+def test_the_layer_of_a_gguf_file_keeps_its_numbers(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "x.gguf", *made("deepseek_v3", by_kernels=True), kind=GGMLQuantizationType.MXFP4)
+    router, *others = sorted(loaded(file, "mtp", "auto"), key=lambda one: one.kind)
+    assert router.kind == FLOAT32 and {one.kind for one in others} == {NIBBLES}
 
 
 @pytest.mark.parametrize(
@@ -30,15 +53,7 @@ def test_a_layer_keeps_the_numbers_of_its_files(tmp_path: Path, form: str, quant
     write_eagle_head(head, target)
     if form:
         quantize(head, *FORMS[form], kept=("embed", "head", "norm"))
-    config = WorkerConfig(
-        name="decode:0", role="decode", device="cpu", cores=(0,), model=str(target), served_model_name="tiny",
-        control="", peer_endpoint="", cache_dir=str(kernels.CACHE), quantization=quantization, kv_cache_memory=1 << 20,
-    )  # fmt: skip
-    part = load(config, Silent(), lambda *given: SingleRank())
-    source = find_draft_layer(target, head)
-    assert source is not None
-    draft = load_draft_layer(config, source, part, Silent())
-    own = [matrix_of(product) for product in draft.model.linears if product not in part.model.linears]
+    own = loaded(target, head, quantization)
     assert own and {one.kind for one in own} == {kind}
     taken = sum(each.nbytes for one in own for each in (one.data, one.scales) if each is not None)
     demand = MemoryDemand("auto", "auto", quantization, None, 1 << 20, 16, [["cpu"]], {})
