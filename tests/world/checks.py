@@ -18,6 +18,7 @@ from answer_checks import (
     vectors_equal_the_oracle,
 )
 from answer_forms import RESPONSE
+from batch_clients import each_line_has_one_outcome_and_one_bill, of_batches
 from clients import ClientTry, ClientWish
 from fairness import limits_are_those_of_the_key, one_token_comes_soon_beside_many, who_waits_as_told_is_let_in
 from hash_model import answer_of
@@ -148,6 +149,8 @@ def the_usage_log_has_each_request_once(run: "SeedRun") -> Iterator[str]:
             # A stream that may be continued is billed when its window is over.
             yield f"{one.name} ended as {one.ended}, and its row is still open"
     for name in counts.keys() - {one.name for _, one in tries(run)} - run.hostile.names:
+        if of_batches(name):
+            continue
         yield f"{name} is there, and nobody asked for it"
 
 
@@ -301,6 +304,7 @@ CHECKS: tuple[Check, ...] = (
     a_late_reader_has_all_or_nothing,
     usage_equals_deliveries,
     the_usage_log_has_each_request_once,
+    each_line_has_one_outcome_and_one_bill,
     who_was_refused_is_not_billed,
     no_row_is_open_without_a_record,
     the_audit_is_equal,

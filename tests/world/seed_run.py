@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import checks
+from batch_clients import BatchClient
 from client_habits import with_habits
 from clients import ClientCall, ClientWish
 from conversations import next_turn, with_conversations
@@ -87,6 +88,7 @@ class SeedRun:
         self.calls: list[ClientCall] = []
         self.dialer = Dialer(world, self.find_proxy)
         self.hostile = HostileCrowd(world, self.dialer, self.joined, self.ended)
+        self.batch = BatchClient(world, self.dialer, self.ended)
         self.waiting = 0
         # Processor time when the first request is made, and from then to the last answer.
         self.asked_at = self.loaded = 0.0
@@ -160,6 +162,7 @@ class SeedRun:
         self.made.plan(list(self.faults), begin)
         self.asked_at = REAL.cpu()
         self.hostile.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.streams)
+        self.batch.plan(begin, self.wishes[-1][0] if self.wishes else 1.0, self.joined)
         if self.plan.keys > 0:
             Strangers(world, self.site).plan(begin, self.wishes[-1][0] if self.wishes else 1.0)
         world.at(begin, self.watch.begin)

@@ -101,16 +101,18 @@ def seats_are_those_of_requests(watch: SeedWatch) -> Iterator[str]:
         for worker in process.proxy.registry.workers.values():
             mine = [one for one in requests if any(one_worker is worker for one_worker in one.load.workers)]
             wanted = len(mine), sum(one.load.choices for one in mine)
-            if (worker.in_flight, worker.seat_counts.taken) != wanted:
-                yield f"{process} counts {worker.in_flight, worker.seat_counts.taken} at {worker.hello.name}: {wanted}"
+            counted = worker.in_flight, worker.seat_counts.taken + worker.seat_counts.background
+            if counted != wanted:
+                yield f"{process} counts {counted} at {worker.hello.name}: {wanted}"
 
 
 def others_hear_of_what_is_held(watch: SeedWatch) -> Iterator[str]:
-    """A worker tells other proxies of a choice's seat until the choice ends, and no longer."""
+    """A worker tells other proxies of a choice's seat until the choice ends, and no longer; of none of a batch's."""
     for worker in watch.working:
         for key, share in worker.requests.shares.open.items():
             held = sum(len(one.choices) for one in worker.machine.engine.sequences.get(key, ()))
-            if held and share.choices != held:
+            held = 0 if share.request.is_background else held
+            if share.choices != held and (held or share.request.is_background):
                 yield f"{worker.sockets.config.name} tells of {share.choices} seats of {key}, which has {held}"
 
 
