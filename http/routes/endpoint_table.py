@@ -68,13 +68,7 @@ def endpoints(
     LOG.info("%s", dialect)
     model = ServedModel(proxy)
     prompts = PromptReader(proxy.tokenizer, dialect, KNOWN_LINES if config.stable_prompts else ())
-    # A recording or an image takes more room than its text.
-    hears = proxy.graph is not None and (proxy.graph.recognizer or proxy.graph.encoder) is not None
-    bodies = BodyReader(
-        lambda: config.max_body_size or largest_body(None if hears else model.known_context),
-        intake.in_flight,
-        config.strict_parameters,
-    )
+    bodies = body_reader(proxy, model, intake.in_flight)
     routes = GenerationRoutes(Preparation(proxy, model, prompts, intake.grammars), bodies, answers)
     embedder, ranker = ServedEmbedding.of(proxy, embedding), ServedReranker.with_pairs(proxy, pairs)
     vectors, models = EmbeddingRoutes(proxy, embedder, bodies), ModelList(model, embedder, ranker)
@@ -114,6 +108,18 @@ def endpoints(
     key_kinds = frozenset(kind for kind, keys in (("key", config.callers), ("admin", config.admin)) if keys)
     openapi = OpenApiRoute(table, config.version, model.vocab_size, asked=key_kinds, strict=config.strict_parameters)
     return tuple(recorded(endpoint, intake.in_flight) for endpoint in (*table, openapi.own))
+
+
+def body_reader(proxy: Proxy, model: ServedModel, bodies: InFlightBodies) -> BodyReader:
+    """Return the reader of bodies, whose limit follows the model's context where no option states one."""
+    config = proxy.config
+    # A recording or an image takes more room than its text.
+    hears = proxy.graph is not None and (proxy.graph.recognizer or proxy.graph.encoder) is not None
+    return BodyReader(
+        lambda: config.max_body_size or largest_body(None if hears else model.known_context),
+        bodies,
+        config.strict_parameters,
+    )
 
 
 def line_handlers(

@@ -127,7 +127,7 @@ class TileForward:
         return given_sections(plan, self.rows(plan))
 
     def given(self, plan: TilePlan, ids: Tensor, sections: Sequence[Tensor]) -> GivenRows:
-        """What the tile has besides ids; `sections` are the given ones on the device."""
+        """Return the rows that the tile has besides ids; `sections` are the given ones on the device."""
         if not sections:
             return NOTHING_GIVEN
         entering, *rest = sections

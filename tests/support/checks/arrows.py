@@ -56,20 +56,19 @@ ARROWS: dict[str, set[str]] = {
         "gpu_ops/products", "runtime/cache", "runtime/engine/sampling", "runtime/engine/sequences",
         "runtime/engine/tiles", "runtime/models",
     },
+    "runtime/engine/device": {
+        "gpu_ops", "gpu_ops/attention_backends", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters",
+        "gpu_ops/products", "runtime/cache", "runtime/engine/runner", "runtime/engine/sampling",
+        "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models",
+    },
     "runtime/engine/drafts": {
         "gpu_ops/attention_backends", "gpu_ops/products", "runtime/cache", "runtime/engine/device",
-        "runtime/engine/prefixes", "runtime/engine/runner",
-        "runtime/engine/sequences", "runtime/engine/tiles", "runtime/models", "runtime/models/layers",
+        "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sequences", "runtime/engine/tiles",
+        "runtime/models", "runtime/models/layers",
     },
     "runtime/engine": {
         "gpu_ops/kv", "gpu_ops/products", "runtime/cache", "runtime/cache/tier", "runtime/engine/drafts",
         "runtime/engine/prefixes", "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences",
-    },
-    "runtime/engine/device": {
-        "gpu_ops", "gpu_ops/attention_backends", "gpu_ops/draws", "gpu_ops/kernels", "gpu_ops/kv", "gpu_ops/parameters",
-        "gpu_ops/products", "runtime/cache",
-        "runtime/engine/runner", "runtime/engine/sampling", "runtime/engine/sequences", "runtime/engine/tiles",
-        "runtime/models",
     },
     # Standard library only, so that the launcher may import it too; gpu_ops alone may not.
     "runtime/foundation": set(),
