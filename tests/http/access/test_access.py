@@ -74,8 +74,8 @@ def routes(made: ScriptedSite) -> list[tuple[str, str]]:
     """Return every method and path of the app."""
     served = Sanic.get_app(f"pontil-{made.proxy.incarnation}").router.routes
     named = {
-        "<name:path>": MODEL, "<response_id:str>": "{response_id}", "<file:str>": "page.css",
-        "<worker:str>": "decode:0", "<action:str>": "drain",
+        "<name:path>": MODEL, "<response_id:str>": "{response_id}", "<file_id:str>": "{file_id}",
+        "<batch_id:str>": "{batch_id}", "<file:str>": "page.css", "<worker:str>": "decode:0", "<action:str>": "drain",
     }  # fmt: skip
     paths = []
     for route in served:
@@ -147,8 +147,8 @@ def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, 
             expected = {"POST": (400,), "GET": (200,), "HEAD": (200, 204), "OPTIONS": (204,)}
             if path.startswith("/admin/requests/"):
                 expected |= {"GET": (404,), "HEAD": (404, 204)}
-            if "{response_id}" in path:
-                # A response of that name is not kept.
+            if path.rpartition("{")[2].startswith(("response_id}", "file_id}", "batch_id}")):
+                # None of that name is kept.
                 expected |= {"POST": (404,), "GET": (404,), "DELETE": (404,), "HEAD": (404, 204)}
             if path in ("/v1/embeddings", "/api/embed", "/api/embeddings") or path.endswith(("/rerank", "/score")):
                 # This site has no model that embeds or scores texts.
@@ -156,8 +156,8 @@ def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, 
             if path.startswith("/admin/workers/"):
                 # Its workers are no supervisor's.
                 expected |= {"POST": (409,)}
-            if path == "/v1/audio/transcriptions":
-                # Its body is a form.
+            if path in ("/v1/audio/transcriptions", "/v1/files"):
+                # Their bodies are forms.
                 expected |= {"POST": (415,)}
             assert answer.status in expected[method], path
 
