@@ -125,7 +125,7 @@ def test_a_pair_is_on_both_devices_where_there_are_two(tmp_path: Path) -> None:
     python.parent.mkdir(parents=True)
     for devices in (1, 2):
         count = f'case "$2" in *device_count*) exit {int(devices < 2)} ;; esac'
-        # Who asks a server is answered once that has begun: it might be stopped before it has said a word.
+        # A server is asked once it has begun: it might be stopped before it has said a word.
         awaits = f'while [ "$1" = scripts/ask.py ] && [ ! -s {asked} ]; do sleep 0.01; done'
         python.write_text(f'#!/bin/sh\n{count}\n{awaits}\n[ "$1" != app.py ] || echo "$@" >> {asked}\n')
         python.chmod(0o755)

@@ -17,9 +17,7 @@ TOKENS = 12
 BECOME = "whole numbers of 4 bits in groups of 32 inputs in an order of their own (act-order) become bfloat16"
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("awq", ""), ("gptq-order", BECOME), ("fp8", "floats of 8 bits become"), ("mxfp4", "")]
-)
+@pytest.mark.parametrize(("name", "says"), [("awq", ""), ("gptq-order", BECOME), ("fp8", ""), ("mxfp4", "")])
 def test_a_pair_says_what_one_worker_says(
     proxy: ScriptedProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, says: str
 ) -> None:  # C16
