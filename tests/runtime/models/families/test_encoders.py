@@ -22,7 +22,7 @@ TEXTS = [[2, 5, 3], [2, 40, 41, 9, 9, 30, 3], [7], [2, *range(4, 2 + POSITIONS),
 @pytest.mark.parametrize("stored", [AutoModel, AutoModelForMaskedLM])
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_has_the_vector_of_its_mean_row(tmp_path: Path, kind: str, kernels: str, stored: Any) -> None:  # C16
+def test_a_text_has_the_vector_of_its_mean_row(tmp_path: Path, kind: str, kernels: str, stored: Any) -> None:
     """Compare whole texts up to the longest one. A model for masked words has its names behind a prefix."""
     config, tokenizer = configured(kind)
     torch.manual_seed(0)
