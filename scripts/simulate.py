@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Violations of a seed that are printed.
 MOST_SHOWN = 5
 SIZES = (
-    "--prefill", "--decode", "--mixed", "--proxies", "--embed", "--stages", "--requests", "--faults", "--changes",
-    "--hosts", "--tiers", "--keys", "--kept-kv", "--prefill-ranks", "--decode-ranks",
+    "--prefill", "--decode", "--mixed", "--proxies", "--embed", "--rerank", "--stages", "--requests", "--faults",
+    "--changes", "--hosts", "--tiers", "--keys", "--kept-kv", "--prefill-ranks", "--decode-ranks",
     "--data-parallel",
 )  # fmt: skip
 

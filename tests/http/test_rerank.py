@@ -2,7 +2,6 @@
 """/v1/rerank and /v1/score over scripted workers: answers, counts, cuts, errors, and the models beside each other."""
 
 import json
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from api_table import rerank_table, score_table
 from jsonschema import validate
+from scripted_ranker import HELLO, ranker, value_of
 from scripted_site import HttpAnswer, ScriptedSite, site
 from scripted_worker import DEADLINE, ScriptedWorker, eventually, vector_of
 from tiny_reranker import write_judging_tokenizer, write_tokenizer
@@ -24,32 +24,11 @@ from pontil.runtime.accounting.usage_report import usage_sums
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Embed, Message
 
-HELLO: dict[str, Any] = {
-    "model": "ranker",
-    "model_fingerprint": "r",
-    "kv_fingerprint": "",
-    "embedding_size": 1,
-    "max_model_len": 32,
-    "block_size": 32,
-}
 RANKS = ("/v1/rerank", "/v2/rerank", "/rerank")
-
-
-def value_of(embed: Embed) -> float:
-    """The score of a pair by a scripted worker: 16ths, which no rounding changes."""
-    return sum(embed.prompt) % 16 / 16
-
-
-def score_of(worker: ScriptedWorker, embed: Embed) -> Iterator[Message]:
-    return vector_of(worker, embed, vector=struct.pack("<f", value_of(embed)))
 
 
 def say_nothing(worker: ScriptedWorker, embed: Embed) -> Iterator[Message]:
     return iter(())
-
-
-def ranker(made: ScriptedSite, name: str = "rerank:0", **options: Any) -> ScriptedWorker:
-    return made.worker(name, **({"embedder": score_of} | HELLO | options))
 
 
 @pytest.fixture(scope="module")

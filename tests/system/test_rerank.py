@@ -13,6 +13,9 @@ from tiny_llama import write_tiny_llama
 from tiny_reranker import write_tiny_judge, write_tiny_reranker
 from transformers import AutoModelForSequenceClassification
 
+from pontil.launcher.tools.conformance import rank_checks
+from pontil.launcher.tools.conformance.api import Api
+from pontil.launcher.tools.conformance.check import outcome
 from pontil.runtime.loaders.config import is_encoder
 from pontil.runtime.tokenizer.pair_encoder import pair_encoder
 from pontil.runtime.tokenizer.tokenizer import load_tokenizer
@@ -54,6 +57,12 @@ def test_documents_are_ranked_as_transformers_does(ranks: tuple[Served, Path]) -
             scores[index] = float(torch.sigmoid(logits)[0, 0])
         found = {one["index"]: one["relevance_score"] for one in rerank(served, DOCUMENTS[:6])["results"]}
         assert found == pytest.approx(scores, abs=1e-4)
+
+
+def test_the_conformance_suite_passes(ranks: tuple[Served, Path]) -> None:
+    api = Api(f"http://127.0.0.1:{ranks[0].port}", "small", {})
+    found = [outcome(check, api) for check in rank_checks.CHECKS]
+    assert {one.verdict for one in found} == {"pass"}, found
 
 
 def disturbed(served: Served) -> tuple[dict[str, Any], bool]:

@@ -4,10 +4,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from answer_forms import CHAT, CLOSING, DELTA, FINISHES, OPENING, RESPONSE
+from answer_forms import CHAT, CLOSING, DELTA, FINISHES, OPENING, RANKING, RESPONSE
 from clients import ClientTry, ClientWish
 from hash_model import answer_of
-from hash_vectors import vector_of
+from hash_vectors import score_of, vector_of
 from releases import salt_of_answer
 
 if TYPE_CHECKING:
@@ -45,6 +45,19 @@ def vectors_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
         for one in call.tries:
             if one.ended == "complete" and [vector.tobytes() for vector in one.vectors] != right:
                 yield f"{one.name} has {len(one.vectors)} vectors for {len(right)} texts, and not the right ones"
+
+
+def scores_equal_the_oracle(run: "SeedRun") -> Iterator[str]:
+    """Each pair that is scored has its right score, to the bit; a ranking has the best ones, in their order."""
+    for call in run.calls:
+        if (wish := call.wish.scores) is None:
+            continue
+        right = [(place, score_of(pair)) for place, pair in enumerate(wish.pairs)]
+        if call.wish.form == RANKING:
+            right = sorted(right, key=lambda one: (-one[1], one[0]))[: wish.best]
+        for one in call.tries:
+            if one.ended == "complete" and one.scores != right:
+                yield f"{one.name} has the scores {one.scores}, not {right}"
 
 
 def events_come_in_their_order(run: "SeedRun") -> Iterator[str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers as a client receives them, in the forms of five routes: completions, chats (also in sound), responses,
-embeddings and texts that are read out.
+"""Answers as a client receives them, in the forms of seven routes: completions, chats (also in sound),
+responses, embeddings, rankings, scores and texts that are read out.
 
 A chat's or a response's prompt is its conversation, which the client writes and encodes itself, without the product's
 template."""
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from clients import ClientTry, ClientWish, SoundWish
 
 COMPLETION, CHAT, RESPONSE, EMBEDDING = "completion", "chat", "response", "embedding"
+RANKING, SCORES = "ranking", "scores"
 SPOKEN, SPEECH = "spoken chat", "speech"
 PATHS = {
     COMPLETION: "/v1/completions", CHAT: "/v1/chat/completions", RESPONSE: "/v1/responses", EMBEDDING: "/v1/embeddings",
-    SPOKEN: "/v1/chat/completions", SPEECH: "/v1/audio/speech",
+    SPOKEN: "/v1/chat/completions", SPEECH: "/v1/audio/speech", RANKING: "/v1/rerank", SCORES: "/v1/score",
 }  # fmt: skip
 OPENING = ("response.created", "response.in_progress", "response.output_item.added", "response.content_part.added")
 DELTA = "response.output_text.delta"
@@ -37,8 +38,8 @@ def prompt_of(messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
 
 
 def body_of(wish: "ClientWish") -> bytes:
-    if wish.vectors is not None:
-        return json.dumps(wish.vectors.fields | {"priority": wish.priority}).encode()
+    if (numbers := wish.vectors or wish.scores) is not None:
+        return json.dumps(numbers.fields | {"priority": wish.priority}).encode()
     if wish.form == SPEECH:
         return json.dumps(speech_fields(wish)).encode()
     told: dict[str, Any] = {"model": "tiny", "seed": wish.seed, "ignore_eos": True, "priority": wish.priority}
@@ -102,6 +103,8 @@ def take_whole(one: "ClientTry", form: str, body: bytes) -> None:
         take_response(one, told)
     elif form == EMBEDDING:
         take_vectors(one, told)
+    elif form in (RANKING, SCORES):
+        take_scores(one, told)
     else:
         take_chunk(one, told)
 
@@ -110,6 +113,15 @@ def take_vectors(one: "ClientTry", told: dict[str, Any]) -> None:
     if [item["index"] for item in told["data"]] != list(range(len(told["data"]))):
         one.odd.append("has its vectors in another order")
     one.vectors = [numbers_of(item["embedding"]) for item in told["data"]]
+    one.usage = {"prompt_tokens": told["usage"]["total_tokens"], "completion_tokens": 0}
+
+
+def take_scores(one: "ClientTry", told: dict[str, Any]) -> None:
+    """Take the scores of pairs, in their order or that of a ranking."""
+    ranked = told.get("results")
+    one.scores = [(item["index"], item["score"]) for item in told.get("data", ())]
+    if ranked is not None:
+        one.scores = [(item["index"], item["relevance_score"]) for item in ranked]
     one.usage = {"prompt_tokens": told["usage"]["total_tokens"], "completion_tokens": 0}
 
 

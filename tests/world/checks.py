@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from answer_checks import (
     a_late_reader_has_all_or_nothing,
     events_come_in_their_order,
+    scores_equal_the_oracle,
     texts_equal_the_oracle,
     vectors_equal_the_oracle,
 )
@@ -297,6 +298,7 @@ CHECKS: tuple[Check, ...] = (
     tokens_equal_the_oracle,
     texts_equal_the_oracle,
     vectors_equal_the_oracle,
+    scores_equal_the_oracle,
     sounds_equal_the_oracle,
     counts_equal_the_plain_run,
     events_come_in_their_order,

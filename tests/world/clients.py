@@ -14,6 +14,8 @@ from request_connections import Dialer, PendingAnswer, RequestConnection
 from site_plan import SHORT_WINDOW
 from virtual_time import SeededWorld
 
+from pontil.runtime.tokenizer.pair_encoder import TextPair
+
 # Seconds until a client that was refused, or lost its proxy, asks again: so long, and up to twice that.
 AGAIN, LONGEST_PAUSE = 0.25, 2.0
 # Seconds after which a request that has not come whole is refused.
@@ -40,6 +42,16 @@ class VectorWish:
 
 
 @dataclass(frozen=True, slots=True)
+class PairWish:
+    """The pairs of texts that are to be scored, how many of the best ones are wanted (None: all), and the `fields` that
+    ask for it."""
+
+    pairs: tuple[TextPair, ...]
+    best: int | None
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class SoundWish:
     """A wish for sound from so many stages of a graph, as a WAV file or as bare samples. A text that is read out has no
     events of a stream, and may stream its samples themselves."""
@@ -58,7 +70,7 @@ class ClientWish:
     another connection; one that `shares` a connection sends over that of its key, and one that `shuts` ends its own way
     after the request of its first try. The prompt of another `form` than a completion is that of `messages`; a response
     may go on after a `previous` one, which was asked for at `previous_began`, and has `turns` of its client come after
-    it. One for `vectors` has no choices, and the tokens of all of its texts as its prompt."""
+    it. One for `vectors` or `scores` has no choices, and the tokens of all of its texts as its prompt."""
 
     number: int
     key: str
@@ -82,6 +94,7 @@ class ClientWish:
     previous_began: float = 0.0
     turns: tuple[str, ...] = ()
     vectors: VectorWish | None = None
+    scores: PairWish | None = None
     sound: SoundWish | None = None
 
     @property
@@ -89,6 +102,8 @@ class ClientWish:
         """The rows that the usage log has of it."""
         if self.sound is not None:
             return self.sound.stages
+        if self.scores is not None:
+            return len(self.scores.pairs)
         return 1 if self.vectors is None else len(self.vectors.texts)
 
 
@@ -123,6 +138,8 @@ class ClientTry:
     events: list[str] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     vectors: "list[array[float]]" = field(default_factory=list)
+    # The places of pairs, with their scores.
+    scores: list[tuple[int, float]] = field(default_factory=list)
     # The bytes of its sound, and the tokens of sound as its usage says.
     sound: bytearray = field(default_factory=bytearray)
     frames: int = 0

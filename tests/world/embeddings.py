@@ -47,8 +47,13 @@ def embedded(wish: ClientWish, chance: random.Random, tokenizer: Tokenizer) -> C
         most = fields["truncate_prompt_tokens"] = chance.randrange(1, 40)
         parts = [part[:most] for part in parts]
     made = VectorWish(tuple(map(tuple, parts)), dimensions, fields)
+    return at_once(wish, form=EMBEDDING, vectors=made, prompt=sum(parts, []))
+
+
+def at_once(wish: ClientWish, **fields: Any) -> ClientWish:
+    """Return the same client's request for numbers, which come at once."""
     leaves = None if wish.leaves is None else wish.leaves * SOONER
     return replace(
-        wish, form=EMBEDDING, vectors=made, prompt=sum(parts, []), choices=0, stream=False, resumable=False,
+        wish, **fields, choices=0, stream=False, resumable=False,
         breaks=False, stop=None, messages=(), turns=(), leaves=leaves,
     )  # fmt: skip

@@ -79,6 +79,7 @@ def site_of(ratio: str) -> SitePlan:
         mixed,
         1,
         embed=0,
+        rerank=0,
         stages=0,
         blocks=BLOCKS,
         seats=SEATS,

@@ -10,7 +10,7 @@ from site_plan import SitePlan
 from supervised_site import HostLaunch, SupervisedSite
 from virtual_time import SeededWorld
 
-from pontil.launcher.options.worker_roles import EMBED, NODE
+from pontil.launcher.options.worker_roles import NODE, TEXT_ROLES
 
 if TYPE_CHECKING:
     from link_faults import SeedFault
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Seconds between two looks at a change, and in which each must end.
 LOOK, ENDS_WITHIN = 0.2, 120.0
 # The role that a worker of each role is given for a while; one that makes no tokens can have no other, and says so.
-OTHER_ROLE = {"prefill": "decode", "decode": "prefill", "mixed": "decode", EMBED: "decode", NODE: "decode"}
+OTHER_ROLE = dict.fromkeys(("prefill", "mixed", *TEXT_ROLES, NODE), "decode") | {"decode": "prefill"}
 # Changes of how many workers there are, of all proxies one after the other, and of the workers' release (releases.py).
 # Where there are keys, those are changed instead of the release.
 NEW_KEYS = "new keys"
@@ -79,7 +79,7 @@ class Operators:
         role = self.site.plan.role_of(fault.target)
         back = {"command": "undrain", "names": [fault.target]} if fault.kind == "drain" else None
         if fault.kind == "role":
-            back = None if role in (EMBED, NODE) else request | {"role": role}
+            back = None if role in (*TEXT_ROLES, NODE) else request | {"role": role}
             request["role"] = OTHER_ROLE[role]
         else:
             request["drain_timeout"] = timeout

@@ -7,7 +7,7 @@ from copying import EventConnector
 from engine_process import TinyModel
 from ghost_blocks import GhostRecords
 from hash_stages import node_of
-from hash_vectors import embedder_of
+from hash_vectors import embedder_of, scorer_of
 from stream_memory import connectors_of, left_in
 from virtual_time import SeededWorld
 from worker_process import WorkerProcess, step_seconds
@@ -17,12 +17,13 @@ from pontil.runtime.config.worker_config import WorkerConfig
 from pontil.runtime.reporting import Reporter
 from pontil.runtime.stages.graph.catalog import graph_named
 from pontil.runtime.stages.worker.node_worker import NodeWorker, make_node_worker
+from pontil.runtime.worker.embed.assembly import RERANK
 from pontil.runtime.worker.embed.worker import ROLES, EmbeddingWorker, make_embedding_worker
 from pontil.runtime.worker.process.loop import WorkerLoop
 
 
 class PlainProcess(WorkerProcess):
-    """The process of a worker that embeds texts, or computes a node of a model of several stages."""
+    """The process of a worker that embeds or scores texts, or computes a node of a model of several stages."""
 
     worker: EmbeddingWorker | NodeWorker | None = None
 
@@ -36,7 +37,8 @@ class PlainProcess(WorkerProcess):
         with self.inside():
             pipe = CommandPipe(commands, logging.getLogger("pontil.worker"))
             if config.role in ROLES:
-                embedder = embedder_of(model.config.vocab_size, self.cost)
+                made_of = scorer_of if config.role == RERANK else embedder_of
+                embedder = made_of(model.config.vocab_size, self.cost)
                 self.loop = make_embedding_worker(config, embedder, report, pipe)
             else:
                 self.loop = self.make_node(config, report, pipe)

@@ -24,6 +24,7 @@ from link_faults import SeedFault
 from load import LoadShape, shaped, wishes
 from recording import SeedRecorder
 from request_connections import Dialer
+from scored_pairs import with_pairs
 from served_proxy import ProxyProcess
 from site_plan import SHORT_WINDOW, SitePlan
 from sounds import with_sounds
@@ -111,6 +112,8 @@ class SeedRun:
         wanted = with_conversations(wanted, draw("conversations"), self.model.tokenizer)
         if self.plan.embed > 0:
             wanted = with_embeddings(wanted, draw("embeddings"), self.model.tokenizer)
+        if self.plan.rerank > 0:
+            wanted = with_pairs(wanted, draw("pairs"), self.model.tokenizer)
         if self.plan.staged is not None:
             wanted = with_sounds(wanted, draw("sounds"), self.model.tokenizer, self.plan.staged)
         return wanted

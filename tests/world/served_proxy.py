@@ -11,6 +11,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, cast
 
 from event_loop import LoopProcess
+from hash_vectors import pairs_of
 from jinja2 import Environment
 from processes import FAILED
 from sanic.application.constants import ServerStage
@@ -73,7 +74,8 @@ class ProxyProcess(LoopProcess):
                 return
             self.at_death.append(lambda: self.end_log(proxy.books.log))
             proxy.bind()
-            app = build_app(proxy, tokenizer if config.embedding_model else None)
+            pairs = pairs_of(tokenizer) if config.reranking_model else None
+            app = build_app(proxy, tokenizer if config.embedding_model else None, pairs)
             self.service = Service(proxy, app, cast(Any, NamedListener()), reporter)
             task = self.loop.create_task(self.serve(app))
             task.add_done_callback(self.served)

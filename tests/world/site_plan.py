@@ -11,7 +11,7 @@ from disks import KV
 from staged_sites import StagedSite, StageWorkers, staged_site
 
 from pontil.launcher.host.devices import Placement
-from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES
+from pontil.launcher.options.worker_roles import EMBED, GENERATING_ROLES, RERANK, TEXT_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan, plan_ranks, rank_endpoint, rank_name
 
 # Clients by name, with their keys.
@@ -34,6 +34,10 @@ SITES = {
 # Seeds of a round with workers that embed texts, and how many.
 EMBEDS = {12: 2, 20: 1}
 EMBEDDER = "embedder"
+# And with workers that score pairs of texts.
+RERANKS = {12: 1, 20: 2}
+RERANKER = "reranker"
+TEXT_MODELS = {EMBED: EMBEDDER, RERANK: RERANKER}
 # Seeds of a round whose model has several stages, and which of the sites they have, counted from 1.
 STAGES = {15: 1, 23: 2, 7: 3, 19: 4}
 # The most requests of such a seed: one is the work of several.
@@ -61,6 +65,7 @@ class SitePlan:
     mixed: int = -1
     proxies: int = -1
     embed: int = -1
+    rerank: int = -1
     # The number of a site of a model of several stages (staged_sites.py), and 0 for a model of one.
     stages: int = -1
     blocks: int = 192
@@ -124,18 +129,18 @@ class SitePlan:
         given = self.prefill, self.decode, self.mixed, self.proxies
         site = USUAL if max(given) >= 0 else SITES.get(seed % ROUND, USUAL)
         prefill, decode, mixed, proxies = (of if of >= 0 else by for of, by in zip(given, site, strict=True))
-        embed, stages = (
+        embed, rerank, stages = (
             of if of >= 0 else 0 if max(given) >= 0 else drawn.get(seed % ROUND, 0)
-            for of, drawn in ((self.embed, EMBEDS), (self.stages, STAGES))
+            for of, drawn in ((self.embed, EMBEDS), (self.rerank, RERANKS), (self.stages, STAGES))
         )
         made = self if not stages else replace(self, requests=min(self.requests, STAGED_REQUESTS))
         if stages:
-            # Such a model has one proxy, no ranks, and no model for texts beside it here.
-            ranks, proxies, embed = [1, 1], 1, 0
+            # Such a model has one proxy, no ranks, and no models for texts beside it here.
+            ranks, proxies, embed, rerank = [1, 1], 1, 0, 0
         data_parallel = int(seed % ROUND in DATA_PARALLEL) if self.data_parallel < 0 else self.data_parallel
         return replace(
-            made, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, stages=stages,
-            prefill_ranks=ranks[0], decode_ranks=ranks[1], data_parallel=data_parallel,
+            made, prefill=prefill, decode=decode, mixed=mixed, proxies=proxies, embed=embed, rerank=rerank,
+            stages=stages, prefill_ranks=ranks[0], decode_ranks=ranks[1], data_parallel=data_parallel,
         )  # fmt: skip
 
     @property
@@ -161,7 +166,7 @@ class SitePlan:
         return worker.split(":")[0] if later is None else later.asked
 
     def model_of(self, worker: str) -> str:
-        return EMBEDDER if worker.startswith(EMBED) else "tiny"
+        return TEXT_MODELS.get(worker.split(":")[0], "tiny")
 
     def is_data_parallel(self, worker: str) -> bool:
         """Return whether the ranks of a worker have sequences of their own."""
@@ -197,6 +202,7 @@ class SitePlan:
     @property
     def worker_names(self) -> list[str]:
         counts = {"prefill": self.prefill, "decode": self.decode, "mixed": self.mixed, EMBED: self.embed}
+        counts |= {RERANK: self.rerank}
         counts |= {} if self.staged is None else {one.stem: one.count for one in self.staged.later}
         return [f"{role}:{number}" for role, count in counts.items() for number in range(count)]
 
@@ -223,6 +229,8 @@ class SitePlan:
             shared |= {"graph": self.staged.graph}
         if self.embed > 0:
             shared |= {"embedding_model": EMBEDDER, "served_embedding_model_name": EMBEDDER}
+        if self.rerank > 0:
+            shared |= {"reranking_model": RERANKER, "served_reranking_model_name": RERANKER}
         proxies = [
             ChildPlan(name, "proxy", "cpu", (), {
                 "host": "127.0.0.1", "port": 80, "model": "tiny", "served_model_name": "tiny", "name": name,
@@ -245,7 +253,7 @@ class SitePlan:
         }  # fmt: skip
         if role in GENERATING_ROLES:
             config |= {"keep_kv": bool(self.kept_kv), **self.tier_fields(folder)}
-        if self.staged is not None and role != EMBED:
+        if self.staged is not None and role not in TEXT_ROLES:
             later = self.later(name)
             config |= {
                 "graph": self.staged.graph, "node": self.staged.first if later is None else later.stage,

@@ -32,7 +32,7 @@ from pontil.launcher.host.devices import HostDevices
 from pontil.launcher.host.oom import OomWatch
 from pontil.launcher.keys.key_file import change_keys, make_key_file, read_key_file
 from pontil.launcher.logs.console import Console
-from pontil.launcher.options.worker_roles import EMBED, NODE
+from pontil.launcher.options.worker_roles import NODE, TEXT_ROLES
 from pontil.launcher.plan.child_plan import ChildPlan
 from pontil.launcher.plan.topology import Topology
 from pontil.launcher.supervisor.supervisor import (
@@ -51,7 +51,7 @@ from pontil.runtime.foundation.line_pipe import LinePipe
 from pontil.runtime.wire.links.keys import Keys
 
 # Roles of workers that make no tokens.
-PLAIN_ROLES = (EMBED, NODE)
+PLAIN_ROLES = (*TEXT_ROLES, NODE)
 # Seconds until an event reaches the supervisor, or what it says a process; and share of seeds whose machine is so busy
 # that a process reads its pipe later, after so many seconds: what came by a socket meanwhile was read before.
 NOTICES_WITHIN = 1e-3

@@ -32,7 +32,7 @@ SIGNS = {"pass": "pass   ", "differs": "DIFFERS", "refused": "refused"}
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each behaviour.")
 @key_flag(CLIENT)
 def conformance(url: str, model: str | None, timeout: float, as_json: bool, key: Path | None) -> int:
-    """Ask the server at URL some sixty short questions, and print which behaviours of OpenAI's API it has.
+    """Ask the server at URL some eighty short questions, and print which behaviours of OpenAI's API it has.
 
     A behaviour passes, differs, or is an optional part that the server refuses by name. Exit code 1 when one differs.
     """

@@ -8,6 +8,7 @@ from pontil.launcher.tools.conformance import (
     error_checks,
     message_checks,
     ollama_checks,
+    rank_checks,
 )
 
 CHECKS = (
@@ -16,5 +17,6 @@ CHECKS = (
     *message_checks.CHECKS,
     *ollama_checks.CHECKS,
     *batch_checks.CHECKS,
+    *rank_checks.CHECKS,
     *error_checks.CHECKS,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tiny_bert import SPECIAL, word_pieces
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModelForSequenceClassification, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
 from transformers import Qwen3ForSequenceClassification as Qwen3Classifier
 
 SIZES = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -24,6 +24,15 @@ KINDS = ("bert", "roberta", "xlm-roberta", "distilbert")
 
 def write_tiny_reranker(directory: Path, kind: str = "bert", *, seed: int = 0, **config: Any) -> Path:
     """Write the model and return its directory. `config` are fields of config.json."""
+    about, tokenizer = configured(kind, **{"num_labels": 1} | config)
+    torch.manual_seed(seed)
+    AutoModelForSequenceClassification.from_config(about).save_pretrained(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def configured(kind: str, **config: Any) -> tuple[PretrainedConfig, Tokenizer]:
+    """Return the configuration of a tiny encoder of a kind, and its tokenizer."""
     tokenizer, about = word_pieces(), dict[str, Any](DISTIL_SIZES if kind == "distilbert" else SIZES)
     if "roberta" in kind:
         about |= ROBERTA
@@ -31,14 +40,9 @@ def write_tiny_reranker(directory: Path, kind: str = "bert", *, seed: int = 0, *
     about |= {
         "vocab_size": tokenizer.get_vocab_size(),
         "max_position_embeddings": POSITIONS + 2 * ("roberta" in kind),
-        "num_labels": 1,
         "initializer_range": 0.4,
     }
-    torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(kind, **about | config))
-    model.save_pretrained(directory)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
+    return AutoConfig.for_model(kind, **about | config), tokenizer
 
 
 def write_tokenizer(directory: Path, kind: str = "bert") -> Path:
