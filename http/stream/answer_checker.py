@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The proxy's access to the process that checks answers: one check at a time, and each wait has an end."""
 
-import asyncio
 import hashlib
 from collections import OrderedDict
 from typing import Any
 
+from pontil.http.intake.caller_turns import CallerTurns
+from pontil.runtime.errors import Unavailable
 from pontil.runtime.grammar.processes.bounded_process import AnswerCheckProcess
 from pontil.runtime.grammar.processes.verdict import Verdict
 
 TURN_TIMEOUT = 5.0
+# Characters of answers that may wait for their check.
+MOST_WAITING = 16 << 20
 MOST_REMEMBERED = 256
 # Longer answers are not checked: the check would take long, and memory.
 MOST_CHARACTERS = 1 << 20
@@ -19,12 +22,12 @@ COSTLY = "a check by this schema takes too much time or memory"
 
 
 class AnswerChecker:
-    """Checks answers in order of their end. A schema whose checks do not end is given up, so that it costs others no
-    more time. Call `close` after the server has stopped."""
+    """Checks answers one at a time, those of a caller in order of their end. A schema whose checks do not end is given
+    up, so that it costs others no more time. Call `close` after the server has stopped."""
 
     def __init__(self, process: AnswerCheckProcess | None = None) -> None:
         self.process = process or AnswerCheckProcess()
-        self.turn = asyncio.Lock()
+        self.turns = CallerTurns(MOST_WAITING, "checks of answers")
         # Failed checks by the schema's digest.
         self.failures: OrderedDict[bytes, int] = OrderedDict()
 
@@ -35,13 +38,13 @@ class AnswerChecker:
         if len(text) > MOST_CHARACTERS:
             return Verdict.not_checked(f"the answer has more than {MOST_CHARACTERS} characters")
         try:
-            await asyncio.wait_for(self.turn.acquire(), TURN_TIMEOUT)
-        except asyncio.TimeoutError:
-            return Verdict.not_checked(f"other answers were checked for {TURN_TIMEOUT:g} s before this one")
+            await self.turns.take(len(text), TURN_TIMEOUT)
+        except Unavailable as refusal:
+            return Verdict.not_checked(str(refusal))
         try:
             schema_verdict = await self.process.verdict(schema, text)
         finally:
-            self.turn.release()
+            self.turns.release()
         if schema_verdict is None:
             self.count(key)
         return schema_verdict or Verdict.not_checked(COSTLY)
