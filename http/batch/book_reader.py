@@ -4,6 +4,7 @@
 import logging
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from pontil.http.intake.ordered_executor import OrderedExecutor
@@ -38,4 +39,6 @@ class BookReader:
         return done
 
     async def close(self) -> None:
-        await self.executor.run(self.book.close, 0)
+        """Close the book once all that was begun with it is done, also where its caller was cancelled."""
+        with suppress(Unavailable):
+            await self.run(self.book.close, 0)

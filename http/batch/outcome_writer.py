@@ -94,7 +94,6 @@ class OutcomeWriter:
         for one in self.waiting:
             one.drop()
         self.waiting.clear()
-        self.files.close()
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

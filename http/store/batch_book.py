@@ -114,6 +114,7 @@ class BatchBook:
     def __init__(self, folder: Path, usage_log: Path) -> None:
         self.folder, self.usage_log = folder, usage_log
         self.file: sqlite3.Connection | None = None
+        self.lease: Lease | None = None
 
     @property
     def database(self) -> sqlite3.Connection:
@@ -129,10 +130,18 @@ class BatchBook:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self.path_of(name), flags, 0o600)
 
-    def take_lease(self) -> Lease | None:
-        """Return the right to run the batches, which one proxy has at a time, or None."""
+    def to_run(self) -> list[BatchRow]:
+        """Return the batches that are to be run here: none while another proxy has the lease of all, which is taken
+        where it is free."""
         self.database  # noqa: B018  # which makes the folder
-        return Lease.take(self.path_of(LEASE), os.O_CREAT)
+        self.lease = self.lease or Lease.take(self.path_of(LEASE), os.O_CREAT)
+        return [] if self.lease is None else self.unfinished()
+
+    def leave(self) -> None:
+        """Let another proxy run the batches."""
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
 
     def add(self, *rows: FileRow | BatchRow) -> None:
         """Add these rows, or none."""
