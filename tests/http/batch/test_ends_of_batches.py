@@ -10,9 +10,10 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from batch_asks import begun, bills, ended, line, shown, told
+from batch_asks import begun, bills, ended, line, shown, told, upload
 from scripted_site import ScriptedSite, site
 from scripted_worker import ScriptedWorker, eventually, proper
+from small_disk import filled, needed_disk
 
 from pontil.http.batch import runner, running_batch
 from pontil.http.store.batch_book import CANCELLED, DONE, EXPIRED
@@ -67,3 +68,25 @@ def test_each_line_has_one_outcome_when_the_batch_ends_while_lines_run(
             rows = log.execute("SELECT line, outcome FROM batch_lines").fetchall()
     assert Counter(line for line, _ in rows) == dict.fromkeys(range(1, QUICK + STUCK + MORE + 1), 1)
     assert Counter(outcome for _, outcome in rows) == {DONE: QUICK, outcome: STUCK + MORE}
+
+
+@pytest.mark.long
+def test_a_batch_waits_for_room_on_a_full_disk(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The usage log and the batch's files are on a disk that fills up in the middle: nothing is lost, or told twice."""
+    lines = [line(f"a{n}") for n in range(400)]
+    with needed_disk(tmp_path) as disk, site(tmp_path, tokenizer, usage_log=str(disk / "usage.db")) as made:
+        made.worker()
+        batch = begun(made, lines)
+        eventually(lambda: told(made, shown(made, batch)["output_file_id"]), "a first answer")
+        with filled(disk):
+            eventually(lambda: made.proxy.books.complaint, "a usage log that cannot be written")
+            answer = upload(made, [line("b", "x" * 5000)] * 100)
+            assert answer.status == 503, answer.body
+            before = shown(made, batch)["request_counts"]["completed"]
+            assert before < len(lines)
+            eventually(lambda: not made.proxy.requests, "a pause")
+            assert made.proxy.books.log is not None and made.proxy.books.log.waiting < 300, "it runs on"
+        over = ended(made, batch)
+        assert over["status"] == "completed" and over["request_counts"]["completed"] == len(lines)
+        assert set(told(made, over["output_file_id"])) == {f"a{n}" for n in range(len(lines))}
+        assert bills(made, batch["id"]) == {f"{batch['id']}-{n}": 1 for n in range(1, len(lines) + 1)}
