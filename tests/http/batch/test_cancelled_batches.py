@@ -136,11 +136,11 @@ async def deaf(made: QuietSite, request: Request) -> HTTPResponse:
     raise Unavailable("no worker is there")
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, count: int = LINES) -> None:
     UsageFile(folder / "usage.db", FileWriter("p")).close()
     book = BatchBook(folder / "batches", folder / "usage.db")
-    lines = [json.dumps({"custom_id": f"l{n}", "url": CHAT, "body": {}}) for n in range(LINES)]
-    book.add(BatchRow("b", "me", OPENAI, CHAT, "file-i", "file-o", "file-e", LINES, 1 << 20, 1.0, 1 << 33, "{}"))
+    lines = [json.dumps({"custom_id": f"l{n}", "url": CHAT, "body": {}}) for n in range(count)]
+    book.add(BatchRow("b", "me", OPENAI, CHAT, "file-i", "file-o", "file-e", count, 1 << 20, 1.0, 1 << 33, "{}"))
     book.path_of("file-i").write_text("\n".join(lines))
     book.close()
 
@@ -273,3 +273,33 @@ def test_a_batch_begins_anew_after_a_fault(tmp_path: Path, fault: str) -> None:
     prepare(tmp_path)
     made = asyncio.run(failing(tmp_path, {"line": 0, "books": 0} | {fault: 1}))
     assert Counter(made.bills) == {f"b-{n}": 1 for n in range(1, LINES + 1)} and len(made.faults) == 1
+
+
+async def waiting_for_a_log(folder: Path, count: int) -> None:
+    """Let a runner live while the usage log, but not the disk of the files, fails, and then to the batch's end."""
+    SlowJobs(asyncio.get_running_loop())
+    made = QuietSite(folder, proper)
+    works: list[Callable[[], None]] = []
+    real = made.close_with, made.when_written
+    made.close_with = lambda close, rows: (real[0](close, rows), None)[1]  # type: ignore[assignment, method-assign]
+    made.when_written = works.append  # type: ignore[method-assign]
+    running = asyncio.ensure_future(made.runner.run())
+    await turns(MANY)
+    assert 0 < len(made.bills) < count, "it runs on, and all that it posts may be lost"
+    made.close_with, made.when_written = real  # type: ignore[method-assign]
+    for work in works:
+        work()
+    for _ in range(MANY):
+        if made.is_over:
+            break
+        await asyncio.sleep(0)
+    running.cancel()
+    await ended(running)
+    made.check_rest()
+    assert Counter(made.bills) == {f"b-{n}": 1 for n in range(1, count + 1)}
+    made.close()
+
+
+def test_a_batch_waits_for_a_usage_log_that_fails(tmp_path: Path) -> None:
+    prepare(tmp_path, 60)
+    asyncio.run(waiting_for_a_log(tmp_path, 60))
