@@ -96,7 +96,7 @@ class FilesRoutes:
             says = f"purpose is {purpose!r:.80}" if purpose else "purpose is missing"
             raise RequestError(f"{says}, and files are kept for batches only: send {UPLOADED}", param="purpose")
         book = self.reader.book
-        book.check_room(size)
+        book.check_room(caller, size)
         lines = count_lines(book.path_of(name), self.most_line())
         shown_name = form.file_name[:MOST_NAME] or "file.jsonl"
         row = FileRow(name, caller, shown_name, UPLOADED, size, lines, int(time.time()))

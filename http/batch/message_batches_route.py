@@ -84,7 +84,7 @@ class MessageBatchesRoutes:
     def keep(self, row: FileRow, contents: bytes) -> None:
         """Keep the lines of a batch as a file. Blocks."""
         book = self.batches.book
-        book.check_room(row.size)
+        book.check_room(row.caller, row.size)
         descriptor = book.create(row.id)
         try:
             write(descriptor, contents, 0)

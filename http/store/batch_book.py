@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.errors import PontilError, RequestError, UsageLogError
 from pontil.runtime.foundation.file_faults import may_pass
+from pontil.runtime.proxy.requests.shared_room import SharedRoom
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.proxy.siblings.leases import Lease
 
 # "pobt" in ASCII: marks the database in SQLite's header.
@@ -151,12 +153,16 @@ class BatchBook:
                     f"INSERT INTO {TABLES[type(row)]} VALUES ({', '.join('?' * len(fields(row)))})", astuple(row)
                 )
 
-    def check_room(self, size: int) -> None:
-        """Raise RequestError (413) where so many bytes more are too many."""
-        (kept,) = self.database.execute("SELECT ifnull(sum(size), 0) FROM files").fetchone()
-        if kept + size > MOST_KEPT:
-            says = f"the files that are kept have {kept} bytes, and {MOST_KEPT} are all that may be: delete some"
-            raise RequestError(says, status=413, param="file")
+    def check_room(self, caller: str, size: int) -> None:
+        """Raise RequestError (413) where so many bytes more of a caller's are too many: none may take all room."""
+        room = SharedRoom(MOST_KEPT)
+        for owner, kept in self.database.execute("SELECT caller, sum(size) FROM files GROUP BY caller"):
+            room.hold(owner, kept)
+        if size > MOST_KEPT or not room.fits(caller, size):
+            own, free = room.held[caller], MOST_KEPT - room.total
+            says = f"your files have {own} bytes, and of {MOST_KEPT} for all {free} are free: delete some"
+            shared = "" if caller == NO_KEY else "; a key may have as much as it leaves free"
+            raise RequestError(says + shared, status=413, param="file")
 
     def one(self, kind: type[Row], caller: str, name: str) -> Row | None:
         query = f"SELECT * FROM {TABLES[kind]} WHERE id = ? AND caller = ?"
