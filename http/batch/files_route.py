@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from pontil.http.schema.parameter_types import ShapedType, WordType
 from pontil.http.schema.reader import Fields
 from pontil.http.store.batch_book import UPLOADED, FileRow, ListPage
 from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.forever_tasks import to_its_end
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 # As OpenAI: bytes and lines of a file.
@@ -57,17 +59,24 @@ class FilesRoutes:
         if length.isdecimal() and int(length) > MOST_FILE:
             raise too_large()
         book, name = self.reader.book, f"file-{secrets.token_hex(16)}"
-        descriptor = await self.reader.run(partial(book.create, name))
+        # Closed behind the job that uses the file, if its client left in the middle.
+        opened = ExitStack()
         try:
+            descriptor = await self.reader.run(partial(self.open, name, opened))
             size, form = await self.receive(request, boundary, descriptor)
             row = await self.reader.run(partial(self.keep, request.ctx.ticket.caller, name, form, size))
         except BaseException:
-            await self.reader.run(partial(book.remove, FileRow, (name,)))
+            await to_its_end(self.reader.run(partial(book.remove, FileRow, (name,)), 0))
             raise
         finally:
-            os.close(descriptor)
+            await to_its_end(self.reader.run(opened.close, 0))
         understood(request)
         return json_response(file_object(row, row.size))
+
+    def open(self, name: str, opened: ExitStack) -> int:
+        descriptor = self.reader.book.create(name)
+        opened.callback(os.close, descriptor)
+        return descriptor
 
     async def receive(self, request: Request, boundary: bytes, descriptor: int) -> tuple[int, StreamedForm]:
         """Write the file of a form as it comes; return its size, and the form."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -17,14 +17,17 @@ from typing import Any, cast
 import pytest
 from effort import examples
 from sanic import HTTPResponse, Request
+from sanic.compat import Header
 
 from pontil.http.batch.book_reader import BookReader
+from pontil.http.batch.files_route import FilesRoutes
 from pontil.http.batch.line_request import LineRoutes
 from pontil.http.batch.runner import BatchRunner
 from pontil.http.store.batch_book import COMPLETED, OPENAI, BatchBook, BatchRow
 from pontil.runtime.accounting.usage_file import FileWriter, UsageFile
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.ticket import Ticket
 
 CHAT, LINES, MANY = "/v1/chat/completions", 5, 2000
 Handler = Callable[["QuietSite", Request], Any]
@@ -280,13 +283,14 @@ async def waiting_for_a_log(folder: Path, count: int) -> None:
     SlowJobs(asyncio.get_running_loop())
     made = QuietSite(folder, proper)
     works: list[Callable[[], None]] = []
+    books: Any = made
     real = made.close_with, made.when_written
-    made.close_with = lambda close, rows: (real[0](close, rows), None)[1]  # type: ignore[assignment, method-assign]
-    made.when_written = works.append  # type: ignore[method-assign]
+    books.close_with = lambda close, rows: (real[0](close, rows), None)[1]
+    books.when_written = works.append
     running = asyncio.ensure_future(made.runner.run())
     await turns(MANY)
     assert 0 < len(made.bills) < count, "it runs on, and all that it posts may be lost"
-    made.close_with, made.when_written = real  # type: ignore[method-assign]
+    books.close_with, books.when_written = real
     for work in works:
         work()
     for _ in range(MANY):
@@ -303,3 +307,47 @@ async def waiting_for_a_log(folder: Path, count: int) -> None:
 def test_a_batch_waits_for_a_usage_log_that_fails(tmp_path: Path) -> None:
     prepare(tmp_path, 60)
     asyncio.run(waiting_for_a_log(tmp_path, 60))
+
+
+UPLOAD = (
+    b'--xx\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--xx\r\n'
+    b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n{}\n\r\n--xx--\r\n'
+)
+
+
+class UploadStream:
+    """The body of an upload, in pieces."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for place in range(0, len(UPLOAD), 64):
+            await asyncio.sleep(0)
+            yield UPLOAD[place : place + 64]
+
+
+def test_an_upload_whose_client_leaves_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    async def upload(turn: int) -> bool:
+        SlowJobs(asyncio.get_running_loop())
+        reader = BookReader(BatchBook(tmp_path / "batches", tmp_path / "usage.db"))
+        headers = Header({"content-type": "multipart/form-data; boundary=xx"})
+        context = SimpleNamespace(ticket=Ticket("r"), understood=lambda: None)
+        request: Any = SimpleNamespace(headers=headers, stream=UploadStream(), ctx=context)
+        creating = asyncio.ensure_future(FilesRoutes(reader, lambda: 1 << 16).create_file(request))
+        await turns(turn)
+        creating.cancel()
+        with suppress(asyncio.CancelledError):
+            await creating
+        await reader.close()
+        return not creating.cancelled()
+
+    prepare(tmp_path)
+    for turn in range(MANY):
+        with nothing_left_open():
+            is_kept = asyncio.run(upload(turn))
+        names = {path.name for path in (tmp_path / "batches").iterdir()} - {"batches.db", "file-i"}
+        book = BatchBook(tmp_path / "batches", tmp_path / "usage.db")
+        rows = {name for (name,) in book.database.execute("SELECT id FROM files")}
+        book.close()
+        # A client that left just before its answer may have a file that it was not told of, but a whole one.
+        assert names == rows, f"turn {turn}: {names}, {rows}"
+        if is_kept:
+            return
