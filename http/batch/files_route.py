@@ -13,7 +13,7 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.batch.book_reader import BookReader
+from pontil.http.batch.book_reader import BookReader, check_room
 from pontil.http.batch.input_lines import count_lines
 from pontil.http.batch.objects import file_object
 from pontil.http.intake.body import check_form_type, understood
@@ -23,7 +23,7 @@ from pontil.http.schema.parameter_types import ShapedType, WordType
 from pontil.http.schema.reader import Fields
 from pontil.http.store.batch_book import UPLOADED, FileRow, ListPage
 from pontil.runtime.errors import RequestError
-from pontil.runtime.proxy.forever_tasks import to_its_end
+from pontil.runtime.threads import to_its_end
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 # As OpenAI: bytes and lines of a file.
@@ -105,7 +105,7 @@ class FilesRoutes:
             says = f"purpose is {purpose!r:.80}" if purpose else "purpose is missing"
             raise RequestError(f"{says}, and files are kept for batches only: send {UPLOADED}", param="purpose")
         book = self.reader.book
-        book.check_room(caller, size)
+        check_room(book, caller, size)
         lines = count_lines(book.path_of(name), self.most_line())
         shown_name = form.file_name[:MOST_NAME] or "file.jsonl"
         row = FileRow(name, caller, shown_name, UPLOADED, size, lines, int(time.time()))

@@ -13,8 +13,8 @@ from pontil.http.batch.line_room import LineRoom
 from pontil.http.batch.running_batch import BatchSite, RunningBatch, stopped
 from pontil.http.store.batch_book import BatchRow
 from pontil.runtime.errors import Unavailable
-from pontil.runtime.proxy.forever_tasks import is_set_within, to_its_end
 from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.threads import is_set_within, to_its_end
 
 # Seconds between two looks at the batches, unless one is made or cancelled here.
 LOOK = 1.0

@@ -18,10 +18,10 @@ from pontil.http.intake.caller_turns import CALLER
 from pontil.http.store.batch_book import CANCELLED, COMPLETED, ERRORS, EXPIRED, MESSAGES, OUTPUT, BatchRow
 from pontil.http.store.outcome_files import OutcomeFiles
 from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
-from pontil.runtime.proxy.forever_tasks import to_its_end
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.threads import to_its_end
 
 LOG = logging.getLogger("pontil.batches")
 # Lines that are read at a time.

@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 from pontil.runtime.accounting.usage_file import open_to_read
 from pontil.runtime.errors import PontilError, RequestError, UsageLogError
 from pontil.runtime.foundation.file_faults import may_pass
-from pontil.runtime.proxy.requests.shared_room import SharedRoom
-from pontil.runtime.proxy.requests.ticket import NO_KEY
 from pontil.runtime.proxy.siblings.leases import Lease
 
 # "pobt" in ASCII: marks the database in SQLite's header.
@@ -26,8 +24,6 @@ APPLICATION_ID = 0x706F6274
 VERSION = 1
 LOCK_SECONDS = 5.0
 DATABASE, LEASE = "batches.db", "runner"
-# Bytes of all uploaded files.
-MOST_KEPT = 8 << 30
 # The kinds of a batch's files.
 OUTPUT, ERRORS, NOWHERE = "output", "errors", ""
 # Outcomes of lines.
@@ -153,16 +149,9 @@ class BatchBook:
                     f"INSERT INTO {TABLES[type(row)]} VALUES ({', '.join('?' * len(fields(row)))})", astuple(row)
                 )
 
-    def check_room(self, caller: str, size: int) -> None:
-        """Raise RequestError (413) where so many bytes more of a caller's are too many: none may take all room."""
-        room = SharedRoom(MOST_KEPT)
-        for owner, kept in self.database.execute("SELECT caller, sum(size) FROM files GROUP BY caller"):
-            room.hold(owner, kept)
-        if size > MOST_KEPT or not room.fits(caller, size):
-            own, free = room.held[caller], MOST_KEPT - room.total
-            says = f"your files have {own} bytes, and of {MOST_KEPT} for all {free} are free: delete some"
-            shared = "" if caller == NO_KEY else "; a key may have as much as it leaves free"
-            raise RequestError(says + shared, status=413, param="file")
+    def kept(self) -> dict[str, int]:
+        """Return the bytes of the uploaded files of each caller."""
+        return dict(self.database.execute("SELECT caller, sum(size) FROM files GROUP BY caller"))
 
     def one(self, kind: type[Row], caller: str, name: str) -> Row | None:
         query = f"SELECT * FROM {TABLES[kind]} WHERE id = ? AND caller = ?"

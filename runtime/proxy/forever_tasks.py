@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks of a process that run for as long as it serves, and waits of theirs that lose no cancellation: a task that
-goes on after it was cancelled keeps its process from ending."""
+"""The tasks of a process that run for as long as it serves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pontil.runtime.threads import ThreadFailures, go_on
@@ -30,27 +29,3 @@ class ForeverTasks:
             task.cancel()
         if self.tasks:
             await asyncio.wait(self.tasks)
-
-
-async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event, so long at most; return whether it is set. A cancellation that comes together with it is
-    raised, which `asyncio.wait_for` loses before Python 3.12."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([waiting], timeout=seconds)
-    finally:
-        waiting.cancel()
-    return event.is_set()
-
-
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do all of a work that has an end. Whoever was cancelled meanwhile is so afterwards."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    failure = task.exception()
-    if cancelled is not None or failure is not None:
-        raise cancelled or failure  # type: ignore[misc]

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from pontil.runtime.errors import PontilError
 from pontil.runtime.foundation.staged_model import StagedModel, group_of
 from pontil.runtime.proxy.fleet.registry import Registry
-from pontil.runtime.proxy.forever_tasks import is_set_within
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.routing.policy import Route, Team, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.threads import is_set_within
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # A block of the usual size, and a part of another. All layers of a model compute them: of one with 8 billion weights a

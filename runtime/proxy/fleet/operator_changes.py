@@ -8,7 +8,7 @@ from typing import Any
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fleet.registry import FRESH, Registry
-from pontil.runtime.proxy.forever_tasks import is_set_within
+from pontil.runtime.threads import is_set_within
 
 ACTIONS = ("drain", "undrain", "role", "restart")
 ROLES = ("prefill", "decode", "mixed")

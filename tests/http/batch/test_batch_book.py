@@ -10,8 +10,8 @@ from random import Random
 import pytest
 from effort import examples
 
+from pontil.http.batch import book_reader
 from pontil.http.batch.input_lines import LineReader, count_lines
-from pontil.http.store import batch_book
 from pontil.http.store.batch_book import DONE, ERRORED, ERRORS, OUTPUT, BatchBook, FileRow
 from pontil.http.store.outcome_files import OutcomeFiles
 from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
@@ -166,11 +166,11 @@ def test_another_programs_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_key_takes_all_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_book, "MOST_KEPT", 100)
+    monkeypatch.setattr(book_reader, "MOST_KEPT", 100)
     book = BatchBook(tmp_path / "x", tmp_path / "usage.db")
 
     def keep(caller: str, size: int) -> None:
-        book.check_room(caller, size)
+        book_reader.check_room(book, caller, size)
         book.add(FileRow(f"{caller}{size}", caller, "f", "batch", size, 1, 0))
 
     with pytest.raises(RequestError, match="100 for all"):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pontil.runtime.proxy.forever_tasks import to_its_end
 from pontil.runtime.proxy.self_test import SelfTest, SelfTestResult
+from pontil.runtime.threads import to_its_end
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 TURNS = range(8)
