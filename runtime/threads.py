@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads and tasks that survive their exceptions: each one is logged and counted, and the thread goes on."""
+"""Threads and tasks that survive their exceptions: each one is logged and counted, and the thread goes on. Waits of
+tasks that lose no cancellation: who goes on after one keeps its process from ending."""
 
 import asyncio
 import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Generic, TypeVar
 
 # Pauses of a thread that fails again and again: doubled with each failure, but short enough not to delay a join.
@@ -196,3 +197,27 @@ async def go_on(failures: ThreadFailures, work: Callable[..., Awaitable[None]], 
         pause = next_pause(pause, time.monotonic() - began)
         await asyncio.sleep(pause)
         began = time.monotonic()
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event, so long at most; return whether it is set. A cancellation that comes together with it is
+    raised, which `asyncio.wait_for` loses before Python 3.12."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiting], timeout=seconds)
+    finally:
+        waiting.cancel()
+    return event.is_set()
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do all of a work that has an end. Whoever was cancelled meanwhile is so afterwards."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    failure = task.exception()
+    if cancelled is not None or failure is not None:
+        raise cancelled or failure  # type: ignore[misc]

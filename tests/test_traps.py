@@ -194,6 +194,20 @@ def ends_from_outside(test: ast.expr) -> bool:
     return isinstance(test, ast.Constant) or (isinstance(test, ast.Attribute) and bool(FLAG.search(test.attr)))
 
 
+def no_wait_loses_a_cancellation(path: Path) -> None:
+    """Before Python 3.12 `asyncio.wait_for` returns what comes together with a cancellation, and the task goes on."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and called(node) == "wait_for":
+            assert "asyncio" not in ast.unparse(node.func), f"line {node.lineno}: {ast.unparse(node.func)}"
+
+
+def test_no_wait_loses_a_cancellation() -> None:
+    served = [
+        path for path in CODE if path.is_relative_to(ROOT / "http") or path.is_relative_to(ROOT / "runtime" / "proxy")
+    ]
+    each(served, no_wait_loses_a_cancellation)
+
+
 def no_time_is_absurd(path: Path) -> None:
     """Times in constants and defaults are positive and at most an hour; they are found by name."""
     for name, value in times(path):
@@ -341,6 +355,7 @@ UNGUARDED = "threading.Thread(target=self.run, name='n', daemon=True)"
         (time_and_chance_are_looked_up, "def f():\n    return datetime.now()"),
         (threads_of_an_event_loop_are_its_own, "pool = concurrent.futures.ThreadPoolExecutor(1)"),
         (threads_of_an_event_loop_are_its_own, "def f(loop): return loop.run_in_executor(POOL, print)"),
+        (no_wait_loses_a_cancellation, "async def f(event): await asyncio.wait_for(event.wait(), 1)"),
         (no_time_is_absurd, "PULL_TIMEOUT = 86400 * 365"),
         (no_time_is_absurd, "LEASE = 0"),
         (no_time_is_absurd, "class Limits:\n    silence: float = 1e9"),

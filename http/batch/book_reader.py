@@ -4,16 +4,21 @@
 import logging
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from pontil.http.intake.ordered_executor import OrderedExecutor
 from pontil.http.store.batch_book import BatchBook
-from pontil.runtime.errors import Unavailable, UsageLogError
+from pontil.runtime.errors import RequestError, Unavailable, UsageLogError
+from pontil.runtime.proxy.requests.shared_room import SharedRoom
+from pontil.runtime.proxy.requests.ticket import NO_KEY
 
 LOG = logging.getLogger("pontil.batches")
 DISK_FAULTS = (sqlite3.Error, OSError, UsageLogError)
 # Bytes that a request to read holds while it waits.
 READING = 256
+# Bytes of all uploaded files.
+MOST_KEPT = 8 << 30
 
 T = TypeVar("T")
 
@@ -38,4 +43,18 @@ class BookReader:
         return done
 
     async def close(self) -> None:
-        await self.executor.run(self.book.close, 0)
+        """Close the book once all that was begun with it is done, also where its caller was cancelled."""
+        with suppress(Unavailable):
+            await self.run(self.book.close, 0)
+
+
+def check_room(book: BatchBook, caller: str, size: int) -> None:
+    """Raise RequestError (413) where so many bytes more of a caller's are too many: none may take all room. Blocks."""
+    room = SharedRoom(MOST_KEPT)
+    for owner, kept in book.kept().items():
+        room.hold(owner, kept)
+    if size > MOST_KEPT or not room.fits(caller, size):
+        own, free = room.held[caller], MOST_KEPT - room.total
+        says = f"your files have {own} bytes, and of {MOST_KEPT} for all {free} are free: delete some"
+        shared = "" if caller == NO_KEY else "; a key may have as much as it leaves free"
+        raise RequestError(says + shared, status=413, param="file")

@@ -6,13 +6,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
-from pontil.http.batch.book_reader import BookReader
+from pontil.http.batch.book_reader import BookReader, check_room
 from pontil.http.batch.input_lines import count_lines
 from pontil.http.batch.objects import file_object
 from pontil.http.intake.body import check_form_type, understood
@@ -22,6 +23,7 @@ from pontil.http.schema.parameter_types import ShapedType, WordType
 from pontil.http.schema.reader import Fields
 from pontil.http.store.batch_book import UPLOADED, FileRow, ListPage
 from pontil.runtime.errors import RequestError
+from pontil.runtime.threads import to_its_end
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 # As OpenAI: bytes and lines of a file.
@@ -57,17 +59,24 @@ class FilesRoutes:
         if length.isdecimal() and int(length) > MOST_FILE:
             raise too_large()
         book, name = self.reader.book, f"file-{secrets.token_hex(16)}"
-        descriptor = await self.reader.run(partial(book.create, name))
+        # Closed behind the job that uses the file, if its client left in the middle.
+        opened = ExitStack()
         try:
+            descriptor = await self.reader.run(partial(self.open, name, opened))
             size, form = await self.receive(request, boundary, descriptor)
             row = await self.reader.run(partial(self.keep, request.ctx.ticket.caller, name, form, size))
         except BaseException:
-            await self.reader.run(partial(book.remove, FileRow, (name,)))
+            await to_its_end(self.reader.run(partial(book.remove, FileRow, (name,)), 0))
             raise
         finally:
-            os.close(descriptor)
+            await to_its_end(self.reader.run(opened.close, 0))
         understood(request)
         return json_response(file_object(row, row.size))
+
+    def open(self, name: str, opened: ExitStack) -> int:
+        descriptor = self.reader.book.create(name)
+        opened.callback(os.close, descriptor)
+        return descriptor
 
     async def receive(self, request: Request, boundary: bytes, descriptor: int) -> tuple[int, StreamedForm]:
         """Write the file of a form as it comes; return its size, and the form."""
@@ -96,7 +105,7 @@ class FilesRoutes:
             says = f"purpose is {purpose!r:.80}" if purpose else "purpose is missing"
             raise RequestError(f"{says}, and files are kept for batches only: send {UPLOADED}", param="purpose")
         book = self.reader.book
-        book.check_room(size)
+        check_room(book, caller, size)
         lines = count_lines(book.path_of(name), self.most_line())
         shown_name = form.file_name[:MOST_NAME] or "file.jsonl"
         row = FileRow(name, caller, shown_name, UPLOADED, size, lines, int(time.time()))

@@ -30,14 +30,17 @@ class LineRoom:
         try:
             await asyncio.wait([turn], timeout=patience)
         except asyncio.CancelledError:
-            if turn.done():
+            if not self.withdraw(turn):
                 self.give_back()
-            turn.cancel()
             raise
+        return not self.withdraw(turn)
+
+    def withdraw(self, turn: "asyncio.Future[None]") -> bool:
+        """Wait for a turn no more; return False if it was given."""
         if turn.done():
-            return True
-        turn.cancel()
-        return False
+            return False
+        self.waiting.remove(turn)
+        return True
 
     def give_back(self) -> None:
         self.taken -= 1
@@ -46,7 +49,5 @@ class LineRoom:
     def look(self) -> None:
         """Give the places that there are now."""
         while self.waiting and self.is_free:
-            turn = self.waiting.popleft()
-            if not turn.done():
-                self.taken += 1
-                turn.set_result(None)
+            self.taken += 1
+            self.waiting.popleft().set_result(None)

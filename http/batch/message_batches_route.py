@@ -11,6 +11,7 @@ from typing import Any
 from sanic import HTTPResponse, Request
 from sanic.response import json as json_response
 
+from pontil.http.batch.book_reader import check_room
 from pontil.http.batch.files_route import MOST_LINES, page_wanted, send_contents
 from pontil.http.batch.input_lines import MOST_CUSTOM_ID
 from pontil.http.batch.making import Batches, BatchWish
@@ -84,7 +85,7 @@ class MessageBatchesRoutes:
     def keep(self, row: FileRow, contents: bytes) -> None:
         """Keep the lines of a batch as a file. Blocks."""
         book = self.batches.book
-        book.check_room(row.size)
+        check_room(book, row.caller, row.size)
         descriptor = book.create(row.id)
         try:
             write(descriptor, contents, 0)

@@ -81,11 +81,17 @@ class OutcomeWriter:
             self.emptied.set()
         if receipt is not None:
             await asyncio.wait([asyncio.wrap_future(receipt)], timeout=LOG_PATIENCE)
+        else:
+            # It fails, and keeps so many rows only.
+            await self.logged()
 
     async def written(self) -> None:
         """Wait until everything that was told is on the disk, however long that takes."""
         while self.waiting:
             await self.emptied.wait()
+        await self.logged()
+
+    async def logged(self) -> None:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         self.books.when_written(partial(call_soon, loop, done.set))
         await done.wait()
@@ -94,7 +100,6 @@ class OutcomeWriter:
         for one in self.waiting:
             one.drop()
         self.waiting.clear()
-        self.files.close()
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ nobody else wants (docs/decisions/106)."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from pontil.http.batch.book_reader import BookReader
@@ -13,7 +14,7 @@ from pontil.http.batch.running_batch import BatchSite, RunningBatch, stopped
 from pontil.http.store.batch_book import BatchRow
 from pontil.runtime.errors import Unavailable
 from pontil.runtime.proxy.proxy import Proxy
-from pontil.runtime.proxy.siblings.leases import Lease
+from pontil.runtime.threads import is_set_within, to_its_end
 
 # Seconds between two looks at the batches, unless one is made or cancelled here.
 LOOK = 1.0
@@ -27,7 +28,6 @@ class BatchRunner:
         self.proxy, self.most_line = proxy, most_line
         self.site = BatchSite(proxy, reader, routes, LineRoom(self.seats))
         self.running: dict[str, RunningBatch] = {}
-        self.lease: Lease | None = None
         self.woken = asyncio.Event()
 
     def seats(self) -> int | None:
@@ -50,30 +50,20 @@ class BatchRunner:
                     await asyncio.sleep(LOOK)
                 await self.rest()
         finally:
-            await self.leave()
-            await self.site.reader.close()
+            await to_its_end(self.end())
 
     async def rest(self) -> None:
-        waiting = asyncio.ensure_future(self.woken.wait())
-        try:
-            await asyncio.wait([waiting], timeout=LOOK)
-        finally:
-            waiting.cancel()
+        await is_set_within(self.woken, LOOK)
         self.woken.clear()
 
     async def look(self) -> None:
         """Begin the batches that nobody runs, and tell those that run what was asked of them."""
         self.site.room.look()
-        book = self.site.reader.book
         if self.proxy.readiness.is_draining:
             # Another proxy may have them.
             await self.leave()
             return
-        if self.lease is None:
-            self.lease = await self.site.reader.run(book.take_lease)
-        if self.lease is None:
-            return
-        for row in await self.site.reader.run(book.unfinished):
+        for row in await self.site.reader.run(self.site.reader.book.to_run):
             if row.id in self.running:
                 self.running[row.id].hear(row)
             else:
@@ -93,6 +83,9 @@ class BatchRunner:
 
     async def leave(self) -> None:
         await stopped([batch.task for batch in self.running.values() if batch.task is not None])
-        if self.lease is not None:
-            self.lease.release()
-            self.lease = None
+        await self.site.reader.run(self.site.reader.book.leave, 0)
+
+    async def end(self) -> None:
+        with suppress(Unavailable):
+            await self.leave()
+        await self.site.reader.close()

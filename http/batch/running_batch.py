@@ -4,6 +4,7 @@
 import asyncio
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,7 @@ from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
 from pontil.runtime.proxy.proxy import Proxy
 from pontil.runtime.proxy.requests.answer import WholeAnswer
 from pontil.runtime.proxy.requests.ticket import Allowance, Ticket
+from pontil.runtime.threads import to_its_end
 
 LOG = logging.getLogger("pontil.batches")
 # Lines that are read at a time.
@@ -51,15 +53,22 @@ class RunningBatch:
         self.lines: set[asyncio.Task[None]] = set()
         self.task: asyncio.Task[None] | None = None
         self.is_stopping = False
+        # The reason why a line has ended without an outcome.
+        self.fault: BaseException | None = None
+        # Closes the files. Used as they are, by the reader's jobs alone.
+        self.opened = ExitStack()
 
-    def opened(self, most_line: int) -> tuple[LineReader, OutcomeFiles]:
+    def open(self, most_line: int) -> tuple[LineReader, OutcomeFiles]:
         """Open the files, of whose ends that is cut off which the usage log does not name. Blocks."""
         book, row = self.site.reader.book, self.row
         of_messages = row.api == MESSAGES
         kinds = {OUTPUT: row.output} if of_messages else {OUTPUT: row.output, ERRORS: row.errors}
         self.done = book.done_lines(row.id)
         files = OutcomeFiles(book, kinds, book.progress(row.id).places)
-        return LineReader(book.path_of(row.input), row.endpoint, most_line, of_messages=of_messages), files
+        self.opened.callback(files.close)
+        lines = LineReader(book.path_of(row.input), row.endpoint, most_line, of_messages=of_messages)
+        self.opened.callback(lines.close)
+        return lines, files
 
     def hear(self, row: BatchRow) -> None:
         """Take what was asked of the batch meanwhile."""
@@ -75,23 +84,40 @@ class RunningBatch:
     async def run(self, most_line: int) -> None:
         """Have all lines answered, and end the batch."""
         reader = self.site.reader
-        lines, files = await reader.run(partial(self.opened, most_line))
-        LOG.info("the batch %s begins: %d of its %d lines have an outcome", self.row.id, len(self.done), self.row.lines)
-        writer = OutcomeWriter(self.row.id, files, self.site.proxy.books, reader)
-        writing = asyncio.ensure_future(writer.run())
-        try:
-            await self.begin_lines(lines, writer)
-            while self.lines:
-                await asyncio.wait(self.lines, timeout=LOOK)
-                for task in self.lines if self.verdict is not None else ():
-                    task.cancel()
-            await writer.written()
-            await self.end()
-        finally:
-            self.is_stopping = True
-            await stopped([writing, *self.lines])
-            writer.stop()
-            lines.close()
+        works: list[asyncio.Task[None]] = []
+        with ExitStack() as accounts:
+            try:
+                lines, files = await reader.run(partial(self.open, most_line))
+                done, all_lines = len(self.done), self.row.lines
+                LOG.info("the batch %s begins: %d of its %d lines have an outcome", self.row.id, done, all_lines)
+                writer = OutcomeWriter(self.row.id, files, self.site.proxy.books, reader)
+                accounts.callback(writer.stop)
+                works += map(asyncio.ensure_future, (self.answer_all(lines, writer), writer.run()))
+                # The writer ends by a fault alone, after which nothing that waits for it would.
+                ended, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+                for work in ended:
+                    work.result()
+                await self.end()
+            finally:
+                self.is_stopping = True
+                await to_its_end(self.leave(works))
+
+    async def answer_all(self, lines: LineReader, writer: OutcomeWriter) -> None:
+        """Have the lines answered until the outcome of each is on the disk. Raises the first fault of one."""
+        await self.begin_lines(lines, writer)
+        while self.lines:
+            await asyncio.wait(self.lines, timeout=LOOK)
+            for task in self.lines if self.verdict is not None else ():
+                task.cancel()
+        if self.fault is not None:
+            raise self.fault
+        await writer.written()
+
+    async def leave(self, works: "list[asyncio.Task[None]]") -> None:
+        """Stop what runs, then close the files: behind the job that uses them, if there is one."""
+        await stopped(works)
+        await stopped([*self.lines])
+        await self.site.reader.run(self.opened.close, 0)
 
     async def end(self) -> None:
         """Note the end of a batch all of whose lines have an outcome."""
@@ -113,9 +139,18 @@ class RunningBatch:
                 else:
                     task = asyncio.ensure_future(self.answer(line, writer))
                     self.lines.add(task)
-                    task.add_done_callback(self.lines.discard)
+                    task.add_done_callback(self.line_ended)
             while len(writer.waiting) > PORTION:
                 await writer.emptied.wait()
+
+    def line_ended(self, task: "asyncio.Task[None]") -> None:
+        """Give back the place of a line, which may have been cancelled before it began."""
+        self.lines.discard(task)
+        self.site.room.give_back()
+        if task.cancelled():
+            self.fault = self.fault or RuntimeError("a line of a batch has ended without an outcome")
+        else:
+            self.fault = self.fault or task.exception()
 
     async def turn(self) -> str | None:
         """Wait for a place for one more line; return the verdict where it is not to be asked any more."""
@@ -132,6 +167,9 @@ class RunningBatch:
             while True:
                 answer = await self.site.routes.answer(self.row.endpoint, line.body, self.ticket(line, whole))
                 tries += self.is_served
+                if self.is_stopping:
+                    # A handler may have lost the cancellation.
+                    raise asyncio.CancelledError
                 if not answer.may_come_later or tries >= MOST_TRIES:
                     break
                 whole.fail()
@@ -139,14 +177,12 @@ class RunningBatch:
                 whole, pause = WholeAnswer(1), min(LONGEST_PAUSE, 2 * pause)
             name = f"{self.row.id}-{line.number}"
             writer.tell(answered(self.row, line, answer.status, name, answer.body), whole)
-        except asyncio.CancelledError:
+        except BaseException as error:
             whole.fail()
             verdict = self.verdict
-            if self.is_stopping or verdict is None:
+            if self.is_stopping or verdict is None or not isinstance(error, asyncio.CancelledError):
                 raise
             writer.tell(left_out(self.row, line, verdict))
-        finally:
-            self.site.room.give_back()
 
     def ticket(self, line: InputLine, whole: WholeAnswer) -> Ticket:
         """Return the ticket of a line, whose name is a part of the ids of its requests: so its bills name it."""

@@ -24,8 +24,6 @@ APPLICATION_ID = 0x706F6274
 VERSION = 1
 LOCK_SECONDS = 5.0
 DATABASE, LEASE = "batches.db", "runner"
-# Bytes of all uploaded files.
-MOST_KEPT = 8 << 30
 # The kinds of a batch's files.
 OUTPUT, ERRORS, NOWHERE = "output", "errors", ""
 # Outcomes of lines.
@@ -114,6 +112,7 @@ class BatchBook:
     def __init__(self, folder: Path, usage_log: Path) -> None:
         self.folder, self.usage_log = folder, usage_log
         self.file: sqlite3.Connection | None = None
+        self.lease: Lease | None = None
 
     @property
     def database(self) -> sqlite3.Connection:
@@ -129,10 +128,18 @@ class BatchBook:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self.path_of(name), flags, 0o600)
 
-    def take_lease(self) -> Lease | None:
-        """Return the right to run the batches, which one proxy has at a time, or None."""
+    def to_run(self) -> list[BatchRow]:
+        """Return the batches that are to be run here: none while another proxy has the lease of all, which is taken
+        where it is free."""
         self.database  # noqa: B018  # which makes the folder
-        return Lease.take(self.path_of(LEASE), os.O_CREAT)
+        self.lease = self.lease or Lease.take(self.path_of(LEASE), os.O_CREAT)
+        return [] if self.lease is None else self.unfinished()
+
+    def leave(self) -> None:
+        """Let another proxy run the batches."""
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
 
     def add(self, *rows: FileRow | BatchRow) -> None:
         """Add these rows, or none."""
@@ -142,12 +149,9 @@ class BatchBook:
                     f"INSERT INTO {TABLES[type(row)]} VALUES ({', '.join('?' * len(fields(row)))})", astuple(row)
                 )
 
-    def check_room(self, size: int) -> None:
-        """Raise RequestError (413) where so many bytes more are too many."""
-        (kept,) = self.database.execute("SELECT ifnull(sum(size), 0) FROM files").fetchone()
-        if kept + size > MOST_KEPT:
-            says = f"the files that are kept have {kept} bytes, and {MOST_KEPT} are all that may be: delete some"
-            raise RequestError(says, status=413, param="file")
+    def kept(self) -> dict[str, int]:
+        """Return the bytes of the uploaded files of each caller."""
+        return dict(self.database.execute("SELECT caller, sum(size) FROM files GROUP BY caller"))
 
     def one(self, kind: type[Row], caller: str, name: str) -> Row | None:
         query = f"SELECT * FROM {TABLES[kind]} WHERE id = ? AND caller = ?"

@@ -4,6 +4,7 @@ by the usage log afterwards: so a crash leaves bytes too many at its end, never 
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 from pontil.http.store.batch_book import BatchBook
 
@@ -13,10 +14,14 @@ class OutcomeFiles:
     Conservation: between two calls each file ends at its place."""
 
     def __init__(self, book: BatchBook, names: Mapping[str, str], places: Mapping[str, int]) -> None:
-        self.files = {kind: book.create(name) for kind, name in names.items()}
-        self.places = {kind: places.get(kind, 0) for kind in self.files}
-        for kind, file in self.files.items():
-            os.ftruncate(file, self.places[kind])
+        self.files: dict[str, int] = {}
+        self.places = {kind: places.get(kind, 0) for kind in names}
+        with ExitStack() as failed:
+            failed.callback(self.close)
+            for kind, name in names.items():
+                self.files[kind] = book.create(name)
+                os.ftruncate(self.files[kind], self.places[kind])
+            failed.pop_all()
 
     def append(self, told: Sequence[tuple[str, bytes]]) -> list[int]:
         """Add these lines, each to the file of its kind, or none; return the place after each. They are on the disk on

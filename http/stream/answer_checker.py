@@ -19,8 +19,8 @@ COSTLY = "a check by this schema takes too much time or memory"
 
 
 class AnswerChecker:
-    """Checks answers in order of their end. A schema whose checks do not end is given up, so that it costs others no
-    more time. Call `close` after the server has stopped."""
+    """Checks answers in order of their end. A schema whose checks do not end is given
+    up, so that it costs others no more time. Call `close` after the server has stopped."""
 
     def __init__(self, process: AnswerCheckProcess | None = None) -> None:
         self.process = process or AnswerCheckProcess()
@@ -34,9 +34,7 @@ class AnswerChecker:
             return Verdict.not_checked(COSTLY)
         if len(text) > MOST_CHARACTERS:
             return Verdict.not_checked(f"the answer has more than {MOST_CHARACTERS} characters")
-        try:
-            await asyncio.wait_for(self.turn.acquire(), TURN_TIMEOUT)
-        except asyncio.TimeoutError:
+        if not await self.take_turn():
             return Verdict.not_checked(f"other answers were checked for {TURN_TIMEOUT:g} s before this one")
         try:
             schema_verdict = await self.process.verdict(schema, text)
@@ -45,6 +43,16 @@ class AnswerChecker:
         if schema_verdict is None:
             self.count(key)
         return schema_verdict or Verdict.not_checked(COSTLY)
+
+    async def take_turn(self) -> bool:
+        taking = asyncio.ensure_future(self.turn.acquire())
+        try:
+            await asyncio.wait([taking], timeout=TURN_TIMEOUT)
+        except asyncio.CancelledError:
+            if not taking.cancel():
+                self.turn.release()
+            raise
+        return not taking.cancel()
 
     def count(self, key: bytes) -> None:
         self.failures[key] = self.failures.pop(key, 0) + 1

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.requests.stream import Stream
 from pontil.runtime.proxy.routing.policy import Route, Team, WorkerLoad
 from pontil.runtime.sampling_params import SamplingParams
+from pontil.runtime.threads import is_set_within
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 
 # A block of the usual size, and a part of another. All layers of a model compute them: of one with 8 billion weights a
@@ -120,8 +120,7 @@ class SelfTest:
 
     async def run(self) -> None:
         while True:
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.wakeup.wait(), RETRY_SECONDS if self.failing else None)
+            await is_set_within(self.wakeup, RETRY_SECONDS if self.failing else None)
             self.wakeup.clear()
             await self.test_all()
 

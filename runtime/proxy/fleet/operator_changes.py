@@ -8,6 +8,7 @@ from typing import Any
 
 from pontil.runtime.errors import RequestError, Unavailable
 from pontil.runtime.proxy.fleet.registry import FRESH, Registry
+from pontil.runtime.threads import is_set_within
 
 ACTIONS = ("drain", "undrain", "role", "restart")
 ROLES = ("prefill", "decode", "mixed")
@@ -146,9 +147,7 @@ class OperatorChanges:
         """Wait until a change is over, or its supervisor is silent for too long."""
         while not change.over.is_set():
             timeout = change.heard_at + SILENCE - self.clock()
-            try:
-                await asyncio.wait_for(change.over.wait(), max(0.0, timeout))
-            except asyncio.TimeoutError:
+            if not await is_set_within(change.over, max(0.0, timeout)):
                 self.end_silent()
         return change
 

@@ -10,11 +10,13 @@ from random import Random
 import pytest
 from effort import examples
 
+from pontil.http.batch import book_reader
 from pontil.http.batch.input_lines import LineReader, count_lines
 from pontil.http.store.batch_book import DONE, ERRORED, ERRORS, OUTPUT, BatchBook, FileRow
 from pontil.http.store.outcome_files import OutcomeFiles
 from pontil.runtime.accounting.usage_file import FileWriter, UsageFile, open_to_read
 from pontil.runtime.accounting.usage_tables import CLOSED, BatchOutcome, RequestRow
+from pontil.runtime.errors import RequestError
 
 LINES, MOST = 40, 1 << 16
 NAMES = {OUTPUT: "file-o", ERRORS: "file-e"}
@@ -161,3 +163,23 @@ def test_another_programs_folder_is_refused(tmp_path: Path) -> None:
         database.execute("CREATE TABLE mine (y)")
     with pytest.raises(Exception, match="another program's file"):
         BatchBook(tmp_path / "x", tmp_path / "usage.db").unfinished()
+
+
+def test_no_key_takes_all_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_reader, "MOST_KEPT", 100)
+    book = BatchBook(tmp_path / "x", tmp_path / "usage.db")
+
+    def keep(caller: str, size: int) -> None:
+        book_reader.check_room(book, caller, size)
+        book.add(FileRow(f"{caller}{size}", caller, "f", "batch", size, 1, 0))
+
+    with pytest.raises(RequestError, match="100 for all"):
+        keep("ann", 101)
+    keep("ann", 50)
+    with pytest.raises(RequestError, match="as much as it leaves free"):
+        keep("ann", 1)
+    keep("ben", 25)
+    keep("-", 25)
+    with pytest.raises(RequestError, match="0 are free: delete some$"):
+        keep("-", 1)
+    book.close()
