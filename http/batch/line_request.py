@@ -14,7 +14,7 @@ from sanic.compat import Header
 from pontil.http.access.endpoint import Handler
 from pontil.http.anthropic.error_shape import is_of_messages, message_error
 from pontil.http.batch.outcome_lines import json_bytes
-from pontil.http.stream.error_object import error_object, error_of, status_of
+from pontil.http.stream.error_object import error_of, own_fault, status_of
 from pontil.runtime.errors import PontilError
 from pontil.runtime.proxy.requests.ticket import Ticket
 
@@ -69,10 +69,9 @@ class LineRoutes:
             response = await self.handlers[path](request)
         except PontilError as error:
             return failed(path, error_of(error), status_of(error), ticket)
-        except Exception:
-            # As of any request: the client is told, the log says more.
+        except Exception:  # a fault of ours ends this line alone, as one of a handler ends its request alone
             LOG.exception("the line %s of a batch failed by a fault of ours", ticket.name)
-            return failed(path, error_object("the server made a mistake; its log says more", 500), 500, ticket)
+            return failed(path, own_fault(), 500, ticket)
         assert response is not None and response.body is not None, "a line asks for no stream"
         return LineAnswer(response.status, response.body)
 

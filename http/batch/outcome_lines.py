@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pontil.http.anthropic.error_shape import message_error
+from pontil.http.anthropic.error_shape import is_of_messages, message_error
 from pontil.http.batch.input_lines import InputLine
 from pontil.http.store.batch_book import CANCELLED, DONE, ERRORED, ERRORS, EXPIRED, NOWHERE, OUTPUT, BatchRow
 
@@ -33,7 +33,7 @@ def json_bytes(value: Any) -> bytes:
 def answered(batch: BatchRow, line: InputLine, status: int, request_id: str, body: bytes) -> LineOutcome:
     """Return the outcome of a line that was asked. The `body` is one line of JSON."""
     outcome = DONE if status < 400 else ERRORED
-    if batch.endpoint.startswith("/v1/messages"):
+    if is_of_messages(batch.endpoint):
         name = "message" if outcome == DONE else "error"
         kind = "succeeded" if outcome == DONE else "errored"
         result = b'{"type": "%b", "%b": %b}' % (kind.encode(), name.encode(), body)
@@ -47,7 +47,7 @@ def answered(batch: BatchRow, line: InputLine, status: int, request_id: str, bod
 def refused(batch: BatchRow, line: InputLine) -> LineOutcome:
     """Return the outcome of a line that cannot be asked."""
     assert line.error is not None
-    if batch.endpoint.startswith("/v1/messages"):
+    if is_of_messages(batch.endpoint):
         error = json_bytes(message_error(line.error.message, 400, None))
         return LineOutcome(
             line.number, ERRORED, OUTPUT, message_line(line, b'{"type": "errored", "error": %b}' % error)
@@ -58,7 +58,7 @@ def refused(batch: BatchRow, line: InputLine) -> LineOutcome:
 
 def left_out(batch: BatchRow, line: InputLine, outcome: str) -> LineOutcome:
     """Return the outcome of a line that is not asked any more."""
-    if batch.endpoint.startswith("/v1/messages"):
+    if is_of_messages(batch.endpoint):
         kind = {CANCELLED: b"canceled", EXPIRED: b"expired"}[outcome]
         return LineOutcome(line.number, outcome, OUTPUT, message_line(line, b'{"type": "%b"}' % kind))
     if outcome == CANCELLED:

@@ -17,7 +17,7 @@ from pontil.http.access.access import AccessDenied
 from pontil.http.anthropic.error_shape import is_of_messages, message_error
 from pontil.http.ollama.error_shape import is_of_ollama, ollama_error
 from pontil.http.server.request_id import request_id
-from pontil.http.stream.error_object import error_object, error_of, status_of
+from pontil.http.stream.error_object import error_object, error_of, own_fault, status_of
 from pontil.runtime.errors import PontilError, RequestError, TooManyRequests, Unavailable
 
 CLASSES = "no model that runs here sorts texts into classes: /v1/score says how well one answers another"
@@ -81,7 +81,7 @@ class OpenAIErrors(ErrorHandler):
             error = error_object("the client left before the answer was complete", CLIENT_LEFT)
             return answered(request, error, CLIENT_LEFT)
         LOG.error("%s %s failed by a fault of ours", request.method, request.path, exc_info=exception)
-        return answered(request, error_object("the server made a mistake; its log says more", 500), 500)
+        return answered(request, own_fault(), 500)
 
 
 def answered(

@@ -18,6 +18,11 @@ def status_of(error: PontilError) -> int:
     return error.status if isinstance(error, RequestError) else 503
 
 
+def own_fault() -> dict[str, Any]:
+    """Return the error object of a fault of this server's own, which its log describes."""
+    return error_object("the server made a mistake; its log says more", 500)
+
+
 def error_of(error: PontilError) -> dict[str, Any]:
     """Return the error object of an exception of this package."""
     if isinstance(error, RequestError):
