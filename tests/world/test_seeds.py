@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds hold and do the same again: 100 with half of the requests, and with --long 2,000 of the whole size. One process
-imports the product for each hundred."""
+"""Seeds hold and do the same again: 100 with a third of the requests, and with --long 2,000 of the whole size. One
+process imports the product for each hundred."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from simulation import ROOT, simulated
 # Seeds of one run, and how many of them run at a time.
 SEEDS, JOBS = 100, 2
 # Each request costs as much as any other, and the faults are as many: they lie closer together.
-FEWER = ("--requests", "25")
+FEWER = ("--requests", "15")
 # The last words of the first run, recorded while a change may alter nothing that happens (docs/internals/world.md).
 RECORDED = ROOT / "tests" / "golden" / "trace.txt"
 LAST_LINE = re.compile(

@@ -44,6 +44,7 @@ def test_a_past_fault_is_found_and_shrunk(name: str, seed: int) -> None:
     assert any(re.fullmatch(rf"  seed {seed}: \d of its 2 faults show it:", line) for line in said)
 
 
+@LONG
 def test_a_past_fault_of_ranks_is_found() -> None:
     """It shows without any fault of the seed."""
     few = ("--prefill-ranks", "1", "--decode-ranks", "2", "--requests", "20", "--faults", "0", "--changes", "0")
