@@ -38,7 +38,8 @@ class SamplingParams:
     `seed` is always set: the proxy draws one when the client gave none, so that a replay draws the same tokens.
     `logprobs` None asks for none, k for those of the token itself and of the k most likely ones, or of
     `logprob_token_ids` instead if there are any; `prompt_logprobs` asks for k ones of every prompt token but the first.
-    `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text. With `hide_end_token`,
+    `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text. Reasoning, which the prompt
+    has left as `thought` names it there, has at most `thinking_token_budget` tokens. With `hide_end_token`,
     which the server sets, the token that ends an answer is not shown, unless what ended it is to be.
 
     Three facts follow from the others, and are made once, since they are asked of each row of each step: whether it is
@@ -76,6 +77,8 @@ class SamplingParams:
     ignore_eos: bool = declared(False, "go on after the model's own end")
     hide_end_token: bool = False
     grammar: str | None = None
+    thinking_token_budget: int | None = None
+    thought: str | None = None
     greedy: bool = field(init=False, repr=False, compare=False)
     penalizes: bool = field(init=False, repr=False, compare=False)
     edits_logits: bool = field(init=False, repr=False, compare=False)
@@ -114,6 +117,8 @@ class SamplingParams:
                 raise RequestError(f"{name} must be {lower_bound} {low:g} and at most {high:g}", param=name)
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise RequestError("min_tokens must be at least 0 and at most max_tokens", param="min_tokens")
+        if self.thinking_token_budget is not None and self.thinking_token_budget < 0:
+            raise RequestError("thinking_token_budget must be at least 0", param="thinking_token_budget")
         for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_ids(name, getattr(self, name), vocab_size)
         check_ids("logit_bias", [token for token, _ in self.logit_bias], vocab_size)

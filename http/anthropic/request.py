@@ -12,7 +12,7 @@ from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import Delivery
 from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, sampling_fields
+from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, sampling_fields
 from pontil.http.fields.structured_output import OutputStructure, schema_structure
 from pontil.http.fields.tools import ToolChoice
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, chat_prompt
@@ -45,11 +45,20 @@ ELSEWHERE = {
     "stop": "use stop_sequences",
     "max_completion_tokens": "use max_tokens",
     "max_output_tokens": "use max_tokens",
+    "thinking_token_budget": "use thinking.budget_tokens",
     "reasoning_effort": "use output_config.effort",
     "response_format": "use output_config.format",
     "n": "one message is answered",
     "logprobs": "use /v1/chat/completions",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SentThinking:
+    """A request's `thinking`: whether it is wanted, and the most tokens of it, if a budget was given."""
+
+    wanted: bool = False
+    budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,10 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
     conversation.read(values["messages"])
     if all(message["role"] == "system" for message in conversation.messages):
         raise fields.wrong("messages", "hold no turn of the user: give at least one")
+    thinking = values["thinking"] or SentThinking()
+    if thinking.budget is not None and values["max_tokens"] is not None and thinking.budget >= values["max_tokens"]:
+        says = f"is {values['max_tokens']} and must be above thinking.budget_tokens, which is {thinking.budget}"
+        raise fields.wrong("max_tokens", says)
     output, sent_choice = (
         values["output_config"] or {},
         values["tool_choice"] or SentChoice(ToolChoice("auto"), parallel=True),
@@ -107,32 +120,34 @@ def messages_request(fields: Fields, table: ParameterTable, seal: ThinkingSeal) 
             "continue_final_message": goes_on,
             "response_format": output.get("format") or values["output_format"],
             "reasoning_effort": output.get("effort"),
+            THINKING_BUDGET.name: thinking.budget,
         }
     )
     prompt = chat_prompt(fields, chat_values, {"reasoning_effort": EFFORT})
-    thinks = bool(values["thinking"])
     chat = ChatRequest(
         model=values["model"],
         prompt=replace(prompt, tools=replace(prompt.tools, place="tools[%d].")),
         sampling=sampling_fields(fields, chat_values, ("max_tokens",), LogprobFields(None, None)),
         delivery=Delivery(values["stream"], include_usage=True, continuous_usage=False, token_ids=False),
         handling=prompt_fields(fields, chat_values),
-        include_reasoning=thinks,
+        include_reasoning=thinking.wanted,
         kv_transfer=values["kv_transfer_params"],
     )
-    return MessagesRequest(chat, values["max_tokens"], thinks)
+    return MessagesRequest(chat, values["max_tokens"], thinking.wanted)
 
 
-def read_thinking(fields: Fields, name: str) -> bool:
-    """Return whether the model is to reason. How much it does is its own choice: no budget is kept."""
+def read_thinking(fields: Fields, name: str) -> SentThinking:
+    """Read whether the model is to reason, and the most tokens of that. A budget of reasoning that is not asked for has
+    no effect."""
     thinking = fields.required_object(name)
     kind = thinking.text("type")
     if kind not in THINKING:
         raise thinking.unfit("type", kind, f"one of {', '.join(THINKING)}")
-    thinking.integer("budget_tokens", 1)
-    thinking.without_effect("budget_tokens")
+    budget = thinking.integer("budget_tokens", 1)
+    if kind == "disabled":
+        thinking.without_effect("budget_tokens")
     thinking.ignore_rest()
-    return kind != "disabled"
+    return SentThinking(kind != "disabled", budget if kind != "disabled" else None)
 
 
 def read_output_format(fields: Fields, name: str) -> OutputStructure:
@@ -172,7 +187,7 @@ OWN = (
     Parameter(
         "thinking",
         ShapedType(read_thinking, {"title": '`{"type": …}` of `enabled`, `adaptive` or `disabled`'} | THINKING_SCHEMA),
-        "have a model that can do so reason, and show it",
+        "have a model that can do so reason, at most `budget_tokens`, and show it",
     ),
     Parameter("output_config", OptionsType(OUTPUT_CONFIG), "of the answer"),
     Parameter("output_format", FORMAT, "the older name of output_config.format"),

@@ -17,7 +17,6 @@ INERT = (
 FOREIGN: dict[str, tuple[object, ...]] = {
     # vLLM
     "bad_words": ([],), "logits_processors": ([],), "early_stopping": (False,),
-    "thinking_token_budget": (),
     "guided_decoding": ({},), "prompt_embeds": ([],), "repetition_detection": ({},),
     # SGLang and llama.cpp
     "stop_regex": ([], ""), "lora_path": ("",),

@@ -130,6 +130,7 @@ def sampling_fields(
     # Some clients write -1 for "the whole vocabulary"; tokens that are named are shown in place of the likeliest.
     plain["top_k"], output_logprobs = max(0, plain["top_k"]), 0 if tokens["logprob_token_ids"] else logprobs.output
     plain |= {"prompt_logprobs": logprobs.prompt, "logprobs": output_logprobs, "stop": values["stop"]}
+    plain[THINKING_BUDGET.name] = values[THINKING_BUDGET.name]
     params = SamplingParams(max_tokens=0, seed=0, **plain, **tokens)
     return SamplingFields(max_tokens, name, values["seed"], params, structure_of(fields, values))
 
@@ -201,6 +202,9 @@ def kind_of_values(declared_field: Field[Any]) -> ParameterType:
 
 # Those that clients give under these names; each endpoint has its own names for `logprobs`.
 PLAIN = tuple(name for name in DECLARED if name != "logprobs")
+THINKING_BUDGET = Parameter(
+    "thinking_token_budget", IntegerType(0), "the most tokens of reasoning, which is ended then and the answer follows"
+)
 SAMPLING = (
     *map(parameter, PLAIN),
     Parameter(

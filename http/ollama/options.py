@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from pontil.http.fields.prompt import PROMPT
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, sampling_fields
+from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, SamplingFields, sampling_fields
 from pontil.http.fields.tools import TOOLS
 from pontil.http.openai.chat.request import CHAT_DEFAULTS
 from pontil.http.schema.parameter import Parameter
@@ -20,7 +20,7 @@ RENAMED = {"repeat_penalty": "repetition_penalty"}
 OF_CHATS = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop"),
     *("min_tokens", "skip_special_tokens", "ignore_eos", "stop_token_ids", "bad_token_ids", "allowed_token_ids"),
-    *("logit_bias", "cache_salt", "prompt_cache_key", "priority"),
+    *("logit_bias", "thinking_token_budget", "cache_salt", "prompt_cache_key", "priority"),
 )
 # Settings of the program that runs a model, which are this server's here.
 NUMBERS = ("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread")
@@ -30,7 +30,7 @@ FLAGS = (
 )
 RUNNER = "of the program that runs a model"
 WINDOW = "must be -1: penalties are for all of the prompt and the answer here"
-CHATS = {declared.name: declared for declared in (*SAMPLING, *PROMPT)}
+CHATS = {declared.name: declared for declared in (*SAMPLING, THINKING_BUDGET, *PROMPT)}
 TOOL_LIST, *TOOL_CHOICE = TOOLS
 CHOICE = tuple(declared.name for declared in TOOL_CHOICE)
 OPTIONS = (

@@ -43,6 +43,16 @@ class HarmonyParser(StepParser):
         self.first = True
 
     @property
+    def inside(self) -> bool:
+        """Return whether the message that is read is reasoning."""
+        return self.step == self.think
+
+    @property
+    def over(self) -> bool:
+        """Return whether no reasoning will follow: any message may have another behind it."""
+        return False
+
+    @property
     def complete(self) -> bool:
         """Return whether there are calls, and all of them are complete."""
         return 0 < self.calls == self.complete_calls

@@ -33,6 +33,16 @@ class ReasoningParser:
         self.held = ""
         self.step: Step = self.open if opened else self.look
 
+    @property
+    def inside(self) -> bool:
+        """Return whether reasoning has begun and not ended."""
+        return self.begun and not self.ended
+
+    @property
+    def over(self) -> bool:
+        """Return whether no reasoning will follow."""
+        return self.ended or self.step == self.tell
+
     def feed(self, text: str) -> list[AnswerPart]:
         return self.step(text)
 

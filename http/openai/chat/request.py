@@ -11,7 +11,14 @@ from pontil.http.fields.delivery import DELIVERY, Delivery, delivery_fields
 from pontil.http.fields.kv_transfer import KV_TRANSFER, KVTransferFields
 from pontil.http.fields.prompt import PROMPT, PromptFields, prompt_fields, special_tokens
 from pontil.http.fields.recording import GivenMedia
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, SamplingFields, parameter, sampling_fields
+from pontil.http.fields.sampling import (
+    SAMPLING,
+    THINKING_BUDGET,
+    LogprobFields,
+    SamplingFields,
+    parameter,
+    sampling_fields,
+)
 from pontil.http.openai.chat.function_messages import FUNCTIONS, OLDER_TOOLS, named_as_functions, with_functions
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, ChatPrompt, chat_prompt
 from pontil.http.schema.parameter import Parameter, ParameterTable
@@ -81,6 +88,7 @@ CHAT = (
     Parameter("logprobs", FlagType(), "show the logprobs of the answer's tokens", False),
     parameter("logprobs", "top_logprobs", "and of so many of the likeliest"),
     *SAMPLING,
+    THINKING_BUDGET,
     *DELIVERY,
     special_tokens(False),
     *PROMPT,
@@ -98,6 +106,7 @@ CHAT = (
 )
 TABLE = ParameterTable(CHAT)
 CHAT_DEFAULTS: Mapping[str, Any] = {
-    declared.name: declared.default for declared in (*CHAT_PROMPT, *SAMPLING, special_tokens(False), *PROMPT)
+    declared.name: declared.default
+    for declared in (*CHAT_PROMPT, *SAMPLING, THINKING_BUDGET, special_tokens(False), *PROMPT)
 }
 """The values of a chat that asks for nothing, for the parsers of other forms of one."""

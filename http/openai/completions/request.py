@@ -20,7 +20,7 @@ OF_CHATS: dict[str, tuple[object, ...]] = {
     "messages": ([],), "max_completion_tokens": (), "top_logprobs": (0,), "tools": ([],), "tool_choice": ("none",),
     "functions": ([],), "function_call": ("none",), "documents": ([],), "chat_template": (),
     "chat_template_kwargs": ({},), "add_generation_prompt": (), "continue_final_message": (False,),
-    "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (),
+    "modalities": (["text"],), "audio": (), "prediction": (), "web_search_options": (), "thinking_token_budget": (),
 }  # fmt: skip
 
 FOR_CHATS = "is for /v1/chat/completions: leave it out"

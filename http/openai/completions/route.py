@@ -18,6 +18,7 @@ from pontil.http.intake.grammar_check import GrammarCheck
 from pontil.http.intake.served_model import ServedModel
 from pontil.http.openai.chat.parsed_shape import FunctionCallShape, ParsedChatShape
 from pontil.http.openai.chat.prompt_reader import PromptReader, TextLimit, token_budget
+from pontil.http.openai.chat.reasoning_switch import with_budget
 from pontil.http.openai.chat.request import ChatRequest, read_chat
 from pontil.http.openai.chat.tool_calling import structure_of
 from pontil.http.openai.completions.remote_prompt import moved, remote_kv
@@ -135,6 +136,7 @@ class Preparation:
         limit = TextLimit(snapshot.known_context, handling.is_whole)
         prompt = await self.prompts.chat(chat_request.prompt, limit, handling.add_special_tokens, prompt_name)
         chat_request = await self.with_structure(chat_request, prompt.thinking)
+        chat_request = with_budget(chat_request, self.prompts.dialect, prompt.thinking)
         ids = prompt.ids if chat_request.media is None else chat_request.media.expanded(prompt.ids)
         work = moved(self.fit(ids, chat_request, snapshot, prompt_name, most_tokens), remote)
         work.parts = prompt.parts

@@ -10,7 +10,7 @@ from pontil.http.fields.client_fields import UNSUPPORTED
 from pontil.http.fields.delivery import STREAM_OPTIONS, Delivery
 from pontil.http.fields.kv_transfer import KV_TRANSFER
 from pontil.http.fields.prompt import PROMPT, prompt_fields, special_tokens
-from pontil.http.fields.sampling import SAMPLING, LogprobFields, parameter, sampling_fields
+from pontil.http.fields.sampling import SAMPLING, THINKING_BUDGET, LogprobFields, parameter, sampling_fields
 from pontil.http.openai.chat.prompt import CHAT_PROMPT, MAX_OPTION, Message, arguments_object, chat_prompt
 from pontil.http.openai.chat.request import CHAT_DEFAULTS, ChatRequest
 from pontil.http.openai.responses.input_items import (
@@ -287,7 +287,7 @@ TRUNCATION_SCHEMA: Schema = {"enum": ["auto", "disabled"]}
 OWN_FORM = {"messages", "tools", "tool_choice"}
 OF_CHATS = tuple(
     chat_parameter
-    for chat_parameter in (*SAMPLING, *CHAT_PROMPT, special_tokens(False), *PROMPT)
+    for chat_parameter in (*SAMPLING, THINKING_BUDGET, *CHAT_PROMPT, special_tokens(False), *PROMPT)
     if chat_parameter.name not in OWN_FORM and chat_parameter.name not in ELSEWHERE
 )
 OBFUSCATION = tuple(stream_option for stream_option in STREAM_OPTIONS if stream_option.name == "include_obfuscation")

@@ -46,9 +46,10 @@ class MaskRow:
 
 
 def needs_unknown_tokens(sequence: Sequence) -> bool:
-    """Return whether its next draw needs tokens that have been drawn and are not known yet: a grammar follows them, and
-    penalties count them. All other edits follow from their number."""
-    return sequence.ahead.count > 0 and (sequence.rules.make_guide is not None or sequence.params.penalizes)
+    """Return whether its next draw needs tokens that have been drawn and are not known yet: a grammar follows them,
+    penalties count them, and a budget of reasoning may end with them. All other edits follow from their number."""
+    ahead = sequence.ahead.count
+    return ahead > 0 and (sequence.params.penalizes or sequence.rules.needs(sequence.output, ahead))
 
 
 def bitmask_of(
@@ -59,10 +60,11 @@ def bitmask_of(
     masks: list[bytes] = []
     row = 0
     for sequence, draft in zip(sequences, drafts, strict=True):
-        guide = sequence.rules.guide
-        if guide is not None and sequence not in left_out:
-            masks += guide.masks(sequence.output, draft)
-            places += [MaskRow(row + ahead, sequence, len(sequence.output) + ahead) for ahead in range(1 + len(draft))]
+        if sequence.rules.masks_tokens and sequence not in left_out:
+            for ahead, mask in enumerate(sequence.rules.masks(sequence.output, draft)):
+                if mask is not None:
+                    masks.append(mask)
+                    places.append(MaskRow(row + ahead, sequence, len(sequence.output) + ahead))
         row += 1 + len(draft)
     if not masks:
         return NO_MASKS
@@ -80,17 +82,15 @@ def bitmask_of(
 
 def narrow(mask: Tensor, place: MaskRow) -> None:
     sequence, rules = place.sequence, place.sequence.rules
-    if not narrows(sequence.params):
+    if rules.guide is None or not narrows(sequence.params):
         return
     if rules.narrowing is None:
-        assert rules.guide is not None
         rules.narrowing = Narrowing(sequence.params, sequence.stop_token_ids, rules.guide.ends, len(mask))
     rules.narrowing.apply(mask, place.generated)
 
 
 def failure_of(sequence: Sequence) -> str:
-    assert sequence.guide is not None
-    return sequence.guide.failure or CONTRADICTION
+    return CONTRADICTION if sequence.guide is None else sequence.guide.failure or CONTRADICTION
 
 
 @dataclass(frozen=True, slots=True)

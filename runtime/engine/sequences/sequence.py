@@ -309,9 +309,8 @@ class Sequence:
         return max(0, min(count, self.params.max_tokens - len(self.output) - 1))
 
     def fitting(self, guessed: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the guesses up to the first that the grammar forbids."""
-        guide = self.guide
-        return guessed if guide is None or not guessed else guessed[: guide.fitting(self.output, guessed)]
+        """Return the guesses up to the first that the grammar forbids, or that the budget of reasoning may cut off."""
+        return self.rules.fitting(self.output, guessed)
 
     def guess(self, count: int) -> tuple[int, ...]:
         """Return tokens that a handoff brought, or that followed an earlier occurrence of the last ones."""

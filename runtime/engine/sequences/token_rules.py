@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pontil.runtime.engine.sequences.thinking_budget import ThinkingBudget
 from pontil.runtime.sampling_params import SamplingParams
 
 
@@ -187,13 +188,43 @@ class SequenceStops:
 @dataclass(slots=True)
 class DrawRules:
     """State made of a sequence's parameters and tokens when first needed: the guide that enforces its grammar, if
-    it has one, what its parameters take from the guide's masks, and its edits of logits; and its stop strings."""
+    it has one, what its parameters take from the guide's masks, and its edits of logits; its stop strings, and the
+    budget of its reasoning."""
 
     make_guide: Callable[[], Guide] | None = None
     own_guide: Guide | None = None
     narrowing: Narrowing | None = None
     state: SamplingState | None = None
     stops: SequenceStops = field(default_factory=SequenceStops)
+    thinking: ThinkingBudget | None = None
+
+    @property
+    def masks_tokens(self) -> bool:
+        """Return whether there may be masks that follow from tokens."""
+        return self.make_guide is not None or (self.thinking is not None and not self.thinking.over)
+
+    def needs(self, output: list[int], ahead: int) -> bool:
+        """Return whether the mask of the next draw needs the tokens that were drawn behind the output, `ahead` in
+        number."""
+        if self.make_guide is not None or self.thinking is None:
+            return self.make_guide is not None
+        room = self.thinking.room(output)
+        return room is not None and room <= ahead
+
+    def masks(self, output: list[int], drafts: abc.Sequence[int]) -> list[bytes | None]:
+        """Return the masks of the token after the output and after each draft; None where all tokens are allowed."""
+        guide = self.guide
+        masks: list[bytes | None] = [None] * (1 + len(drafts)) if guide is None else [*guide.masks(output, drafts)]
+        return masks if self.thinking is None else self.thinking.narrowed(masks, output)
+
+    def fitting(self, output: list[int], drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the drafts up to the first that may not follow the output."""
+        guide, count = self.guide, len(drafts)
+        if guide is not None and count:
+            count = guide.fitting(output, drafts)
+        if self.thinking is not None and count:
+            count = self.thinking.fitting(output, count)
+        return drafts[:count]
 
     @property
     def guide(self) -> Guide | None:
@@ -203,4 +234,5 @@ class DrawRules:
 
     def fork(self) -> "DrawRules":
         """Return those of another choice, whose tokens, guide and stop strings are its own."""
-        return DrawRules(self.make_guide, stops=self.stops.fork())
+        thinking = None if self.thinking is None else self.thinking.fork()
+        return DrawRules(self.make_guide, stops=self.stops.fork(), thinking=thinking)

@@ -19,6 +19,7 @@ from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
 from pontil.runtime.tokenizer.tokenizer import Tokenizer
 from pontil.runtime.wire.messages import Submit, Tokens
 from pontil.runtime.wire.request_messages import CLAIM, HOLD
+from pontil.runtime.worker.process.reasoning import budget_of
 from pontil.runtime.worker.start.assembly import WorkerResources
 
 # Ended requests to remember, since a later attempt may come to this worker.
@@ -180,7 +181,7 @@ def make_request(submit: Submit, machine: WorkerResources) -> WorkerRequest:
         stops,
         Purpose.HANDOVER if hands_over else Purpose.ANSWER,
         SaltedPrefix(submit.cache_salt),
-        DrawRules(stops=strings),
+        DrawRules(stops=strings, thinking=budget_of(params, stops, machine)),
         Branch.of(tuple(submit.choices)),
         Standing(submit.priority, FairShare.stated(submit.caller, submit.weight)),
     )

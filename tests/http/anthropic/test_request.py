@@ -161,8 +161,9 @@ def test_what_claude_code_sends_is_taken() -> None:
     assert request.thinks and request.max_tokens == 32000 and len(request.chat.prompt.tools.shown) == 1
     assert set(ignored.names) == {
         *("system[].cache_control", "tools[].cache_control", "tools[].web_search_20250305", "metadata"),
-        *("thinking.budget_tokens", "context_management"),
+        "context_management",
     }
+    assert request.chat.sampling.params.thinking_token_budget == 31999
     read(
         IgnoredFields(strict=True),
         metadata={"user_id": "x"},
@@ -189,6 +190,8 @@ def test_what_claude_code_sends_is_taken() -> None:
         ({"thinking": {"type": "some"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 9}}, "max_tokens"),
+        ({"thinking_token_budget": 9}, "thinking_token_budget"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"mcp_servers": [{}]}, "mcp_servers"),

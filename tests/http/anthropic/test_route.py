@@ -24,7 +24,8 @@ TOOLS = [{"name": "weather", "description": "of a city", "input_schema": PARAMET
 ROME, OSLO = '{"city": "Rome"}', '{ "city":"Øslo" }'
 CALLS = "\n".join(f'<tool_call>\n{{"name": "weather", "arguments": {said}}}\n</tool_call>' for said in (ROME, OSLO))
 THOUGHT = "<think>\nTwo cities.\n</think>\n\n"
-THINKING = {"type": "enabled", "budget_tokens": 1024}
+THINKING = {"type": "enabled"}
+BUDGET = THINKING | {"budget_tokens": 20}
 
 
 @pytest.fixture(scope="module")
@@ -100,12 +101,16 @@ def both(served: ScriptedSite, **fields: Any) -> dict[str, Any]:
 
 
 def prompt_of(served: ScriptedSite) -> str:
-    """Return the prompt that the first worker got last."""
+    return served.tokenizer.decode(last_submit(served).prompt, skip_special_tokens=False)
+
+
+def last_submit(served: ScriptedSite) -> Submit:
+    """Return what the first worker got last."""
     submits = served.workers[0].submits
     last = submits.get(timeout=60)
     while not submits.empty():
         last = submits.get()
-    return served.tokenizer.decode(last.prompt, skip_special_tokens=False)
+    return last
 
 
 def test_a_text_and_its_usage(pair: ScriptedSite) -> None:
@@ -139,6 +144,21 @@ def test_thinking_and_calls(sites: Sites) -> None:
     assert [call["input"] for call in (rome, oslo)] == [{"city": "Rome"}, {"city": "Øslo"}]
     assert rome["name"] == "weather" and rome["id"] != oslo["id"] and message["stop_reason"] == "tool_use"
     assert [block["type"] for block in both(served, tools=TOOLS)["content"]] == ["text", "tool_use", "tool_use"]
+
+
+def test_a_budget_of_thinking_is_told_to_the_worker(sites: Sites, pair: ScriptedSite) -> None:
+    for template, thought in (("qwen", "POSSIBLE"), ("opening", "BEGUN"), ("harmony", "MESSAGE")):
+        served = sites.saying(template, "So it is.")
+        answer = ask(served, thinking=BUDGET)
+        params = last_submit(served).sampling
+        assert (params["thinking_token_budget"], params["thought"]) == (20, thought), template
+        assert "thinking" not in answer.headers.get("x-pontil-ignored", "")
+    answer = ask(pair, thinking=BUDGET)
+    assert last_submit(pair).sampling["thinking_token_budget"] is None
+    assert answer.status == 200 and "thinking" in answer.headers["x-pontil-ignored"]
+    answer = ask(pair, thinking=BUDGET, max_tokens=20)
+    assert answer.status == 400 and answer.json["error"]["type"] == "invalid_request_error"
+    assert "thinking.budget_tokens" in answer.json["error"]["message"]
 
 
 def test_what_comes_back_is_the_conversation(sites: Sites) -> None:

@@ -28,8 +28,9 @@ EXPECTED = SamplingParams(
     include_stop_str_in_output=True, skip_special_tokens=False, ignore_eos=True,
     grammar=grammar_of_choices(["a", "b"]),
 )  # fmt: skip
-# Fields that an option of the launch decides, whatever a client asks for.
+# Fields that an option of the launch decides, whatever a client asks for; and those of chats alone.
 OF_THE_LAUNCH = {"hide_end_token"}
+OF_CHATS = {"thinking_token_budget", "thought"}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -42,12 +43,13 @@ def chat(**data: Any) -> SamplingParams:
 
 
 def test_every_option_arrives() -> None:
-    own = [field for field in fields(EXPECTED) if field.name not in OF_THE_LAUNCH]
+    own = [field for field in fields(EXPECTED) if field.name not in OF_THE_LAUNCH | OF_CHATS]
     assert all(getattr(EXPECTED, field.name) != field.default for field in own)
     read = read_completion({"prompt": "hi", "logprobs": 4} | BOTH, VOCABULARY).sampling
     assert read.fitted(read.max_tokens or 0) == EXPECTED
     read = read_chat({"messages": MESSAGES, "logprobs": True, "top_logprobs": 4} | BOTH, VOCABULARY).sampling
     assert read.fitted(read.max_tokens or 0) == EXPECTED
+    assert chat(thinking_token_budget=0).thinking_token_budget == 0
     EXPECTED.check(VOCABULARY)
 
 

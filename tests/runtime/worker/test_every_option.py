@@ -13,8 +13,10 @@ from workers import DEFAULTS, Silent
 
 from pontil.http.openai.chat.request import read_chat
 from pontil.http.openai.completions.request import read_completion
+from pontil.runtime.chat.reasoning_watch import closing_ids
 from pontil.runtime.config.worker_config import WorkerConfig
-from pontil.runtime.grammar.grammar_text import grammar_of_choices
+from pontil.runtime.errors import RequestError
+from pontil.runtime.grammar.grammar_text import Thought, grammar_of_choices
 from pontil.runtime.sampling_params import DECLARED, SamplingParams
 from pontil.runtime.wire.codec import decode, encode
 from pontil.runtime.wire.messages import Submit
@@ -55,8 +57,9 @@ OPTIONS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any]]] = {
     "logprob_token_ids": (IDS, tuple),
 }  # fmt: skip
 
-# Fields that no client sets, but an option of the launch.
+# Fields that no client sets, but an option of the launch; and those of chats alone.
 OF_THE_LAUNCH = {"hide_end_token"}
+OF_CHATS = {"thinking_token_budget", "thought"}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +78,41 @@ def arrived(params: SamplingParams, machine: WorkerResources) -> SamplingParams:
 
 
 def test_every_option_of_the_engine_is_in_the_table() -> None:
-    assert OPTIONS.keys() | OF_THE_LAUNCH == {field.name for field in fields(SamplingParams) if field.init}
+    assert OPTIONS.keys() | OF_THE_LAUNCH | OF_CHATS == {field.name for field in fields(SamplingParams) if field.init}
+
+
+def test_a_budget_of_reasoning_is_kept_by_the_tokens_that_end_it(machine: WorkerResources) -> None:
+    params = SamplingParams(max_tokens=40, seed=0, thinking_token_budget=3, thought="BEGUN")
+    made = make_request(Submit("p", "w", "r", 0, [5, 6], params.to_wire()), machine).sequence
+    output = machine.tokenizer.encode("hm.", False)[:3]
+    for _ in range(20):
+        (mask,) = made.rules.masks(output, ())
+        if mask is None:
+            break
+        output.append(int.from_bytes(mask, "little").bit_length() - 1)
+    assert machine.tokenizer.decode(output) == "hm.</think>" and made.fork(1).rules.thinking is not made.rules.thinking
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"thought": "NONE"},
+        {"thought": "SOME"},
+        {"thought": None},
+        {"thinking_token_budget": -1},
+        {"bad_token_ids": "closing"},
+        {"allowed_token_ids": [5]},
+        {"stop_token_ids": "closing", "min_tokens": 3},
+    ],
+    ids=str,
+)
+def test_a_budget_that_cannot_be_kept_is_refused(machine: WorkerResources, changes: dict[str, Any]) -> None:
+    closing = list(closing_ids(machine.tokenizer, Thought.BEGUN))
+    changes = {name: closing if value == "closing" else value for name, value in changes.items()}
+    params = SamplingParams(max_tokens=40, seed=0, thinking_token_budget=3, thought="BEGUN").to_wire() | changes
+    with pytest.raises(RequestError, match="thinking_token_budget") as caught:
+        make_request(Submit("p", "w", "r", 0, [5, 6], params), machine)
+    assert caught.value.param == "thinking_token_budget"
 
 
 @settings(deadline=None)

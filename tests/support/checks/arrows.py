@@ -173,8 +173,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/cache", "runtime/timeline/work_times", "runtime/transfer", "runtime/wire", "runtime/wire/links",
     },
     "runtime/worker/process": {
-        "gpu_ops/kernels", "runtime/cache", "runtime/engine", "runtime/engine/sequences", "runtime/timeline/work_times",
-        "runtime/tokenizer", "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/start",
+        "gpu_ops/kernels", "runtime/cache", "runtime/chat", "runtime/engine", "runtime/engine/sequences",
+        "runtime/grammar", "runtime/timeline/work_times", "runtime/tokenizer", "runtime/wire", "runtime/wire/links",
+        "runtime/worker/links", "runtime/worker/start",
     },
     "runtime/transfer/shm": {"runtime/cache/storage", "runtime/transfer"},
     "runtime/transfer/cuda": {
