@@ -102,9 +102,11 @@ ARROWS: dict[str, set[str]] = {
         "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/wire",
     },
     "runtime/proxy/fleet": {"runtime/proxy/routing", "runtime/wire"},
+    # The chain and the statement, of the standard library; signatures need the library of the proxy's links.
+    "runtime/receipts": set(),
     "runtime/proxy/requests": {
-        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/timeline", "runtime/tokenizer",
-        "runtime/wire",
+        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/receipts", "runtime/timeline",
+        "runtime/tokenizer", "runtime/wire",
     },
     "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
     "runtime/proxy/dispatch": {
@@ -189,8 +191,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker/generate": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
-        "runtime/engine/sequences", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer", "runtime/wire",
+        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
