@@ -232,8 +232,8 @@ ARROWS: dict[str, set[str]] = {
     "http/stream": {
         "http/access", "http/fields", "http/schema", "runtime", "runtime/accounting", "runtime/chat",
         "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/fleet", "runtime/proxy/requests",
-        "runtime/proxy/resume", "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer",
-        "runtime/wire/messages",
+        "runtime/proxy/resume", "runtime/proxy/siblings", "runtime/receipts", "runtime/timeline", "runtime/tokenizer",
+        "runtime/wire/compatibility", "runtime/wire/messages",
     },
     "http/openai/chat": {
         "http/fields", "http/intake", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
