@@ -38,12 +38,14 @@ class SamplingParams:
     `seed` is always set: the proxy draws one when the client gave none, so that a replay draws the same tokens.
     `logprobs` None asks for none, k for those of the token itself and of the k most likely ones, or of
     `logprob_token_ids` instead if there are any; `prompt_logprobs` asks for k ones of every prompt token but the first.
+    `top_logits` asks for so many of the highest logits of each token, to the bit, for a receipt.
     `grammar`, as `runtime/grammar/grammar_text.py` writes it, constrains the answer's text. Reasoning, which the prompt
     has left as `thought` names it there, has at most `thinking_token_budget` tokens. With `hide_end_token`,
     which the server sets, the token that ends an answer is not shown, unless what ended it is to be.
 
-    Three facts follow from the others, and are made once, since they are asked of each row of each step: whether it is
-    `greedy`, whether it `penalizes` tokens that are there already, and whether it `edits_logits` in any way.
+    Four facts follow from the others, and are made once, since they are asked of each row of each step: whether it is
+    `greedy`, whether it `penalizes` tokens that are there already, whether it `edits_logits` in any way, and whether it
+    `shows_logits`, as logprobs or as the highest ones.
     """
 
     max_tokens: int
@@ -79,9 +81,11 @@ class SamplingParams:
     grammar: str | None = None
     thinking_token_budget: int | None = None
     thought: str | None = None
+    top_logits: int = 0
     greedy: bool = field(init=False, repr=False, compare=False)
     penalizes: bool = field(init=False, repr=False, compare=False)
     edits_logits: bool = field(init=False, repr=False, compare=False)
+    shows_logits: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         penalizes = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -89,6 +93,7 @@ class SamplingParams:
         object.__setattr__(self, "greedy", self.temperature < GREEDY_BELOW)
         object.__setattr__(self, "penalizes", penalizes)
         object.__setattr__(self, "edits_logits", bool(edits) or penalizes)
+        object.__setattr__(self, "shows_logits", self.logprobs is not None or self.top_logits > 0)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields as they are: all are plain values, so the deep copy of dataclasses.asdict would be

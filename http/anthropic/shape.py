@@ -9,6 +9,7 @@ from pontil.http.anthropic.message_blocks import MessageBlocks, message_event
 from pontil.http.anthropic.thinking_seal import ThinkingSeal
 from pontil.http.openai.chat.parsed_shape import content_of
 from pontil.http.stream.error_object import status_of
+from pontil.http.stream.receipts import ReceiptNote, receipt_field
 from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading, kept_field
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field
 from pontil.runtime.accounting.counts import Usage
@@ -51,6 +52,7 @@ class MessagesShape:
         self.heading, self.make_reader, self.request_id = heading, make_reader, request_id
         self.streamed, self.thinks = streamed, thinks
         self.schema_watch: SchemaWatch | None = None
+        self.receipts: ReceiptNote | None = None
         self.reader = make_reader()
         self.blocks = MessageBlocks(heading.id.removeprefix(PREFIX), seal)
         self.request: Request | None = None
@@ -109,9 +111,10 @@ class MessagesShape:
         return self.message(self.blocks.blocks, self.reason, usage_object(usage)) | self.notes(verdicts)
 
     def notes(self, verdicts: Mapping[int, Verdict]) -> dict[str, Any]:
-        """Return the fields about the verdict on an answer that was checked, and about a prompt that was kept."""
+        """Return the fields about the verdict on an answer that was checked, about a prompt that was kept, and about
+        what was computed."""
         verdict_field = schema_field(verdicts[0]) if 0 in verdicts else {}
-        return verdict_field | ({} if self.request is None else kept_field(self.request))
+        return receipt_field(self.receipts) | verdict_field | ({} if self.request is None else kept_field(self.request))
 
     def message(self, content: list[dict[str, Any]], reason: str | None, usage: dict[str, int]) -> dict[str, Any]:
         return {

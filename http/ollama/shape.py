@@ -12,6 +12,7 @@ from pontil.http.ollama.error_shape import ollama_error
 from pontil.http.ollama.told_calls import ToldCalls
 from pontil.http.openai.chat.parsed_shape import content_of
 from pontil.http.stream.logprob_shape import chat_token
+from pontil.http.stream.receipts import ReceiptNote, receipt_field
 from pontil.http.stream.reply import StreamFraming
 from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading, ShownText
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field
@@ -78,6 +79,7 @@ class OllamaShape:
         self.heading, self.form, self.make_reader, self.received = heading, form, make_reader, received
         self.streamed = form.streamed
         self.schema_watch: SchemaWatch | None = None
+        self.receipts: ReceiptNote | None = None
         self.reader = make_reader()
         self.calls = ToldCalls(heading.id)
         self.texts: dict[type[Content | Reasoning], list[str]] = {Content: [], Reasoning: []}
@@ -180,13 +182,17 @@ class OllamaShape:
         """Return the fields of a complete answer: the workers' counts, and durations. No model is loaded for one."""
         now, times = self.received.clock(), request.times
         first = now if times.first_token is None else times.first_token
-        return {
-            "done": True,
-            "done_reason": self.reason,
-            "total_duration": nanoseconds(now - self.received.at),
-            "load_duration": 0,
-            "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(first - times.arrived),
-            "eval_count": usage.completion_tokens,
-            "eval_duration": nanoseconds(now - first),
-        } | (schema_field(verdicts[0]) if 0 in verdicts else {})
+        return (
+            {
+                "done": True,
+                "done_reason": self.reason,
+                "total_duration": nanoseconds(now - self.received.at),
+                "load_duration": 0,
+                "prompt_eval_count": usage.prompt_tokens,
+                "prompt_eval_duration": nanoseconds(first - times.arrived),
+                "eval_count": usage.completion_tokens,
+                "eval_duration": nanoseconds(now - first),
+            }
+            | receipt_field(self.receipts)
+            | (schema_field(verdicts[0]) if 0 in verdicts else {})
+        )

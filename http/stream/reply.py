@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sanic import HTTPResponse, Request
 from sanic.response import raw
 
+from pontil.http.stream.receipts import ReceiptNote
 from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading
 from pontil.http.stream.schema_watch import SchemaWatch, schema_header
 from pontil.runtime.accounting.counts import Usage
@@ -203,6 +204,8 @@ class WholeFormat(Protocol):
 
     schema_watch: SchemaWatch | None
     """Set if answers have to be checked at their end."""
+    receipts: ReceiptNote | None
+    """Set if answers are to have receipts."""
 
     def content(self, index: int, text: str) -> str | None:
         """Return what the client takes for the answer in this choice's text; None if that is something else."""
@@ -282,6 +285,8 @@ async def reply_whole(
             choices[index].add(event)
     await stream.settled()
     verdicts = await schema_verdicts(stream, shape)
+    if shape.receipts is not None:
+        await shape.receipts.sign(stream)
     answer = shape.whole(choices, stream.final_usage, verdicts)
     await keep(AnswerEnd(stream.final_usage, verdicts))
     return raw(await write(answer), content_type="application/json", headers=route_of(stream) | schema_header(verdicts))
@@ -316,9 +321,11 @@ async def reply_streaming(
         await settled(stream, writer)
         await writer.send(shape.failure(error), last=True)
     else:
-        if shape.schema_watch is not None or keep is not keep_nothing:
+        if shape.schema_watch is not None or shape.receipts is not None or keep is not keep_nothing:
             writer.flush()
         await settled(stream, writer)
         verdicts = await schema_verdicts(stream, shape)
+        if shape.receipts is not None:
+            await shape.receipts.sign(stream)
         await keep(AnswerEnd(stream.final_usage, verdicts))
         await writer.send(shape.end(stream, verdicts), last=True)

@@ -14,6 +14,7 @@ from typing import Any
 from pontil.http.fields.delivery import Delivery
 from pontil.http.stream.error_object import error_of
 from pontil.http.stream.logprob_shape import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
+from pontil.http.stream.receipts import ReceiptNote, receipt_field
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field, schema_note
 from pontil.http.stream.usage_shape import PROMPT_DETAILS, chat_usage_object, usage_before, usage_object
 from pontil.runtime.accounting.counts import Usage
@@ -134,6 +135,7 @@ class ReplyShape(ABC):
         self.opened: set[int] = set()
         # Set if answers have to be checked at their end. The last chunk of each choice is then `closing`.
         self.schema_watch: SchemaWatch | None = None
+        self.receipts: ReceiptNote | None = None
 
     @property
     def base(self) -> dict[str, Any]:
@@ -232,7 +234,12 @@ class ReplyShape(ABC):
         """Return the last events of a complete answer."""
         last = b"" if self.schema_watch is None else self.closing(self.schema_watch, stream, verdicts)
         usage = self.usage_chunk(stream.final_usage) if self.delivery.include_usage else b""
-        return last + usage + DONE
+        return last + self.receipt_chunk() + usage + DONE
+
+    def receipt_chunk(self) -> bytes:
+        """Return the chunk with the receipts, before the usage's, if they were asked for."""
+        told = COMPACT.encode(receipt_field(self.receipts))[1:-1].encode()
+        return self.before + b"]," + told + self.tail if told else b""
 
     def failure(self, error: PontilError) -> bytes:
         """Return the last event of a stream that broke."""
@@ -257,7 +264,7 @@ class ReplyShape(ABC):
             if self.delivery.token_ids:
                 choice_object["token_ids"] = choice.ids
         head = {"object": self.whole_object} | self.base | {"choices": choice_objects, "usage": self.usage(usage)}
-        head |= kept_field(choices[0].request)
+        head |= kept_field(choices[0].request) | receipt_field(self.receipts)
         if self.delivery.token_ids:
             self.show_of_prompts(head, choices, "prompt_token_ids", lambda request: request.prompt)
         if self.shown.prompt_logprobs:

@@ -8,6 +8,7 @@ form (of chunks, tool calls, reasoning) so gets into the state in which it was, 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pontil.http.stream.receipts import ReceiptNote
 from pontil.http.stream.reply import ReplyFormat
 from pontil.http.stream.reply_shape import DONE, ReplyChoice, ReplyHeading
 from pontil.http.stream.resume_point import ChoicePlace, GroupPlace, NoSuchEvent, ResumePoint, parts
@@ -139,6 +140,14 @@ class ResumableFormat:
     @schema_watch.setter
     def schema_watch(self, watch: SchemaWatch | None) -> None:
         self.form.schema_watch = watch
+
+    @property
+    def receipts(self) -> ReceiptNote | None:
+        return self.form.receipts
+
+    @receipts.setter
+    def receipts(self, note: ReceiptNote | None) -> None:
+        self.form.receipts = note
 
     def content(self, index: int, text: str) -> str | None:
         return self.form.content(index, text)

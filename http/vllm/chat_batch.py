@@ -18,6 +18,7 @@ from pontil.http.schema.message_schema import MAX_MESSAGES, MESSAGES_SCHEMA
 from pontil.http.schema.parameter import Parameter, ParameterTable, Schema
 from pontil.http.schema.parameter_types import NeutralType, ShapedType
 from pontil.http.schema.reader import Fields, IgnoredFields
+from pontil.http.stream.receipts import ReceiptNote, check_no_receipt
 from pontil.http.stream.reply import reply_whole
 from pontil.http.stream.reply_shape import ChatShape, ReplyChoice
 from pontil.http.stream.schema_watch import SchemaWatch
@@ -128,6 +129,7 @@ class ChatBatchShape:
 
     def __init__(self, shapes: Sequence[ChatShape], schema_watch: SchemaWatch | None = None) -> None:
         self.shapes, self.schema_watch = tuple(shapes), schema_watch
+        self.receipts: ReceiptNote | None = None
 
     def content(self, index: int, text: str) -> str | None:
         return self.shapes[index].content(0, text)
@@ -157,6 +159,7 @@ class ChatBatchRoutes:
     async def chat_batch(self, request: Request) -> HTTPResponse:
         """Answer all of the conversations, or none."""
         routes = self.routes
+        check_no_receipt(request, "a batch of chats in one request")
         ready = await self.prepare(request, await routes.read(request, read_chat_batch))
         heading = routes.heading(request, "chatcmpl-", ready[0].snapshot)
         shape = ChatBatchShape(

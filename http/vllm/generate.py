@@ -10,6 +10,7 @@ from pontil.http.openai.completions.request import CompletionRequest, read_compl
 from pontil.http.schema.parameter import Parameter, read_all
 from pontil.http.schema.parameter_types import FlagType, IdsType, NeutralType, ObjectType, TextType
 from pontil.http.schema.reader import Fields, IgnoredFields
+from pontil.http.stream.receipts import receipt_field
 from pontil.http.stream.reply_shape import CompletionShape, ReplyChoice
 from pontil.http.stream.schema_watch import SchemaWatch
 from pontil.runtime.accounting.counts import Usage
@@ -84,7 +85,8 @@ class GenerateShape(CompletionShape):
     ) -> dict[str, Any]:
         (choice,) = choices
         choice_end = Ended(0, choice.reason or "stop", choice.stop_reason)
-        return {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, choice_end)}
+        answer = {"text": choice.text, "output_ids": choice.ids, "meta_info": self.about(usage, choice_end)}
+        return answer | receipt_field(self.receipts)
 
     def event(self, stream: Stream, index: int, choice_event: Delta | Ended) -> bytes:
         if self.schema_watch is not None:
@@ -103,6 +105,10 @@ class GenerateShape(CompletionShape):
         answer = stream.request.answers[0]
         ids = answer.shown(answer.ids, choice_end.reason, answer.stop_match)
         return framed({"text": self.said, "output_ids": ids, "meta_info": self.about(stream.usage, choice_end)})
+
+    def receipt_chunk(self) -> bytes:
+        told = receipt_field(self.receipts)
+        return framed(told) if told else b""
 
     def about(self, usage: Usage, choice_end: Ended | None) -> dict[str, Any]:
         return {

@@ -29,6 +29,7 @@ from pontil.launcher.host.notify import Notifier
 from pontil.launcher.host.ports import usable_port
 from pontil.launcher.keys.client_keys import read_client_keys
 from pontil.launcher.keys.key_file import read_key_file
+from pontil.launcher.keys.receipt_key import receipt_seed
 from pontil.launcher.keys.trace_headers import read_trace_headers
 from pontil.launcher.logs.console import Console, own_line
 from pontil.launcher.logs.log_files import LogFiles
@@ -145,12 +146,13 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return 0
     alone = planned(options, machine)
     check_disk_tier(alone)
+    signing_key = receipt_seed(options.receipt_key, launch_environment.cache_directory) if alone.has_proxy else None
     final_options = choose_ports(options)
 
     def orders_on(machine: HostDevices) -> Orders:
         topology = planned(final_options, machine).with_keys(secret)
         topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
-        topology = topology.with_seal_key(secrets.token_hex(32))
+        topology = topology.with_seal_key(secrets.token_hex(32)).with_receipt_key(signing_key)
         return replace(
             orders_of(final_options, topology, launch_environment),
             machine=machine,

@@ -18,7 +18,7 @@ from pontil.launcher.supervisor.supervisor import DRAIN_MARGIN, KILL_GRACE, TERM
 
 # Options that name files with secrets. root copies them for the service at its start and at every reload, so that only
 # root needs to read them. A credential of systemd (LoadCredential=) would stay what it was when the unit started.
-SECRETS = ("keys", "api_keys", "admin_key")
+SECRETS = ("keys", "api_keys", "admin_key", "receipt_key")
 # The service's runtime directory, which is its user's.
 RUN = "%t/%N"
 WATCHDOG = 30

@@ -208,6 +208,9 @@ class LinkOptions:
     otlp_headers: str | None = option(
         SUPERVISION, None, "File with headers for it, each line NAME: VALUE.", text, "FILE"
     )
+    receipt_key: str | None = option(
+        NETWORK, None, "Ed25519 key that signs receipts (default: one made once in the cache directory).", text, "FILE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ def check_join(options: LaunchOptions) -> None:
         raise OptionError("--usage-log is kept by the proxy, and none is started here: give it where the proxy starts.")
     if options.join and options.response_store:
         raise OptionError("--response-store is the proxy's, and none is started here: give it where the proxy starts.")
+    if options.join and options.receipt_key:
+        raise OptionError("--receipt-key is the proxy's, and none is started here: give it where the proxy starts.")
     if options.join and (options.api_keys or options.admin_key):
         raise OptionError("--api-keys and --admin-key are the proxy's, and --join starts none: give them where it is.")
     if options.join and options.control:

@@ -87,6 +87,15 @@ class Topology:
         children = (child.configured(seal_key=key) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
+    def with_receipt_key(self, seed: str | None) -> "Topology":
+        """Return the same plan with the key that signs receipts; only the proxy gets it."""
+        children = (child.configured(receipt_key=seed) if child.is_proxy else child for child in self.children)
+        return replace(self, children=tuple(children))
+
+    @property
+    def has_proxy(self) -> bool:
+        return any(child.is_proxy for child in self.children)
+
     @property
     def asks_for_keys(self) -> bool:
         return any(child.config.get("callers") for child in self.children)

@@ -206,7 +206,8 @@ class ProxyConfig(ProxyOptions):
     connection broke. Requests that took `slow_log` or longer are logged, where it is set. Traces go to the collector at
     `otlp_traces_endpoint`, where one is named, with the `trace_headers`; of the requests without a trace of their own,
     this share is sampled. Reasoning that is shown is signed with the `seal_key`, in hexadecimal; without one by a key
-    of this process. `allow_chaos` is only shown."""
+    of this process. Receipts are signed with the `receipt_key`, secret bytes of Ed25519 in hexadecimal; without one
+    there are none. `allow_chaos` is only shown."""
 
     model: str
     served_model_name: str
@@ -232,6 +233,7 @@ class ProxyConfig(ProxyOptions):
     resume_folder: str | None = None
     trace_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     seal_key: str | None = field(default=None, repr=False)
+    receipt_key: str | None = field(default=None, repr=False)
 
     @property
     def text_models(self) -> dict[str, str]:

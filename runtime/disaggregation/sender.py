@@ -62,6 +62,7 @@ class PrefillResult:
     hidden_state: bytes | None = None
     hidden_digest: str | None = None
     mark: Any = None
+    top_logits: list[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ class KVSender:
             result.next_index,
             result.hidden_state,
             result.hidden_digest,
+            result.top_logits,
         )
         self.publish(transfer, handoff, result.mark)
 

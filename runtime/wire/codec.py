@@ -169,6 +169,7 @@ def is_plain(frame: Tokens) -> bool:
         and frame.first_cached_tokens is None
         and frame.pulled_bytes is None
         and frame.frames is None
+        and frame.top_logits is None
         and frame.prompt_tokens is not None
         and frame.cached_tokens is not None
     )

@@ -41,6 +41,8 @@ TRAITS = (
 # Prefix of the name of kernels that run on a GPU: torch's operations and the kind of GPU. A CPU rounds differently, and
 # so may another kind of GPU.
 ON_GPU = "torch/cuda:"
+# Behind the name of such kernels, where their products are those of one tile size.
+DETERMINISTIC = " deterministic"
 SAME_DEVICE = (
     "a device of the same kind (--prefill and --decode choose it; --kernels does not help), and --deterministic "
     "and --attention-backend as there"
@@ -50,6 +52,11 @@ ROW_PARALLEL = " row-parallel/"
 SAME_SUMS = "--tensor-parallel-arithmetic as there, and if it is fast, as many devices for a worker"
 # The KV layout follows from the other traits, so it is named only where none of them explains the difference.
 LAYOUT = CompatibilityTrait("kv_fingerprint", "KV layout", "the same version of pontil", plain("kv_fingerprint"))
+
+
+def promises_bits(kernels: str | None) -> bool:
+    """Return whether a row computed by these kernels has the same bits whatever is computed beside it (C16)."""
+    return kernels is not None and (not kernels.startswith(ON_GPU) or f"{DETERMINISTIC} " in f"{kernels} ")
 
 
 def objection(theirs: Introduction, ours: Introduction) -> str | None:

@@ -127,7 +127,8 @@ class Tokens:
     that one computed. Where the prompt's KV came from another worker, the same frame says how many bytes were pulled
     and in how many seconds of copying; `pull_error` is the reason of a failed pull, where the prompt was computed here
     after all. `frames` has all codes of each id's frame, where a step makes several. `kept_blocks` are those in which
-    the prompt's KV is kept for another worker, on the last frame of a request whose prompt is.
+    the prompt's KV is kept for another worker, on the last frame of a request whose prompt is. `top_logits` has, where
+    they were asked for, so many highest logits for each id, as runtime/receipts/chain.py lays them out.
     """
 
     sender: str
@@ -154,6 +155,7 @@ class Tokens:
     pull_error: str | None = None
     frames: list[list[int]] | None = None
     kept_blocks: list[int] | None = None
+    top_logits: bytes | None = None
 
 
 @value(frozen=True, slots=True)

@@ -80,11 +80,11 @@ class ChunkReady:
 @dataclass(frozen=True, slots=True)
 class Handoff:
     """From prefill to decode worker: the prompt is computed and the first token sampled; pull the rest of the blocks,
-    and continue the sequence. `first_tokens` has one id for each choice, and `logprobs` what was asked about them;
-    `choices` are those that go on, the others ended with their first token. `computed` counts the positions whose KV
-    the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7). `hidden_state` is
-    the model's final state of the prompt's last position, little-endian floats of 32 bits, from which a draft layer
-    goes on, with its `hidden_digest` (runtime/worker/generate/hidden_row.py).
+    and continue the sequence. `first_tokens` has one id for each choice, `logprobs` and `top_logits` what was asked
+    about them; `choices` are those that go on, the others ended with their first token. `computed` counts the positions
+    whose KV the blocks hold. `draft_tokens` are guesses, for each choice, of the tokens after its first (B7).
+    `hidden_state` is the model's final state of the prompt's last position, little-endian floats of 32 bits, from which
+    a draft layer goes on, with its `hidden_digest` (runtime/worker/generate/hidden_row.py).
 
     In a stage that another one drives, `frames` has the whole frame of each first token, and the prompt used up the
     items before `next_index` (E14)."""
@@ -110,6 +110,7 @@ class Handoff:
     next_index: int | None = None
     hidden_state: bytes | None = None
     hidden_digest: str | None = None
+    top_logits: list[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ SPREAD = 3.0
 def asks_for_logits(params: SamplingParams) -> bool:
     """Return whether more than a token is asked for."""
     shaped = params.grammar, params.logit_bias, params.bad_token_ids, params.allowed_token_ids, params.min_tokens
-    return any(shaped) or params.logprobs is not None
+    return any(shaped) or params.shows_logits
 
 
 def logits_after(running: int, vocab: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ from pontil.http.openai.completions.remote_prompt import moved, remote_kv
 from pontil.http.openai.completions.request import DEFAULT_TOKENS, CompletionRequest, Prompt, read_completion
 from pontil.http.openai.completions.sounds import open_sounds
 from pontil.http.stream.answer_checker import AnswerChecker
+from pontil.http.stream.receipts import ReceiptDesk, check_no_receipt
 from pontil.http.stream.reply import (
     SERVER_SENT_EVENTS,
     KeepAnswer,
@@ -214,7 +215,7 @@ class GenerationRoutes:
         self.preparation, self.bodies, self.answers = preparation, bodies, answers
         self.proxy, self.model, self.prompts = preparation.proxy, preparation.model, preparation.prompts
         self.sounds = open_sounds(self.proxy, self.model, bodies)
-        self.resumable = ResumableRoutes(self.proxy)
+        self.resumable, self.receipts = ResumableRoutes(self.proxy), ReceiptDesk(self.proxy)
 
     async def read(
         self, request: Request, parser: Callable[..., T], check: Callable[[Request], None] = check_type
@@ -271,6 +272,7 @@ class GenerationRoutes:
         continued."""
         understood(request)
         shape.schema_watch = self.schema_watch(ready.sampling)
+        shape.receipts = self.receipts.open(request, ready.works, ready.snapshot, shape.heading.id, self.model.name)
         await self.preparation.look_up(ready)
         submit = partial(self.proxy.submit, ready.ticket, *ready.works, snapshot=ready.snapshot)
         stream, shape = self.resumable.stream(request, ready.works, shape, submit)
@@ -280,6 +282,7 @@ class GenerationRoutes:
         """Send an answer in sound, or about recordings and images, which several stages of the model make."""
         understood(request)
         check_not_continued(request)
+        check_no_receipt(request, "an answer in sound, or about recordings or images,")
         shape.schema_watch = self.schema_watch(ready.sampling)
         return await self.sounds.answer(request, ready.ticket, ready.works[0], shape, ready.wanted)
 

@@ -10,6 +10,7 @@ from pontil.http.openai.responses.output import COMPLETED, IN_PROGRESS, INCOMPLE
 from pontil.http.openai.responses.tools import ToolOrigin
 from pontil.http.stream.error_object import error_of, status_of
 from pontil.http.stream.logprob_shape import chat_token
+from pontil.http.stream.receipts import ReceiptNote, receipt_field
 from pontil.http.stream.reply_shape import ReplyChoice, ReplyHeading, ShownText, kept_field
 from pontil.http.stream.schema_watch import SchemaWatch, schema_field
 from pontil.http.stream.token_parts import TokenParts
@@ -44,6 +45,7 @@ class ResponsesShape:
         self.heading, self.echoed, self.streamed = heading, echoed, streamed
         self.shown, self.make_reader = shown, make_reader
         self.schema_watch: SchemaWatch | None = None
+        self.receipts: ReceiptNote | None = None
         self.reader = make_reader()
         self.output = ResponseOutput(heading.id.removeprefix(PREFIX), origins)
         self.request: Request | None = None
@@ -117,6 +119,7 @@ class ResponsesShape:
             verdict_fields = {} if 0 not in verdicts else schema_field(verdicts[0])
             transfer_field = {} if self.request is None else kept_field(self.request)
             self.answer = self.response(self.status, usage) | verdict_fields | transfer_field
+            self.answer |= receipt_field(self.receipts)
         return self.answer
 
     def response(self, status: str, usage: Usage | None = None) -> dict[str, Any]:

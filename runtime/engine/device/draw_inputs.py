@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.logprobs import most_likely, token_logprobs
+from pontil.gpu_ops.draws.top_logits import top_logits
 from pontil.runtime.engine.device.link import Words
-from pontil.runtime.engine.device.results import Place
+from pontil.runtime.engine.device.results import Place, ResultBuffer
 from pontil.runtime.engine.device.step_buffer import Array
 from pontil.runtime.engine.sampling.logprobs import ranked
-from pontil.runtime.engine.sampling.sampler import Draw
+from pontil.runtime.engine.sampling.sampler import Draw, stated
 from pontil.runtime.engine.sequences.token_logprobs import Entry, TokenLogprobs
 
 MOST_LIKELY = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -97,6 +98,27 @@ class LogprobPlan:
             alternatives = sorted(some[1:], key=lambda entry: entry[2]) if spec.named else table[: spec.count]
             logprobs.append(TokenLogprobs((some[0], *alternatives)))
         return logprobs
+
+
+class TopLogitsPlan:
+    """The draws that ask for the highest logits of their rows. `sections` go to the device."""
+
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        self.draws = [draw for draw in draws if draw.sequence.params.top_logits]
+        self.rows = {row: place for place, row in enumerate(dict.fromkeys(draw.row for draw in self.draws))}
+        self.sections: list[Array] = [np.array(list(self.rows), np.int64)] if self.draws else []
+        self.place: Place | None = None
+
+    def compute(self, logits: Tensor, sections: Sequence[Tensor], results: ResultBuffer) -> None:
+        if self.draws:
+            most = max(draw.sequence.params.top_logits for draw in self.draws)
+            (self.place,) = results.add([top_logits(logits[sections[0]], most)])
+
+    def read(self, words: Words) -> dict[Draw, bytes]:
+        if self.place is None:
+            return {}
+        rows = self.place.read(words)
+        return {draw: stated(rows[self.rows[draw.row]], draw) for draw in self.draws}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,18 @@ from torch import Tensor
 from pontil.gpu_ops.draws.sampling import draw
 from pontil.gpu_ops.parameters.draws import DeviceDraws
 from pontil.runtime.engine.device.buckets import bucket_of
-from pontil.runtime.engine.device.draw_inputs import LogprobPlan, PlacedLogprobs, asked_of, draw_sections
+from pontil.runtime.engine.device.draw_inputs import (
+    LogprobPlan,
+    PlacedLogprobs,
+    TopLogitsPlan,
+    asked_of,
+    draw_sections,
+)
 from pontil.runtime.engine.device.link import Words
 from pontil.runtime.engine.device.results import ResultBuffer
 from pontil.runtime.engine.device.step_buffer import StepSections
 from pontil.runtime.engine.sampling.logit_entries import needs_unknown_tokens
-from pontil.runtime.engine.sampling.sampler import Draw, Sampled, plan_draws
+from pontil.runtime.engine.sampling.sampler import Draw, Sampled, plan_draws, with_top_logits
 from pontil.runtime.engine.sequences.batch import Span
 from pontil.runtime.engine.sequences.sequence import Sequence as EngineSequence
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
@@ -55,6 +61,8 @@ class TileDraws:
         self.number_sections = sections.add(self.numbers)
         self.edit_sections = sections.add([tensor.numpy() for tensor in self.edits.tensors])
         self.logprob_sections = sections.add(self.logprobs.sections if self.asked else [])
+        self.top_logits = TopLogitsPlan([draw for draw in self.plan.draws if draw.sequence not in left_out])
+        self.top_sections = sections.add(self.top_logits.sections)
 
     def take(self, logits: Tensor) -> None:
         """Take the logits, float32 [rows, vocabulary], and the memory for the edited ones, if there will be any."""
@@ -71,6 +79,7 @@ class TileDraws:
         if self.asked:
             logprobs = self.logprobs.compute(self.logits, self.drawn, self.logprob_sections())
             self.logprob_places = PlacedLogprobs(self.logprobs, results.add(logprobs))
+        self.top_logits.compute(self.logits, self.top_sections(), results)
 
     def edited_logits(self, logits: Tensor) -> Tensor:
         sections = iter(self.edit_sections())
@@ -95,6 +104,7 @@ class TileDraws:
         if self.logprob_places is not None:
             token_logprobs = self.logprob_places.read(tokens, words)
             logprobs = {draw: entry for (draw, _), entry in zip(self.asked, token_logprobs, strict=True)}
+        shown = with_top_logits(logprobs, self.top_logits.read(words))
         by_draw = dict(zip(draws, tokens, strict=True))
-        samples = self.plan.results(draws, self.drawn[: len(draws)], by_draw, self.dead, lambda _: logprobs)
+        samples = self.plan.results(draws, self.drawn[: len(draws)], by_draw, self.dead, lambda _: shown)
         return [sample for sample in samples if sample.sequence not in self.left_out] if self.left_out else samples

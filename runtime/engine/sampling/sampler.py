@@ -17,11 +17,13 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pontil.gpu_ops.draws.sampling import Shaping, greedy, sample
+from pontil.gpu_ops.draws.top_logits import top_logits as top_rows
 from pontil.gpu_ops.kernels.draws import draw_rows
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.runtime.engine.sampling.logit_entries import (
@@ -84,8 +86,8 @@ class StepCounts:
 @value(frozen=True, slots=True)
 class Sampled:
     """The next tokens of one choice: its accepted `drafted` tokens, and one more. `count` comes from the tensor's
-    shape, and `logprobs` is empty if the request asked for none. If no token is allowed there are none, and `failure`
-    gives the reason. `frames` has all codes of each token's frame, where a step makes several."""
+    shape, and `logprobs` is empty if the request asked for nothing about logits. If no token is allowed there are none,
+    and `failure` gives the reason. `frames` has all codes of each token's frame, where a step makes several."""
 
     sequence: Sequence
     choice: int
@@ -193,9 +195,7 @@ class DrawPlan:
         accepted ones."""
         runs = accepted(self.draws, tokens, dead)
         counts = counts_of(ordered, drawn, runs).by_owner
-        logprobs = logprobs_of(
-            [draw for right in runs.values() for draw in right if draw.sequence.params.logprobs is not None]
-        )
+        logprobs = logprobs_of([draw for right in runs.values() for draw in right if draw.sequence.params.shows_logits])
         draft_counts: Mapping[Run, int] = Counter([draw.run for draw in self.draws if draw.guess is not None])
         rows = {draw.run: draw.row for draw in self.draws if draw.ahead == 0} if dead else {}
         token_of = tokens.__getitem__
@@ -287,9 +287,33 @@ def pick_at_random(logits: Tensor, draws: list[Draw], kernels: KernelLibrary | N
 
 
 def logprobs_of_draws(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:
-    named_draws = [draw for draw in draws if draw.sequence.params.logprob_token_ids]
-    likely_draws = [draw for draw in draws if not draw.sequence.params.logprob_token_ids]
-    return likely_of(logits, likely_draws, tokens) | named_of(logits, named_draws, tokens)
+    asking = [draw for draw in draws if draw.sequence.params.logprobs is not None]
+    named_draws = [draw for draw in asking if draw.sequence.params.logprob_token_ids]
+    likely_draws = [draw for draw in asking if not draw.sequence.params.logprob_token_ids]
+    logprobs = likely_of(logits, likely_draws, tokens) | named_of(logits, named_draws, tokens)
+    return with_top_logits(logprobs, top_logits_of(logits, [draw for draw in draws if draw.sequence.params.top_logits]))
+
+
+def top_logits_of(logits: Tensor, draws: list[Draw]) -> dict[Draw, bytes]:
+    if not draws:
+        return {}
+    some, row = rows_of(logits, draws)
+    rows = top_rows(some, max(draw.sequence.params.top_logits for draw in draws)).numpy()
+    return {draw: stated(rows[at], draw) for draw, at in zip(draws, row.tolist(), strict=True)}
+
+
+def stated(pairs: Any, draw: Draw) -> bytes:
+    """Return as many of a row's highest logits as a draw's request asks for, int32 [count, 2], in bytes."""
+    told: bytes = pairs[: draw.sequence.params.top_logits].astype("<i4").tobytes()
+    return told
+
+
+def with_top_logits(logprobs: dict[Draw, TokenLogprobs], top_logits: Mapping[Draw, bytes]) -> dict[Draw, TokenLogprobs]:
+    """Return the logprobs of draws together with the highest logits of those that ask for them."""
+    return logprobs | {
+        draw: TokenLogprobs(logprobs[draw].entries if draw in logprobs else (), told)
+        for draw, told in top_logits.items()
+    }
 
 
 def likely_of(logits: Tensor, draws: list[Draw], tokens: dict[Draw, int]) -> dict[Draw, TokenLogprobs]:

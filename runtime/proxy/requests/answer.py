@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pontil.runtime.accounting.counts import AttemptCount, Usage
 from pontil.runtime.accounting.ledger import BEYOND_BUDGET, BROKEN, REPEATED, LedgerEntry, WorkShare
 from pontil.runtime.errors import PontilError
+from pontil.runtime.proxy.requests.logprob_check import NO_LOGITS, ShownLogits
+from pontil.runtime.receipts.chain import START, extended
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.timeline.step_gaps import BUFFER, StepGaps
 from pontil.runtime.tokenizer.detokenizer import Detokenizer, StopStrings
@@ -16,7 +18,6 @@ from pontil.runtime.wire.codec import HEAD
 from pontil.runtime.wire.messages import Logprobs
 
 MAX_TOKEN_ID = 1 << 31
-NO_LOGPROBS: Logprobs = []
 
 
 class BrokenAnswer(Exception):
@@ -191,7 +192,8 @@ class NoText:
 
 class Choice:
     """One of a request's answers, by its `number`: its ids, its text, which is empty without a tokenizer, and once it
-    has ended the finish `reason`, with the stop string as its worker stated it. Frames may arrive late, twice and from
+    has ended the finish `reason`, with the stop string as its worker stated it; and the `chain` of its ids, where their
+    logits are asked for. Frames may arrive late, twice and from
     two workers (decode repeats what prefill sent), so ids are counted once, by index."""
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, number: int = 0) -> None:
@@ -199,6 +201,7 @@ class Choice:
         self.ids: list[int] = []
         self.reason: str | None = None
         self.stop_match: str | None = None
+        self.chain = START
         self.detokenizer = NoText() if tokenizer is None else Detokenizer(tokenizer, params.skip_special_tokens)
         self.stops = StopStrings(params.stop, params.include_stop_str_in_output) if params.stop else None
         self.end_ids = (*(() if tokenizer is None else tokenizer.eos_ids), *params.stop_token_ids)
@@ -347,16 +350,21 @@ class TokenSource:
         now: float,
         reason: str | None = None,
         stop_match: str | None = None,
-        logprobs: Logprobs = NO_LOGPROBS,
+        shown_logits: ShownLogits = NO_LOGITS,
     ) -> int:
         """Put new ids, up to the budget, into the choice and its mailbox, with the last `logprobs` if there are any.
         Return how many were accepted; the others, of those `made`, are discarded. With a `reason` they are the last,
         and the listener hears of them at the choice's end."""
         choice = self.choice
+        if choice.params.top_logits and new and not shown_logits.top_logits:
+            self.entry.settle(made, 0, BROKEN)
+            raise BrokenAnswer("a worker does not state logits, which a receipt needs: its version makes none")
         room = choice.params.max_tokens - len(choice.ids)
         ids = new if len(new) <= room else new[:room]
         count = len(ids)
         self.entry.settle(made, count, REPEATED if ids is new else BEYOND_BUDGET)
+        if choice.params.top_logits:
+            choice.chain = extended(choice.chain, ids, shown_logits.of_last(len(new), count, choice.params.top_logits))
         text = choice.add(ids, reason, stop_match)
         if count:
             self.times.begun = True
@@ -368,5 +376,6 @@ class TokenSource:
         shown = ids if reason is None else choice.shown(ids, reason, stop_match)
         if shown or text:
             tell = self.mailbox.put if reason is None else self.mailbox.add
+            logprobs = shown_logits.logprobs
             tell(text, shown, choice.number, logprobs[len(logprobs) - len(new) :][: len(shown)] if logprobs else None)
         return count

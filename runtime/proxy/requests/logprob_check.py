@@ -3,15 +3,40 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from pontil.runtime.receipts.chain import width
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.wire.messages import Logprobs, Tokens
 
 Entries = Sequence[Sequence[float]]
 
 
+@dataclass(frozen=True, slots=True)
+class ShownLogits:
+    """The logits of a frame's ids, as far as it was asked for them: `logprobs`, and the `top_logits` of all."""
+
+    logprobs: Logprobs = field(default_factory=list)
+    top_logits: bytes = b""
+
+    @classmethod
+    def of(cls, frame: Tokens) -> "ShownLogits":
+        return cls(frame.logprobs or [], frame.top_logits or b"")
+
+    def of_last(self, new: int, count: int, most: int) -> bytes:
+        """Return the highest logits, `most` of each, of the first `count` of the frame's last ids, which are `new`."""
+        each = width(most)
+        return self.top_logits[len(self.top_logits) - new * each :][: count * each]
+
+
+NO_LOGITS = ShownLogits()
+
+
 def fit(frame: Tokens, prompt: Sequence[int], params: SamplingParams) -> bool:
-    """Logprobs are there exactly where they were asked for, and can be shown."""
+    """Logprobs are there exactly where they were asked for, and can be shown; so are the highest logits, which
+    a worker of an earlier version does not state."""
+    if len(frame.top_logits or b"") not in (0, len(frame.ids) * width(params.top_logits)):
+        return False
     return fit_the_ids(frame.logprobs, frame.ids, params.logprobs is not None) and fit_the_prompt(
         frame.prompt_logprobs, prompt, params.prompt_logprobs is not None
     )

@@ -24,7 +24,7 @@ from pontil.runtime.proxy.requests.answer import (
     TokenSource,
 )
 from pontil.runtime.proxy.requests.attempts import Attempts, RequestLoad, WorkerReports
-from pontil.runtime.proxy.requests.logprob_check import fit
+from pontil.runtime.proxy.requests.logprob_check import ShownLogits, fit
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import Route
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
@@ -350,7 +350,7 @@ class Request:
         if frame.prompt_logprobs:
             self.prompt_logprobs = frame.prompt_logprobs
             self.mailbox.release()
-        delivered_tokens = source.deliver(new, booked_tokens, now, reason, frame.stop_match, frame.logprobs or [])
+        delivered_tokens = source.deliver(new, booked_tokens, now, reason, frame.stop_match, ShownLogits.of(frame))
         self.work.take_codes(frame, len(new), delivered_tokens)
         if reason is not None:
             self.end_choice(choice, phase, reason, frame.stop_match)
@@ -361,7 +361,7 @@ class Request:
     def has_heard_all(self, phase: str) -> bool:
         """Return whether a worker has sent the counts that are only in its first frame, and will send ids alone."""
         has_counts = self.entry.prompt_stated is not None and phase in self.account.cached_by[self.attempts.number]
-        plain = self.params.logprobs is None and self.params.prompt_logprobs is None
+        plain = not self.params.shows_logits and self.params.prompt_logprobs is None
         return has_counts and plain and self.work.has_bare_tokens
 
     def hear_prompt(self, frame: Tokens) -> None:

@@ -13,6 +13,7 @@ from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.engine.sequences.output_record import Known
 from pontil.runtime.engine.sequences.streamed import RowInputs
 from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
+from pontil.runtime.receipts.chain import width
 from pontil.runtime.wire.messages import Begin, Handoff
 from pontil.runtime.worker.process.worker_request import WorkerRequest
 
@@ -72,14 +73,17 @@ def delivered_of(request: WorkerRequest, choice: int) -> list[int]:
 
 
 def knows_its_logprobs(handoff: Handoff, request: WorkerRequest) -> bool:
-    """Return whether logprobs, if there are any, are given for every first token that is not yet delivered."""
-    known = handoff.logprobs
+    """Return whether logprobs, if there are any, are given for every first token that is not yet delivered, and the
+    highest logits, if they are asked for."""
+    known, top_logits, params = handoff.logprobs, handoff.top_logits, request.sequence.params
+    told = [choice for choice in handoff.choices if not delivered_of(request, choice)]
+    if told and params.top_logits:
+        size = width(params.top_logits)
+        if top_logits is None or len(top_logits) != params.n or any(len(top_logits[choice]) != size for choice in told):
+            return False
     if known is None:
         return True
-    told = [choice for choice in handoff.choices if not delivered_of(request, choice)]
-    return len(known) == request.sequence.params.n and all(
-        known[choice] and are_logprobs(known[choice]) for choice in told
-    )
+    return len(known) == params.n and all(known[choice] and are_logprobs(known[choice]) for choice in told)
 
 
 def are_logprobs(entries: list[list[float]]) -> bool:
@@ -100,6 +104,8 @@ def known_of(handoff: Handoff, request: WorkerRequest, hidden: Tensor | None = N
 def known_of_choice(handoff: Handoff, choice: int, delivered: list[int], hidden: Tensor | None) -> Known:
     if delivered:
         return Known(choice, delivered, len(delivered), hidden=hidden)
-    logprobs = () if handoff.logprobs is None else (TokenLogprobs.from_wire(handoff.logprobs[choice]),)
+    entries = [] if handoff.logprobs is None else handoff.logprobs[choice]
+    top_logits = b"" if handoff.top_logits is None else handoff.top_logits[choice]
+    logprobs = (TokenLogprobs.from_wire(entries, top_logits),) if entries or top_logits else ()
     draft = () if handoff.draft_tokens is None else tuple(handoff.draft_tokens[choice])
     return Known(choice, [handoff.first_tokens[choice]], logprobs=logprobs, draft=draft, hidden=hidden)

@@ -15,6 +15,7 @@ from pontil.runtime.disaggregation.states import SendEvent
 from pontil.runtime.engine.engine import Output
 from pontil.runtime.engine.scheduler import Scheduler
 from pontil.runtime.engine.sequences.sequence import FinishReason, Sequence
+from pontil.runtime.engine.sequences.token_logprobs import TokenLogprobs
 from pontil.runtime.wire.compatibility import foreign, objection
 from pontil.runtime.wire.links.outbox import PATIENCE, Outbox
 from pontil.runtime.wire.links.sockets import PeerServer
@@ -268,7 +269,8 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
     drafts = {one.branch.choice: list(draft) for one, draft in zip(going_on, made, strict=True)}
     hidden = last_state(sequence)
     tokens = {first.sequence.branch.choice: first.sequence.output[0] for first in job.firsts}
-    known = {first.sequence.branch.choice: first.logprobs[0].to_wire() for first in job.firsts if first.logprobs}
+    known = {first.sequence.branch.choice: first.logprobs[0] for first in job.firsts if first.logprobs}
+    asked, unknown = sequence.params, TokenLogprobs()
     return PrefillResult(
         sequence.computed,
         [tokens[choice] if choice in tokens else job.request.submit.delivered[choice][0] for choice in range(n)],
@@ -276,11 +278,12 @@ def prefilled(job: PrefillJob, going_on: list[Sequence], now: float, scheduler: 
         job.request.cached,
         now - job.begun,
         [one.branch.choice for one in going_on],
-        [known.get(choice, []) for choice in range(n)] if known else None,
+        [known.get(choice, unknown).to_wire() for choice in range(n)] if known and asked.logprobs is not None else None,
         [drafts.get(choice, []) for choice in range(n)] if any(drafts.values()) else None,
         None if sequence.streams.inputs is None else [sequence.streams.inputs.frames[0]],
         None if sequence.streams.inputs is None else sequence.streams.inputs.next_index,
         hidden,
         None if hidden is None else digest_of(hidden),
         sequence.history.mark,
+        [known.get(choice, unknown).top_logits for choice in range(n)] if known and asked.top_logits else None,
     )

@@ -240,7 +240,7 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         generated_tokens=sequence.record.generated if counted else None,
         prompt_tokens=len(sequence.prompt),
         cached_tokens=sequence.history.cached + sequence.history.cached_later,
-        logprobs=[entry.to_wire() for entry in output.logprobs] or None,
+        logprobs=[entry.to_wire() for entry in output.logprobs if entry.entries] or None,
         prompt_logprobs=(
             [entry.to_wire() if entry else [] for entry in sequence.record.prompt_logprobs] or None if opens else None
         ),
@@ -254,4 +254,5 @@ def tokens_frame(incarnation: str, request: WorkerRequest, output: Output) -> To
         pull_error=pulled.error,
         frames=output.frames or None,
         kept_blocks=list(sequence.blocks) if request.is_kept else None,
+        top_logits=b"".join([entry.top_logits for entry in output.logprobs]) or None,
     )

@@ -38,7 +38,7 @@ from pontil.runtime.models.partition import Arithmetic, check_dispatch, check_di
 from pontil.runtime.models.weights import Packing, Weights
 from pontil.runtime.probe.host_memory import host_room
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.compatibility import ON_GPU, ROW_PARALLEL
+from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, ROW_PARALLEL
 from pontil.runtime.worker.start.attention_check import check_attention
 from pontil.runtime.worker.start.bits_identity import bits_identity
 from pontil.runtime.worker.start.gpu_room import TorchMeter, measure_room
@@ -152,7 +152,7 @@ def name_of_kernels(
     CPUs, and on GPUs of one kind that are `deterministic` or not alike and have one `attention`."""
     if device.type == "cuda":
         others = "" if attention in OWN else f" {attention}"
-        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{' deterministic' if deterministic else ''}{others}"
+        return f"{ON_GPU}{torch.cuda.get_device_name(device)}{DETERMINISTIC if deterministic else ''}{others}"
     return kernels.name if kernels else TORCH
 
 

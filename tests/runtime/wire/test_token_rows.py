@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "pull_error": "late",
     "frames": [[7, 0]],
     "kept_blocks": [3, 0],
+    "top_logits": b"\0" * 8,
 }
 ADDRESSED = {"sender", "receiver", "request_id", "attempt", "index", "ids", "choice"}
 

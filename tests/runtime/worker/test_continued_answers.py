@@ -20,6 +20,7 @@ TOKENS = 24
 EVERYTHING: dict[str, Any] = {
     "temperature": 0.9, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "presence_penalty": 0.4, "frequency_penalty": 0.3,
     "repetition_penalty": 1.1, "logit_bias": ((7, 2.0),), "logprobs": 3, "min_tokens": 10, "bad_token_ids": (9,),
+    "top_logits": 8,
 }  # fmt: skip
 
 NAMED: dict[str, Any] = {"logprobs": 0, "logprob_token_ids": (5, 90, 7)}
@@ -43,6 +44,18 @@ def logprobs_of(answer: WorkerAnswer, choice: int) -> dict[int, Any]:
         if frame.choice == choice
         for index, entry in enumerate(frame.logprobs or [], frame.index)
     }
+
+
+def top_logits_of(answer: WorkerAnswer, choice: int) -> dict[int, bytes]:
+    """Return the highest logits of each token, by index."""
+    told = {}
+    for frame in (frame for frame in answer.frames if frame.choice == choice and frame.top_logits):
+        each = len(frame.top_logits or b"") // len(frame.ids)
+        told |= {
+            frame.index + place: (frame.top_logits or b"")[place * each : (place + 1) * each]
+            for place in range(len(frame.ids))
+        }
+    return told
 
 
 def go_on(
@@ -77,12 +90,16 @@ def check(answer: WorkerAnswer, whole: WorkerAnswer, delivered: list[list[int]])
         assert sum(stated) == len(expected) - len(ids)
         known = logprobs_of(whole, choice)
         assert logprobs_of(answer, choice) == {index: known[index] for index in known if index >= len(ids)}
+        stated_logits = top_logits_of(whole, choice)
+        assert top_logits_of(answer, choice) == {
+            index: stated_logits[index] for index in stated_logits if index >= len(ids)
+        }
         reasons = {frame.finish_reason for frame in frames} - {None}
         assert reasons == ({"length"} if len(ids) < len(expected) else set())
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0}, "drawn": {}, "everything": EVERYTHING, "named": NAMED,
+    "greedy": {"temperature": 0.0}, "drawn": {"top_logits": 8}, "everything": EVERYTHING, "named": NAMED,
 }  # fmt: skip
 
 

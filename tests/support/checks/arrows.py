@@ -102,9 +102,11 @@ ARROWS: dict[str, set[str]] = {
         "runtime/accounting", "runtime/cache/prefix", "runtime/cache/prefix_journal", "runtime/wire",
     },
     "runtime/proxy/fleet": {"runtime/proxy/routing", "runtime/wire"},
+    # The chain and the statement, of the standard library; signatures need the library of the proxy's links.
+    "runtime/receipts": set(),
     "runtime/proxy/requests": {
-        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/timeline", "runtime/tokenizer",
-        "runtime/wire",
+        "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/routing", "runtime/receipts", "runtime/timeline",
+        "runtime/tokenizer", "runtime/wire",
     },
     "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
     "runtime/proxy/dispatch": {
@@ -190,8 +192,8 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/worker/generate": {
         "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
-        "runtime/engine/sequences", "runtime/grammar", "runtime/transfer", "runtime/wire", "runtime/wire/links",
-        "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer", "runtime/wire",
+        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
@@ -231,8 +233,8 @@ ARROWS: dict[str, set[str]] = {
     "http/stream": {
         "http/access", "http/fields", "http/schema", "runtime", "runtime/accounting", "runtime/chat",
         "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/fleet", "runtime/proxy/requests",
-        "runtime/proxy/resume", "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer",
-        "runtime/wire/messages",
+        "runtime/proxy/resume", "runtime/proxy/siblings", "runtime/receipts", "runtime/timeline", "runtime/tokenizer",
+        "runtime/wire/compatibility", "runtime/wire/messages",
     },
     "http/openai/chat": {
         "http/fields", "http/intake", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",

@@ -16,8 +16,8 @@ from pontil.runtime.models.model import Model
 REPEATING = [5, 6, 7, 8, 9] * 6
 KINDS: tuple[dict[str, Any], ...] = (
     {},
-    {"logprobs": 3},
-    {"temperature": 0.4},
+    {"logprobs": 3, "top_logits": 8},
+    {"temperature": 0.4, "top_logits": 8},
     {"temperature": 0.7, "top_k": 5, "logprobs": 0},
     {"min_tokens": 9, "logit_bias": ((11, 2.0),)},
     {"allowed_token_ids": (5, 6, 7, 8, 9, 40)},

@@ -285,10 +285,17 @@ def proper_choice(worker: ScriptedWorker, submit: Submit, choice: int, opening: 
 
 
 def known(submit: Submit, ids: list[int]) -> dict[str, Any]:
-    """Return logprobs if they were requested."""
+    """Return logprobs and the highest logits if they were requested."""
     count, named = submit.sampling["logprobs"], submit.sampling["logprob_token_ids"]
     shown = [[token, -0.5 * rank, rank] for rank, token in enumerate(named, 1)]
-    return {} if count is None else {"logprobs": [entries(token, count) + shown for token in ids]}
+    logprobs = {} if count is None else {"logprobs": [entries(token, count) + shown for token in ids]}
+    most = submit.sampling["top_logits"]
+    return logprobs | ({"top_logits": b"".join(top_logits_of(token, most) for token in ids)} if most else {})
+
+
+def top_logits_of(token: int, most: int) -> bytes:
+    """Return the highest logits of a row from which this token was drawn: they follow from its id."""
+    return b"".join(struct.pack("<If", token + rank, -0.5 * rank) for rank in range(most))
 
 
 def prompt_entries(submit: Submit) -> list[list[list[float]]]:

@@ -32,11 +32,11 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 
 SETTINGS: list[dict[str, object]] = [
     {},
-    {"temperature": 1.3, "top_p": 0.95, "top_k": 50, "seed": 3},
+    {"temperature": 1.3, "top_p": 0.95, "top_k": 50, "seed": 3, "top_logits": 8},
     {"temperature": 0.8, "min_p": 0.05, "logprobs": 3, "seed": 4},
     {"presence_penalty": 0.7, "frequency_penalty": -0.4, "repetition_penalty": 1.2, "logprobs": 0},
     {"logit_bias": ((5, 3.0), (9, -4.0)), "bad_token_ids": (7, 8), "temperature": 1.0, "prompt_logprobs": 2},
-    {"allowed_token_ids": (1, 2, 3, 50), "temperature": 2.0, "n": 3, "logprobs": 2},
+    {"allowed_token_ids": (1, 2, 3, 50), "temperature": 2.0, "n": 3, "logprobs": 2, "top_logits": 5},
     {"logprobs": 1, "logprob_token_ids": (4, 90), "temperature": 0.5},
 ]
 
@@ -59,6 +59,7 @@ def run(engine: Engine) -> tuple[dict[str, list[int]], list[Sequence]]:
 def nearly(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> bool:
     for one, other in zip(ours, theirs, strict=True):
         assert [entry[0::2] for entry in one.entries] == [entry[0::2] for entry in other.entries]
+        assert len(one.top_logits) == len(other.top_logits) and one.top_logits[:4] == other.top_logits[:4]
         assert [entry[1] for entry in one.entries] == pytest.approx([entry[1] for entry in other.entries], abs=1e-4)
     return True
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receipts of answers: asked for by the header pontil-receipt, made when an answer is complete."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sanic import Request
+
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
+from pontil.runtime.proxy.proxy import Proxy
+from pontil.runtime.proxy.requests.generation import Generation
+from pontil.runtime.proxy.requests.request import Request as ProxyRequest
+from pontil.runtime.proxy.requests.stream import Stream
+from pontil.runtime.receipts.chain import START, TOP_LOGITS, extended
+from pontil.runtime.receipts.signing import ReceiptSigner
+from pontil.runtime.receipts.statement import VERSION, ids_digest, stated_parameters
+from pontil.runtime.wire.compatibility import promises_bits
+from pontil.runtime.wire.messages import Hello
+
+HEADER = "pontil-receipt"
+WHOLE, DIGEST = "1", "digest"
+MOVED = "the workers that made this answer have left, so that nothing can be said of them"
+
+
+def check_no_receipt(request: Request, what: str) -> None:
+    """Raise RequestError if a receipt is asked for of something that has none."""
+    if wanted(request) is not None:
+        raise RequestError(f"{what} has no receipt: leave out {HEADER}")
+
+
+def wanted(request: Request) -> str | None:
+    """Return which receipt this request asks for, if it does."""
+    value: str = request.headers.getone(HEADER, "0")
+    if value not in ("0", WHOLE, DIGEST):
+        raise RequestError(f"{HEADER} is {value!r:.40}: send 1, or digest for one without the prompt's ids")
+    return None if value == "0" else value
+
+
+@dataclass(slots=True)
+class ReceiptNote:
+    """The receipts of one `reply`, named by its id, and by the name of the `model`: of each choice one, once `sign` has
+    made them, in `told`, the field that the reply has."""
+
+    signer: ReceiptSigner
+    proxy: Proxy
+    snapshot: RegistrySnapshot
+    reply: str
+    model: str
+    shows_prompt: bool
+    told: dict[str, Any] = field(default_factory=dict)
+
+    async def sign(self, stream: Stream) -> None:
+        """Make the receipts of a complete answer. Long prompts are digested beside the event loop."""
+        workers = [self.workers_of(request) for request in stream.requests]
+        made = await asyncio.to_thread(self.made, stream.requests, workers)
+        self.told = {"receipt": made[0] if len(made) == 1 else made}
+
+    def workers_of(self, request: ProxyRequest) -> Hello | None:
+        """Return what the workers are that computed it: those of its release, which may have changed before it
+        began."""
+        if request.release in (None, self.snapshot.release):
+            return self.snapshot.any_hello
+        serving = self.proxy.registry.generating.serving(request.release)
+        return serving[0].hello if serving else None
+
+    def made(self, requests: Sequence[ProxyRequest], workers: Sequence[Hello | None]) -> list[dict[str, Any]]:
+        receipts = []
+        for request, hello in zip(requests, workers, strict=True):
+            common = None if hello is None else self.statement(request, hello)
+            receipts += [
+                {"refused": MOVED} if common is None else self.receipt(request, common, number)
+                for number in range(request.params.n)
+            ]
+        return receipts
+
+    def receipt(self, request: ProxyRequest, common: dict[str, Any], number: int) -> dict[str, Any]:
+        answer = request.answers[number]
+        # Where no bits are equal everywhere, no logits were stated.
+        chain = answer.chain if request.params.top_logits else extended(START, answer.ids, b"")
+        statement = common | {
+            "choice": number,
+            "completion_tokens": len(answer.ids),
+            "finish_reason": answer.reason or "",
+            "tokens_sha256": ids_digest(answer.ids),
+            "chain": chain.hex(),
+        }
+        prompt = request.prompt if self.shows_prompt else None
+        return self.signer.receipt(statement, answer.ids, prompt).to_json()
+
+    def statement(self, request: ProxyRequest, hello: Hello) -> dict[str, Any]:
+        """Return the part of the statement that all choices of a request have."""
+        return {
+            "receipt": VERSION,
+            "id": self.reply,
+            "request": request.ticket.name or "",
+            "model": self.model,
+            "model_fingerprint": hello.model_fingerprint,
+            "tokenizer": self.proxy.tokenizer.digest,
+            "revision": hello.revision,
+            "version": hello.version or self.proxy.config.version,
+            "kernels": hello.kernels or "",
+            "dtype": hello.dtype or "",
+            "kv_cache_dtype": hello.kv_cache_dtype or "",
+            "top_logits": request.params.top_logits,
+            "parameters": stated_parameters(request.params),
+            "prompt_tokens": len(request.prompt),
+            "cached_tokens": request.billed.cached_tokens,
+            "prompt_sha256": ids_digest(request.prompt),
+        }
+
+
+def receipt_field(note: ReceiptNote | None) -> dict[str, Any]:
+    """Return the field with the receipts of a complete reply, which is there only if they were asked for."""
+    return {} if note is None else note.told
+
+
+class ReceiptDesk:
+    """The key of a proxy, by which it signs receipts, if it has one."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        key = proxy.config.receipt_key
+        self.proxy, self.signer = proxy, None if key is None else ReceiptSigner(bytes.fromhex(key))
+
+    def open(
+        self, request: Request, works: Sequence[Generation], snapshot: RegistrySnapshot, reply: str, model: str
+    ) -> ReceiptNote | None:
+        """Return the note of a reply that is to have receipts, and have its works computed with what they state. None
+        if none are asked for. Raises RequestError for a request that cannot have them."""
+        form = wanted(request)
+        if form is None:
+            return None
+        if self.signer is None:
+            raise RequestError(
+                "this server has no key to sign receipts with: its operator can give one by --receipt-key"
+            )
+        if self.proxy.config.graph is not None:
+            raise RequestError(f"a model of several stages has no receipts: leave out {HEADER}")
+        if any(work.remote_kv is not None for work in works):
+            raise RequestError(f"kv_transfer_params has others compute the prompt: leave it out, or {HEADER}")
+        kernels = None if snapshot.any_hello is None else snapshot.any_hello.kernels
+        for work in works:
+            work.params = replace(work.params, top_logits=TOP_LOGITS if promises_bits(kernels) else 0)
+        return ReceiptNote(self.signer, self.proxy, snapshot, reply, model, form == WHOLE)

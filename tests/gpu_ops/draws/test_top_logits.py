@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The highest logits are those of a full sort, on every path, whatever a row holds."""
+
+import math
+import struct
+from typing import Any
+
+import torch
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pontil.gpu_ops.draws.top_logits import top_logits, top_there
+
+VALUES = [0.0, -0.0, 1.5, -2.25, 3e38, math.inf, -math.inf, math.nan, 1e-40]
+
+
+def sorted_whole(row: list[float], count: int) -> list[tuple[int, int]]:
+    """Return the pairs by a sort of all ids."""
+    clean = [-math.inf if math.isnan(logit) else logit + 0.0 for logit in row]
+    ids = sorted(range(len(row)), key=lambda one: (-clean[one], one))[:count]
+    pairs = [(one, *struct.unpack("<i", struct.pack("<f", clean[one]))) for one in ids]
+    return pairs + [(-1, -1)] * (count - len(ids))
+
+
+@settings(max_examples=examples(60, 400), deadline=None)
+@given(st.sampled_from([1, 5, 63, 64, 65, 200, 700]), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_as_a_sort_of_all(vocabulary: int, count: int, random: Any) -> None:
+    few = random.random() < 0.5
+    draw = (lambda: random.choice(VALUES)) if few else (lambda: random.gauss(0, 3))
+    logits = torch.tensor([[draw() for _ in range(vocabulary)] for _ in range(3)], dtype=torch.float32)
+    expected = [sorted_whole(row, count) for row in logits.tolist()]
+    assert [[tuple(pair) for pair in row] for row in top_logits(logits, count).tolist()] == expected
+    assert [[tuple(pair) for pair in row] for row in top_there(logits, count).tolist()] == expected
