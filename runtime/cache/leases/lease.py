@@ -54,15 +54,12 @@ class LeaseTerm:
     def kept(self, now: float) -> int:
         """Return the whole seconds for which it was kept by then."""
         until = now if self.ended is None else self.ended
-        return max(0, min(int(until - self.began), self.seconds))
+        return int(max(0.0, min(until - self.began, self.seconds)))
 
-    def extend(self, seconds: int, now: float) -> bool:
-        """Promise so many seconds from now on, at least. Return whether that is longer than before."""
+    def lasting(self, seconds: int, now: float) -> int:
+        """Return for how many seconds in all it is to be granted to last so many from now on, at least."""
         kept = self.kept(now)
-        needed = kept + seconds + (now - self.began > kept)
-        is_longer = needed > self.seconds
-        self.seconds = max(self.seconds, needed)
-        return is_longer
+        return max(self.seconds, kept + seconds + (now - self.began > kept))
 
     def close(self, state: str, now: float, reason: str | None = None) -> None:
         """End it: what is left of it is released or refunded. One whose time is over has EXPIRED, however late that is

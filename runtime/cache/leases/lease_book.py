@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from pontil.runtime.cache.leases.lease import EXPIRED, REFUNDED, RELEASED, ByteSeconds, LeaseTerm, PrefixLease
+from pontil.runtime.cache.leases.lease import EXPIRED, REFUNDED, RELEASED, ByteSeconds, PrefixLease
 from pontil.runtime.cache.pool import BlockPool
 
 # Ends in the heap that leases have no longer, beside as many as there are leases.
@@ -120,11 +120,12 @@ class LeaseBook:
             heappush(self.ends, (lease.term.end, lease.id))
 
     def extend(self, name: str, seconds: int, now: float) -> bool:
-        """Keep a lease for so many seconds from now on, at least. Return whether it is held."""
+        """Grant a lease for so many seconds in all, unless it was granted for more. Return whether it is held."""
         self.expire(now)
         lease = self.leases.get(name)
         if lease is not None:
-            if lease.term.extend(seconds, now):
+            if seconds > lease.term.seconds:
+                lease.term.seconds = seconds
                 self.push(lease)
             self.changed[name] = lease
         return lease is not None
@@ -178,4 +179,3 @@ class LeaseBook:
         assert counts == self.pins, "a pin belongs to no lease"
         assert all(self.pool.owners[block] >= 1 for block in self.pins), "a leased block has no owner"
         assert self.settled.ahead == 0, "granted is not held, released and refunded"
-

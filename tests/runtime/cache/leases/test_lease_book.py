@@ -111,8 +111,8 @@ class LeaseHistory(RuleBasedStateMachine):
         if not self.model:
             return
         name = list(self.model)[which % len(self.model)]
-        assert self.book.extend(name, seconds, self.now)
         one = self.model[name]
+        assert self.book.extend(name, self.book.leases[name].term.lasting(seconds, self.now), self.now)
         while one.began + one.seconds < self.now + seconds:
             one.seconds += 1
 
@@ -153,7 +153,9 @@ class LeaseHistory(RuleBasedStateMachine):
 
         def sum_of(state: str, is_held: bool) -> int:
             chosen = [one for one in every if is_held or one.state == state]
-            return sum(len(one.keys) * BLOCK_BYTES * (one.held if is_held else one.seconds - one.held) for one in chosen)
+            return sum(
+                len(one.keys) * BLOCK_BYTES * (one.held if is_held else one.seconds - one.held) for one in chosen
+            )
 
         granted = sum(len(one.keys) * BLOCK_BYTES * one.seconds for one in every)
         expected = ByteSeconds(granted, sum_of(HELD, True), sum_of(RELEASED, False), sum_of(REFUNDED, False))
@@ -221,9 +223,9 @@ def test_the_ends_of_a_lease_that_is_extended_all_the_time_stay_few() -> None:
     assert compute(book.pool, keys)
     lease(book, "one", keys, 0.0, 1)
     for second in range(1000):
-        assert book.extend("one", 2, second / 2)
+        assert book.extend("one", 1 + second, second / 2)
     assert len(book.ends) <= STALE_ENDS + 4
-    assert not book.extend("one", 2, 2000.0)
+    assert not book.extend("one", 2000, 2000.0)
 
 
 def test_time_that_stands_still_or_goes_back_ends_nothing_and_bills_nothing() -> None:
