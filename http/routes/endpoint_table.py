@@ -28,6 +28,7 @@ from pontil.http.openai.responses import schema as shown
 from pontil.http.openai.responses.conversations import Conversations
 from pontil.http.openai.responses.request import RESPONSES
 from pontil.http.openai.responses.route import ResponsesRoutes
+from pontil.http.prefixes.route import PrefixRoutes
 from pontil.http.routes import request_times as traced
 from pontil.http.routes.openapi import OpenApiRoute
 from pontil.http.routes.page import RoutedRoom
@@ -89,6 +90,7 @@ def endpoints(
         *rerank_endpoints(RerankRoutes(proxy, ranker, bodies)),
         *BatchRoutes(proxy, lines, bodies, bodies.most).endpoints(),
         *routes.sounds.endpoints(),
+        *PrefixRoutes(routes).endpoints(),
         *token_endpoints(tokens),
         Endpoint("GET", "/v1/models", models.models, "The models that are served.", reply.MODELS),
         Endpoint("GET", "/v1/models/{name}", models.one_model, "One of them, by its name.", reply.MODEL, errors=(404,)),

@@ -27,8 +27,15 @@ def usage(file: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    for line in table(rows):
+    for line in table(without_leases(rows)):
         click.echo(line)
+
+
+def without_leases(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Leave the columns of leases out where there are none."""
+    if any(row["leases"] for row in rows):
+        return rows
+    return [{name: value for name, value in row.items() if not name.startswith("lease")} for row in rows]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,6 +12,8 @@ from typing import Any
 
 from pontil.runtime.accounting.usage_tables import BILLED, CLOSED, LOST
 
+# SQLite's integers are signed, of 64 bits: what is larger was cut.
+LARGEST = (1 << 63) - 1
 SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "generated", "delivered", "discarded")
 # Rows and the sums over those that were removed, together.
 ROWS = f"""
@@ -42,6 +44,16 @@ FROM requests WHERE state = '{CLOSED}' ORDER BY arrived
 PROMPTS = f"""
 SELECT id, prompt_tokens, cached_tokens, computed_tokens FROM requests
 WHERE state = '{CLOSED}' AND prompt_tokens <> cached_tokens + computed_tokens ORDER BY arrived
+"""
+# Leases that are over, and those that were removed, as the ledger sums them.
+LEASE_SUMS = ("leases", "lease_granted", "lease_held", "lease_released", "lease_refunded")
+LEASES = f"""
+SELECT 1, granted, held, released, refunded FROM leases WHERE proxy = ?1 AND state = '{CLOSED}'
+UNION ALL SELECT leases, granted, held, released, refunded FROM removed_leases WHERE proxy = ?1 AND state = '{CLOSED}'
+"""
+UNBALANCED_LEASES = """
+SELECT id, granted, held, released, refunded FROM leases
+WHERE granted < held + released + refunded OR state <> 'open' AND granted <> held + released + refunded ORDER BY began
 """
 # A worker's rows under this proxy and the later ones in its place, in order: to others it states other counts. They are
 # later whose rows were written first after this one's: a clock may have been set back between their starts.
@@ -95,6 +107,11 @@ def requests_balance(database: sqlite3.Connection) -> Iterator[AuditFinding]:
             False,
             f"request {name}: of {prompt} prompt tokens {cached_tokens} were cached and {computed_tokens} computed",
         )
+    for name, granted, held, released, refunded in database.execute(UNBALANCED_LEASES):
+        yield AuditFinding(
+            False,
+            f"lease {name}: of {granted} byte-seconds {held} were held, {released} released and {refunded} refunded",
+        )
     yield AuditFinding(True, f"{count} closed requests were looked at one by one")
     removed_requests, delivered_tokens, day = database.execute(REMOVED).fetchone()
     if removed_requests:
@@ -109,8 +126,25 @@ def proxy_balances(database: sqlite3.Connection, proxy: sqlite3.Row) -> Iterator
     rows = database.execute(ROWS, (proxy["incarnation"],)).fetchone()
     name = f"proxy {proxy['incarnation']} ({proxy['state']})"
     yield compared(f"{name}: the ledger", {column: proxy[column] for column in SUMMED}, rows, "rows")
+    yield from leases_balance(database, proxy, name)
     for worker in database.execute("SELECT * FROM workers WHERE proxy = ? ORDER BY name", (proxy["incarnation"],)):
         yield worker_balances(database, proxy, worker)
+
+
+def leases_balance(database: sqlite3.Connection, proxy: sqlite3.Row, name: str) -> Iterator[AuditFinding]:
+    """Compare the ledger's byte-seconds with the rows of leases that are over, if there are any of either. They are
+    added here: SQLite has no such large sums."""
+    columns = zip((0,) * len(LEASE_SUMS), *database.execute(LEASES, (proxy["incarnation"],)), strict=True)
+    rows = [sum(column) for column in columns]
+    sums = [proxy[column] for column in LEASE_SUMS]
+    if any(rows) or any(sums):
+        wrong = [
+            f"{column} {said} but {found} in the rows"
+            for column, said, found in zip(LEASE_SUMS, sums, rows, strict=True)
+            if said != min(found, LARGEST)
+        ]
+        agreement = f"{sums[0]} leases are over, {sums[2]} byte-seconds held and {sums[4]} refunded"
+        yield AuditFinding(not wrong, f"{name}: {'; '.join(wrong) or agreement}")
 
 
 def compared(subject: str, sums: Mapping[str, Any], rows: sqlite3.Row, where: str) -> AuditFinding:

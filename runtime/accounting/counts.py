@@ -10,6 +10,8 @@ FINISH_REASONS = ("stop", "length")
 EMBEDDED = "embedded"
 # That of a pair of texts that was answered with a score.
 SCORED = "scored"
+# That of a prompt that was computed for a lease, which was granted.
+LEASED = "leased"
 
 
 @dataclass(frozen=True, slots=True)

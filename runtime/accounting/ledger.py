@@ -264,6 +264,28 @@ class Totals:
             self.discarded[reason] += count
 
 
+@dataclass(slots=True)
+class LeaseTotals:
+    """The sums over all leases that ended, in byte-seconds: granted = held + released + refunded."""
+
+    leases: int = 0
+    granted: int = 0
+    held: int = 0
+    released: int = 0
+    refunded: int = 0
+
+    def add(self, granted: int, held: int, released: int, refunded: int) -> None:
+        self.leases += 1
+        self.granted += granted
+        self.held += held
+        self.released += released
+        self.refunded += refunded
+
+    @property
+    def imbalance(self) -> int:
+        return abs(self.granted - self.held - self.released - self.refunded)
+
+
 class Ledger:
     """The accounts of all requests and workers of one proxy. A request is open from its admission until it is closed,
     once."""
@@ -274,6 +296,7 @@ class Ledger:
         self.books: dict[str, Book] = {}
         self.folded = Folded()
         self.totals = Totals()
+        self.leases = LeaseTotals()
 
     def open(self, request: str, prompt: int, choices: int = 1) -> LedgerEntry:
         assert request not in self.entries and request not in self.closed, "request ids are minted once"
@@ -352,4 +375,4 @@ class Ledger:
     def imbalance(self) -> int:
         """The number of tokens that do not add up: 0, unless a worker, the network or this code breaks the rules."""
         open_books = sum(book.imbalance + book.prompts.imbalance for book in self.books.values())
-        return self.totals.imbalance + open_books + self.folded.imbalance
+        return self.totals.imbalance + open_books + self.folded.imbalance + self.leases.imbalance

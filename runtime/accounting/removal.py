@@ -11,6 +11,7 @@ from pontil.runtime.accounting.usage_tables import (
     CLOSED,
     OPEN,
     SUM_TABLES,
+    RemovedLeases,
     RemovedRequests,
     RemovedShares,
     SumRow,
@@ -41,6 +42,16 @@ SELECT worker, ifnull(shares.proxy, requests.proxy) AS whose, sum(shares.generat
 FROM shares JOIN requests ON requests.id = request WHERE request {CHOSEN} GROUP BY worker, whose
 """
 
+# A lease that is not balanced stays, too.
+OLD_LEASES = f"""
+SELECT id FROM leases WHERE began < :since AND state <> '{OPEN}' AND granted = held + released + refunded LIMIT :most
+"""
+LEASES = f"""
+SELECT proxy, api_key, model, date(began, 'unixepoch') AS day, state, count(*), sum(granted), sum(held), sum(released),
+       sum(refunded)
+FROM leases WHERE id {CHOSEN} GROUP BY proxy, api_key, model, day, state
+"""
+
 
 def add_to(kind: type[SumRow], rows: str) -> str:
     """Return SQL that adds the selected rows to those of the same key."""
@@ -57,10 +68,12 @@ STEPS = (
     f"DELETE FROM requests WHERE id {CHOSEN}",
 )
 
+LEASE_STEPS = (add_to(RemovedLeases, LEASES), f"DELETE FROM leases WHERE id {CHOSEN}")
+
 
 class Removal:
-    """Removes the requests of a file that arrived more than so many `days` ago and have ended, in portions: `place` is
-    the last row that was looked at. Rows lie about in the order of their arrival."""
+    """Removes the requests and leases of a file that began more than so many `days` ago and have ended, in portions:
+    `place` is the last request that was looked at. Rows lie about in the order of their arrival."""
 
     def __init__(self, days: float) -> None:
         self.days = days
@@ -80,6 +93,9 @@ class Removal:
             request_names = [name for _, name, _, removable in rows if removable]
             for step in STEPS if request_names else ():
                 database.execute(step, (json.dumps(request_names),))
-        has_more = any(old for _, _, old, _ in rows)
-        self.place, self.due = (rows[-1][0], now) if has_more else (0, self.due)
+            lease_names = [name for (name,) in database.execute(OLD_LEASES, parameters)]
+            for step in LEASE_STEPS if lease_names else ():
+                database.execute(step, (json.dumps(lease_names),))
+        has_more = any(old for _, _, old, _ in rows) or len(lease_names) == PORTION
+        self.place, self.due = (rows[-1][0] if rows else 0, now) if has_more else (0, self.due)
         return len(request_names)

@@ -2,7 +2,7 @@
 """The sums that a bill is made of, and the bills of single requests, read from a usage log."""
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pontil.runtime.accounting.usage_tables import BILLED, LOST, OPEN
 
@@ -21,13 +21,19 @@ FROM (
 ) GROUP BY api_key, model, day ORDER BY day, api_key, model
 """
 
+# Of a lease that is open its row has what was held when it was written.
+LEASES = """
+SELECT api_key, model, date(began, 'unixepoch') AS day, 1, held, refunded FROM leases
+UNION ALL SELECT api_key, model, day, leases, held, refunded FROM removed_leases
+"""
 BILLS = "SELECT name, state, prompt_tokens, completion_tokens FROM requests WHERE stage IS NULL AND instr(name, ?) = 1"
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSum:
     """The use of one model with one key on one day. `lost` of the `requests` ended with their proxy, `open` ones still
-    run."""
+    run. Of the leases on prefixes that began then, the byte-seconds held are billed, those refunded could not be
+    kept."""
 
     api_key: str
     model: str
@@ -38,6 +44,9 @@ class UsageSum:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    leases: int = 0
+    lease_byte_seconds: int = 0
+    lease_refunded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,4 +65,15 @@ def bills_of(database: sqlite3.Connection, names: str) -> list[RequestBill]:
 
 
 def usage_sums(database: sqlite3.Connection) -> list[UsageSum]:
-    return [UsageSum(*row) for row in database.execute(SUMS)]
+    """Return the sums, in the order of days. Those of leases are added here: SQLite's integers have no room for what a
+    large system keeps."""
+    sums = {(row[2], row[0], row[1]): UsageSum(*row) for row in database.execute(SUMS)}
+    for key, model, day, leases, held, refunded in database.execute(LEASES):
+        before = sums.get((day, key, model), UsageSum(key, model, day, 0, 0, 0, 0, 0, 0))
+        sums[day, key, model] = replace(
+            before,
+            leases=before.leases + leases,
+            lease_byte_seconds=before.lease_byte_seconds + held,
+            lease_refunded=before.lease_refunded + refunded,
+        )
+    return [sums[name] for name in sorted(sums)]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from pontil.runtime.accounting.counts import EMBEDDED, SCORED
+from pontil.runtime.accounting.counts import EMBEDDED, LEASED, SCORED
 from pontil.runtime.foundation.value import value
 
 OPEN, CLOSED, LOST = "open", "closed", "lost(proxy)"
-# SQL: what was delivered, or answered by a vector or a score, is billed.
-BILLED = f"(delivered > 0 OR finish IS '{EMBEDDED}' OR finish IS '{SCORED}')"
+# SQL: what was delivered, or answered by a vector, a score or a lease, is billed.
+BILLED = f"(delivered > 0 OR finish IN ('{EMBEDDED}', '{SCORED}', '{LEASED}'))"
 
 
 @value(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class ProxyRow:
-    """One run of a proxy, and its ledger's sums over closed requests. Proxies of one `name` follow each other; those of
-    one `fleet` write to the file together."""
+    """One run of a proxy, and its ledger's sums over closed requests and over leases that ended. Proxies of one `name`
+    follow each other; those of one `fleet` write to the file together."""
 
     incarnation: str
     started: float
@@ -101,6 +101,35 @@ class ProxyRow:
     discarded: int
     name: str | None = None
     fleet: str | None = None
+    leases: int = 0
+    lease_granted: int = 0
+    lease_held: int = 0
+    lease_released: int = 0
+    lease_refunded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease on a prefix: `size` bytes of KV, `seconds` long as granted, by the worker of this name. Of the
+    byte-seconds `granted`, those `held` are billed. While it is open, they are as they were when it was written.
+    `began` is in seconds since 1970; `outcome` is the state of a lease (runtime/cache/leases/lease.py)."""
+
+    id: str
+    proxy: str
+    api_key: str
+    model: str
+    worker: str
+    state: str
+    outcome: str
+    reason: str | None
+    tokens: int
+    size: int
+    seconds: int
+    granted: int
+    held: int
+    released: int
+    refunded: int
+    began: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +167,15 @@ class LostRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LostLeases:
+    """The end of the open leases that began `before` and are not among those `kept`, a JSON list of ids: no worker has
+    them. What their rows do not say was held is refunded."""
+
+    before: float
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
 class TakenOver:
     """The beginning of what a proxy knows of a request that another one had begun. The shares that are there are
     removed before any are written: of attempts that its record had no room for this proxy knows nothing."""
@@ -166,6 +204,22 @@ class RemovedRequests:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedLeases:
+    """The sums over leases that were removed."""
+
+    proxy: str
+    api_key: str
+    model: str
+    day: str
+    state: str
+    leases: int
+    granted: int
+    held: int
+    released: int
+    refunded: int
+
+
+@dataclass(frozen=True, slots=True)
 class RemovedShares:
     """The sums over what one worker did for one proxy's requests that were removed."""
 
@@ -175,10 +229,10 @@ class RemovedShares:
     computed: int
 
 
-UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow | BatchOutcome
-SumRow = RemovedRequests | RemovedShares
+UsageRow = RequestRow | ShareRow | WorkerRow | ProxyRow | BatchOutcome | LeaseRow
+SumRow = RemovedRequests | RemovedShares | RemovedLeases
 # Rows that a proxy posts about others.
-LostRow = LostProxy | LostRequest | TakenOver | ForgottenBatch
+LostRow = LostProxy | LostRequest | TakenOver | ForgottenBatch | LostLeases
 Posted = UsageRow | LostRow
 
 TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
@@ -187,11 +241,13 @@ TABLES: dict[type[UsageRow], tuple[str, tuple[str, ...]]] = {
     WorkerRow: ("workers", ("worker", "proxy")),
     ProxyRow: ("proxies", ("incarnation",)),
     BatchOutcome: ("batch_lines", ("batch", "line")),
+    LeaseRow: ("leases", ("id",)),
 }
 # Tables of sums over rows that were removed (runtime/accounting/removal.py).
 SUM_TABLES: dict[type[SumRow], tuple[str, tuple[str, ...]]] = {
     RemovedRequests: ("removed_requests", ("proxy", "api_key", "model", "day", "state")),
     RemovedShares: ("removed_shares", ("worker", "proxy")),
+    RemovedLeases: ("removed_leases", ("proxy", "api_key", "model", "day", "state")),
 }
 ALL_TABLES: dict[type[Any], tuple[str, tuple[str, ...]]] = {**TABLES, **SUM_TABLES}
 SQL_TYPES = {"str": "TEXT", "int": "INTEGER", "float": "REAL"}
@@ -217,7 +273,11 @@ def type_name(declared_type: Any) -> str:
 
 
 # SQL: the rows that a later version of theirs may change; all, where there is no such condition.
-GUARDS: dict[type[UsageRow], str] = {RequestRow: f" WHERE requests.state = '{OPEN}'", BatchOutcome: " WHERE FALSE"}
+GUARDS: dict[type[UsageRow], str] = {
+    RequestRow: f" WHERE requests.state = '{OPEN}'",
+    BatchOutcome: " WHERE FALSE",
+    LeaseRow: f" WHERE leases.state = '{OPEN}'",
+}
 
 
 def upsert(kind: type[UsageRow]) -> str:
@@ -240,6 +300,14 @@ STATEMENTS: dict[type[Posted], tuple[tuple[str, tuple[int, ...]], ...]] = {
         (f"UPDATE proxies SET state = '{LOST}' WHERE state = '{OPEN}' AND incarnation = ?", (0,)),
     ),
     LostRequest: ((f"{LOSE} AND id = ?", (0,)),),
+    LostLeases: (
+        (
+            f"UPDATE leases SET state = '{LOST}', outcome = 'refunded', reason = 'no worker has it any more', "
+            f"refunded = granted - held - released WHERE state = '{OPEN}' AND began < ? "
+            "AND id NOT IN (SELECT value FROM json_each(?))",
+            (0, 1),
+        ),
+    ),
     ForgottenBatch: (("DELETE FROM batch_lines WHERE batch = ?", (0,)),),
     TakenOver: (
         (f"DELETE FROM shares WHERE request IN (SELECT id FROM requests WHERE id = ? AND state = '{OPEN}')", (0,)),

@@ -3,8 +3,8 @@
 
 from dataclasses import dataclass
 
-from pontil.runtime.config.declaration import SUPERVISION, option
-from pontil.runtime.config.readers import choice, some_seconds, switch
+from pontil.runtime.config.declaration import ENGINE, SUPERVISION, option
+from pontil.runtime.config.readers import choice, size, some_seconds, switch
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -40,4 +40,11 @@ class SharedOptions:
         False,
         "Let `pontil chaos` of this user kill, stop and slow this launch's processes; for trials.",
         switch,
+    )
+    lease_key_memory: int | None = option(
+        ENGINE,
+        None,
+        "Most KV cache that the leases of one API key hold, in all workers (default: what --lease-share leaves).",
+        size,
+        "SIZE",
     )

@@ -129,6 +129,13 @@ class WorkerOptions(SharedOptions):
         "Keep the KV of a worker on a CPU over its death, so that the next process finds it cached.",
         switch,
     )
+    lease_share: float = option(
+        ENGINE,
+        0.5,
+        "Share of each worker's KV cache that leases on prefixes may hold; 0: there are none.",
+        number(0.0, 0.9),
+        "SHARE",
+    )
     speculative_tokens: int = option(
         ENGINE,
         0,

@@ -12,6 +12,7 @@ from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
 from pontil.runtime.proxy.metrics.all_series import BROKEN, FAILED, MOVED, Metrics
 from pontil.runtime.proxy.requests.answer import BrokenAnswer, Finished
 from pontil.runtime.proxy.requests.log_fields import about
@@ -26,6 +27,7 @@ from pontil.runtime.wire.messages import (
     Failed,
     Heartbeat,
     Hello,
+    LeaseState,
     Message,
     NodeOutput,
     Progress,
@@ -256,5 +258,19 @@ class TimesFrames:
         try:
             if not self.timelines.take(message):
                 self.metrics.dropped.labels("stale").inc()
+        except MalformedFrame as error:
+            self.metrics.drop_malformed(message, error)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFrames:
+    """The handler of what workers tell of their leases."""
+
+    leases: FleetLeases
+    metrics: Metrics
+
+    def on_state(self, message: LeaseState) -> None:
+        try:
+            self.leases.on_state(message)
         except MalformedFrame as error:
             self.metrics.drop_malformed(message, error)

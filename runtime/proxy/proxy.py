@@ -18,7 +18,7 @@ from pontil.runtime.foundation.staged_model import StagedModel
 from pontil.runtime.proxy.admission.control import ModelAdmissions
 from pontil.runtime.proxy.admission.in_flight import InFlight, SlowReaders
 from pontil.runtime.proxy.admission.request_queue import RequestQueue
-from pontil.runtime.proxy.answer_frames import AnswerFrames, MessageRouter, TimesFrames
+from pontil.runtime.proxy.answer_frames import AnswerFrames, LeaseFrames, MessageRouter, TimesFrames
 from pontil.runtime.proxy.control_link import ControlLink
 from pontil.runtime.proxy.dispatch.dispatcher import Dispatcher
 from pontil.runtime.proxy.fleet.operator_changes import OperatorChanges
@@ -26,6 +26,7 @@ from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.fleet.registry_snapshot import RegistrySnapshot
 from pontil.runtime.proxy.forever_tasks import ForeverTasks
+from pontil.runtime.proxy.leases.fleet_leases import FleetLeases
 from pontil.runtime.proxy.metrics.all_series import DIED, SILENT, Metrics
 from pontil.runtime.proxy.registrar import Registrar
 from pontil.runtime.proxy.requests.answer import WholeAnswer
@@ -50,6 +51,8 @@ from pontil.runtime.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    LeaseState,
+    LeasesTold,
     Message,
     NodeOutput,
     PrefixDelta,
@@ -61,26 +64,11 @@ from pontil.runtime.wire.messages import (
 )
 
 TICK = 0.25
-# A tick this late, in seconds, means that this process was stopped or overloaded: workers' messages are still unread.
-LATE = 1.0
 # Ticks between two searches of the queue for requests that can no longer be served in time.
 SWEEP_TICKS = 2
 # Requests that are admitted in one turn of the event loop, where there are many.
 PORTION = 64
 LOG = logging.getLogger("pontil.proxy")
-
-
-class Ticks:
-    """The ticks of the event loop: their `number`, and the time of the last one."""
-
-    def __init__(self, now: float) -> None:
-        self.number, self.last = 0, now
-
-    def take(self, now: float) -> bool:
-        """Count a tick; return whether it is in time."""
-        self.number += 1
-        late, self.last = now - self.last > LATE, now
-        return not late
 
 
 class Proxy:
@@ -111,6 +99,7 @@ class Proxy:
         )
         self.fleet = Fleet(config, self.incarnation, self.metrics.render, lambda name: self.timelines.shown(name))
         self.books = Bookkeeper(config, self.incarnation, clock, self.metrics.threads, self.fleet.kept)
+        self.leases = FleetLeases(config, self.incarnation, self.registry, self.books, clock, self.send)
         self.self_test = SelfTest(config.self_test, tokenizer, self.trial_routes, self.try_out)
         self.admissions = ModelAdmissions(config, self.registry, self.dispatcher, self.metrics, clock, self.fleet.table)
         self.in_flight = InFlight(
@@ -130,8 +119,7 @@ class Proxy:
         self.kv_transfers = KVTransfers(
             self.registry, None if self.link.keys is None else self.link.keys.kept, config.kv_transfers
         )
-        self.tasks = ForeverTasks(self.metrics.threads)
-        self.ticks = Ticks(clock())
+        self.tasks = ForeverTasks(self.metrics.threads, clock())
         self.router = self.make_router()
 
     @property
@@ -176,7 +164,8 @@ class Proxy:
         )
         registrar = Registrar(
             self.incarnation, self.registry, self.ledger, self.metrics, self.clock, self.send, self.on_change,
-            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.dispatcher.lookup.enabled,
+            lambda workers: self.lose(workers, SILENT, "let go of its requests"), self.leases.came,
+            self.dispatcher.lookup.enabled,
         )  # fmt: skip
         handlers: dict[type[Message], Callable[[Any], None]] = {
             Hello: registrar.on_hello,
@@ -191,6 +180,8 @@ class Proxy:
             Embedding: frames.on_embedding,
             NodeOutput: frames.on_node_output,
             AttemptTimes: TimesFrames(self.timelines, self.metrics).on_times,
+            LeaseState: LeaseFrames(self.leases, self.metrics).on_state,
+            LeasesTold: self.leases.on_told,
             **self.runs.handlers,
         }
         return MessageRouter(
@@ -225,7 +216,7 @@ class Proxy:
         while True:
             self.tick()
             if on_tick is not None:
-                on_tick(self.ticks.number)
+                on_tick(self.tasks.ticks.number)
             await asyncio.sleep(TICK)
 
     async def checkpoint_forever(self) -> None:
@@ -251,6 +242,7 @@ class Proxy:
         self.drain()
         self.abandon()
         await self.tasks.end()
+        self.leases.end()
         await asyncio.to_thread(self.books.end)
         await self.in_flight.close()
         self.fleet.close(self.books.owes_rows)
@@ -340,10 +332,11 @@ class Proxy:
         tick, neither deadlines nor silence count, since the proxy itself may have caused them."""
         self.admissions.pass_time(self.clock())
         self.streams.tick()
+        self.leases.tick()
         self.timelines.tick()
         self.dispatcher.flush()
         now = self.clock()
-        if self.ticks.take(now):
+        if self.tasks.ticks.take(now):
             self.lose(self.registry.expire(now, self.changes.table_age), SILENT, "went silent")
             self.lose(self.registry.cut_off(now, self.readiness.reaches), SILENT, "lost its connection")
             self.enforce_deadlines(now)
@@ -354,7 +347,7 @@ class Proxy:
             self.metrics.dropped.labels("malformed").inc(malformed_count)
 
     def enforce_deadlines(self, now: float) -> None:
-        if self.ticks.number % SWEEP_TICKS == 0:
+        if self.tasks.ticks.number % SWEEP_TICKS == 0:
             for request, error in self.admissions.hopeless():
                 self.in_flight.fail(request, error)
         for request in list(self.requests.values()):
@@ -367,6 +360,7 @@ class Proxy:
             LOG.warning("%s (pid %d) %s", worker.hello.name, worker.hello.pid, how)
             reason = f"{worker.hello.name} {how} while it served this request"
             self.ledger.left(worker.hello.sender)
+            self.leases.lost(worker)
             for request in list(self.requests.values()):
                 # Another stage of its run may have ended it meanwhile.
                 if request.id in self.requests and request.needs(worker.hello.sender, drained=worker.drained):

@@ -31,8 +31,9 @@ LOG = logging.getLogger("pontil.proxy")
 @dataclass(frozen=True, slots=True)
 class Registrar:
     """The handler of workers' own messages. `on_change` is called when a worker registered or changed its role or
-    state, or that of its links to others; `lose` with those that have let go of their requests. `send` returns whether
-    a message was sent. `wants_prefixes`: workers are to tell what they have cached."""
+    state, or that of its links to others; `lose` with those that have let go of their requests; `came` with a Hello
+    that was answered, before its sender gets a request. `send` returns whether a message was sent. `wants_prefixes`:
+    workers are to tell what they have cached."""
 
     incarnation: str
     registry: Registry
@@ -42,6 +43,7 @@ class Registrar:
     send: Callable[[Message], bool]
     on_change: Callable[[], None]
     lose: Callable[[Sequence[RegisteredWorker]], None]
+    came: Callable[[Hello], None]
     wants_prefixes: bool = False
 
     def on_hello(self, message: Hello) -> None:
@@ -106,5 +108,7 @@ class Registrar:
     def welcome(self, message: Hello | RoleChange) -> None:
         """Send the worker its current registration."""
         prefixes = self.wants_prefixes
-        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes, True))
+        self.send(Welcome(self.incarnation, message.sender, True, message.role, message.draining, prefixes, True, True))
+        if isinstance(message, Hello):
+            self.came(message)
         self.on_change()

@@ -28,6 +28,7 @@ from pontil.runtime.wire.graph_messages import (
     Unread,
     Unsubscribe,
 )
+from pontil.runtime.wire.lease_messages import LeaseOrder, LeaseState, LeasesTold
 from pontil.runtime.wire.rank_messages import (
     RankDone,
     RankHello,
@@ -91,6 +92,9 @@ __all__ = [
     "Heartbeat",
     "Hello",
     "Inputs",
+    "LeaseOrder",
+    "LeaseState",
+    "LeasesTold",
     "Logprobs",
     "Message",
     "NodeOutput",
@@ -137,6 +141,7 @@ Message = (
     | Embed | Embedding | RankHello | RankWelcome | RankLoaded | RankPool | RankReady | RankPlan | RankDone | RankRound
     | NodeTask | NodeOutput | PassDone | Inputs | Starved | Release | Subscribe | Subscribed | StreamItem
     | StreamMark | StreamAck | ProducerDone | Unsubscribe | Unread | PrefixDelta | PrefixRequest | AttemptTimes
+    | LeaseOrder | LeaseState | LeasesTold
 )  # fmt: skip
 
 

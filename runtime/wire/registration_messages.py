@@ -53,7 +53,8 @@ class Welcome:
     """From proxy to worker: registered; the sender is the proxy incarnation that now owns your requests. `role` and
     `draining` are the values that the proxy has registered; None: not said. Messages that the worker sent before it
     changed them were handled before this one. `steps`: the proxy accepts Step messages instead of the Tokens of each
-    sequence. `prefixes`: it wants to be told which prefixes the worker has cached. `times`: it accepts AttemptTimes."""
+    sequence. `prefixes`: it wants to be told which prefixes the worker has cached. `times`: it accepts AttemptTimes.
+    `leases`: it keeps a book of leases."""
 
     sender: str
     receiver: str
@@ -62,6 +63,7 @@ class Welcome:
     draining: bool = False
     prefixes: bool = False
     times: bool = False
+    leases: bool = False
 
 
 @dataclass(frozen=True, slots=True)

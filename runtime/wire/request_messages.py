@@ -76,6 +76,9 @@ class Submit:
     (runtime/stages/graph/part.py).
     `frames` has, for each delivered id of choice 0, all codes of its frame, where a step makes several. `traceparent`
     (W3C) names the trace of the request, where it has one, for log lines.
+
+    A `lease` is asked for on the prompt's first `tokens`, in whole blocks, once they are computed here: its `id`,
+    `owner` and `seconds`. If it `must` be granted, a request for which there is no room fails before it is computed.
     """
 
     sender: str
@@ -100,6 +103,7 @@ class Submit:
     caller: str = ""
     weight: float = 1.0
     peer_blocks: list[int] | None = None
+    lease: dict[str, Any] | None = None
 
 
 @value(frozen=True, slots=True)

@@ -349,4 +349,5 @@ class Dispatcher:
 
 def meant_for(request: Request, workers: Sequence[WorkerLoad]) -> tuple[WorkerLoad, ...]:
     """Return the workers of the roles that do this request best alone; none where it needs no such."""
-    return tuple(worker for worker in workers if worker.role in (request.work.alone or ()))
+    roles, suits = request.work.alone or (), request.work.suits
+    return tuple(worker for worker in workers if worker.role in roles and suits(worker.incarnation))

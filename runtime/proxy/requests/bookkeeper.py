@@ -22,6 +22,8 @@ from pontil.runtime.accounting.usage_tables import (
     OPEN,
     BatchOutcome,
     ForgottenBatch,
+    LeaseRow,
+    LostLeases,
     LostProxy,
     LostRequest,
     ProxyRow,
@@ -107,6 +109,18 @@ class Bookkeeper:
         """Forget what became of a batch's lines. Their bills stay."""
         if self.log is not None:
             self.log.post([ForgottenBatch(batch)])
+
+    def note_lease(self, row: LeaseRow) -> None:
+        """Write the row of a lease; what became of one that ended is added to the sums, once."""
+        if row.state == CLOSED:
+            self.ledger.leases.add(row.granted, row.held, row.released, row.refunded)
+        if self.log is not None:
+            self.log.post([row, self.proxy_row(OPEN)] if row.state == CLOSED else [row])
+
+    def lose_leases(self, kept: Collection[str]) -> None:
+        """Close the rows of leases that were open before this proxy began, but for those `kept`."""
+        if self.log is not None:
+            self.log.post([LostLeases(self.started, json.dumps(list(kept)))])
 
     def hand_over(self, request: Request) -> None:
         """Let go of a request that another proxy will go on with. Its row stays open, and is the other one's next."""
@@ -262,7 +276,7 @@ class Bookkeeper:
         )
 
     def proxy_row(self, state: str) -> ProxyRow:
-        sums = self.ledger.totals
+        sums, leases = self.ledger.totals, self.ledger.leases
         return ProxyRow(
             self.incarnation,
             self.started,
@@ -276,6 +290,11 @@ class Bookkeeper:
             sums.settled_otherwise,
             self.config.name,
             self.config.shared_folder,
+            leases.leases,
+            leases.granted,
+            leases.held,
+            leases.released,
+            leases.refunded,
         )
 
 

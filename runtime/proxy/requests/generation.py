@@ -2,36 +2,62 @@
 """The work of a request that is answered with tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pontil.runtime.accounting.counts import DECODE, PREFILL
+from pontil.runtime.accounting.counts import DECODE, LEASED, PREFILL
+from pontil.runtime.proxy.requests.lease_wish import LeaseWish
 from pontil.runtime.proxy.requests.prompt_reuse import PromptParts
 from pontil.runtime.proxy.requests.remote_kv import RemoteKV
 from pontil.runtime.proxy.requests.request import Request, Work
 from pontil.runtime.proxy.routing.prompt_prefix import PromptPrefix
 from pontil.runtime.wire.messages import Submit
 
+# The roles of the workers that compute a prompt for a lease, where there are any of them.
+LEASING_ROLES = ("prefill", "mixed")
 NOTHING_MORE: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True, eq=False)
 class Generation(Work):
     """A prompt to be continued. `prefix` is what was computed to find it in caches, `parts` what it was made of. With
-    `remote_kv` its KV is kept for a worker of another proxy, or comes from one."""
+    `remote_kv` its KV is kept for a worker of another proxy, or comes from one. A lease on it may be wished for."""
 
     prefix: PromptPrefix | None = None
     remote_kv: RemoteKV | None = None
     parts: PromptParts | None = None
+    wish: LeaseWish | None = None
 
     def messages(self, request: Request, sender: str, secret: str | None, deadline: float | None) -> Sequence[Submit]:
         kv_fields = {} if self.remote_kv is None else self.remote_kv.submitted(request)
-        return submits(request, sender, secret, deadline, kv_fields)
+        made = submits(request, sender, secret, deadline, kv_fields)
+        if self.wish is None:
+            return made
+        lease = dict(self.wish.told())
+        return [message if message.phase == DECODE else replace(message, lease=lease) for message in made]
 
     @property
     def alone(self) -> Sequence[str] | None:
-        """One role where another router chooses the other worker."""
+        """One role where another router chooses the other worker; those that hold leases for a prompt without an
+        answer."""
+        if self.wish is not None and self.wish.must:
+            return LEASING_ROLES
         return None if self.remote_kv is None else (self.remote_kv.role,)
+
+    def suits(self, worker: str) -> bool:
+        return self.wish is None or not self.wish.must or self.wish.has_room(worker)
+
+    @property
+    def ends_as(self) -> str | None:
+        return LEASED if self.wish is not None and self.wish.must and self.wish.granted else None
+
+    def opened(self, request: Request) -> None:
+        if self.wish is not None:
+            self.wish.open(request.entry)
+
+    def ended(self, request: Request) -> None:
+        if self.wish is not None:
+            self.wish.close()
 
     @property
     def may_pause(self) -> bool:

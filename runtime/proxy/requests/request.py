@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from pontil.runtime.accounting.book import stated_count
 from pontil.runtime.accounting.counts import DECODE, PREFILL, Account, Usage
@@ -24,6 +23,7 @@ from pontil.runtime.proxy.requests.answer import (
     TokenSource,
 )
 from pontil.runtime.proxy.requests.attempts import Attempts, RequestLoad, WorkerReports
+from pontil.runtime.proxy.requests.journal import Journal
 from pontil.runtime.proxy.requests.logprob_check import ShownLogits, fit
 from pontil.runtime.proxy.requests.ticket import Ticket
 from pontil.runtime.proxy.routing.policy import Route
@@ -35,22 +35,6 @@ from pontil.runtime.wire.messages import Cancel, Embed, Logprobs, NodeOutput, No
 
 # The ticket of a request that no client sent.
 NO_TICKET = Ticket()
-
-
-class Journal(Protocol):
-    """The record of a request."""
-
-    def note(self) -> bool:
-        """Record the request as it is now; return whether it could be."""
-
-    def close(self, billed: Usage, finish: str) -> None:
-        """Record its end, before that is in the usage log."""
-
-    def let_go(self) -> None:
-        """Take note that its end is in the usage log, or on its way there."""
-
-    def await_reader(self, finish: str) -> bool:
-        """Leave the request, in flight no more, to a reader who may come back, or let it end so; return if it is."""
 
 
 class WorkPart(Enum):
@@ -108,6 +92,10 @@ class Work(ABC):
         """The roles of the workers of which one has to do all of it, where there are any of them; None if two may."""
         return None
 
+    def suits(self, worker: str) -> bool:
+        """Return whether the worker of this incarnation does it best, of those of these roles."""
+        return True
+
     @property
     def may_pause(self) -> bool:
         """True if it can be computed again from any token on, for a reader that takes nothing now."""
@@ -145,6 +133,11 @@ class Work(ABC):
     def load(self, request: "Request") -> int:
         """Return the prompt tokens that keep a worker busy."""
         return len(self.prompt)
+
+    @property
+    def ends_as(self) -> str | None:
+        """The finish reason of one that was answered otherwise than by tokens; None: those of its choices."""
+        return None
 
     def awaited(self, begun: bool) -> str:
         """Return the words for what the request waits for."""
@@ -235,8 +228,7 @@ class Request:
         mailbox = Mailbox(held=params.prompt_logprobs is not None)
         entry = (Ledger() if ledger is None else ledger).open(name, prompt_tokens, params.n)
         entry.rows_apart = work.is_spoken
-        times = AnswerTimes(now, now, now)
-        return cls(name, ticket, work, account, entry, answers, mailbox, times, Attempts(now))
+        return cls(name, ticket, work, account, entry, answers, mailbox, AnswerTimes(now, now, now), Attempts(now))
 
     @property
     def prompt(self) -> list[int]:
@@ -311,7 +303,7 @@ class Request:
     @property
     def finish(self) -> str | None:
         """The finish reasons of a complete answer, by choice; else None."""
-        return ",".join(self.reasons.values()) if self.complete else None
+        return (self.work.ends_as or ",".join(self.reasons.values())) if self.complete else None
 
     def needs(self, incarnation: str, *, drained: bool = False) -> bool:
         """Return whether the answer depends on this worker. The prefill worker is no longer needed once the decode
@@ -327,10 +319,8 @@ class Request:
         return any((DECODE, choice.number) not in self.attempts.heard for choice in self.unended)
 
     def accept(self, frame: Tokens, now: float) -> int:
-        """Take a frame's ids and counts; return how many ids were new. Closes the mailbox after the last ones.
-
-        Raises BrokenAnswer if frames contradict each other or leave a gap: the answer cannot be completed.
-        """
+        """Take a frame's ids and counts; return how many ids were new. Closes the mailbox after the last ones. Raises
+        BrokenAnswer if frames contradict each other or leave a gap: the answer cannot be completed."""
         source, phase = self.attempts.sources[frame.sender, frame.choice], self.attempts.phases[frame.sender]
         choice = source.choice
         self.hear_prompt(frame)
@@ -389,11 +379,9 @@ class Request:
 
     def is_sound(self, frame: Tokens) -> bool:
         """Return whether the frame's numbers are in range for this request."""
-        ids = frame.ids
-        fits = not ids or (min(ids) >= 0 and max(ids) < MAX_TOKEN_ID)
+        fits = not frame.ids or (min(frame.ids) >= 0 and max(frame.ids) < MAX_TOKEN_ID)
         is_placed = 0 <= frame.choice < len(self.answers) and frame.index >= 0
         return fits and is_placed and self.work.fits(frame) and fit(frame, self.prompt, self.params)
 
     def cancels(self, sender: str) -> list[Cancel]:
-        number = self.attempts.number
-        return [Cancel(sender, incarnation, self.id, number) for incarnation in self.attempts.phases]
+        return [Cancel(sender, worker, self.id, self.attempts.number) for worker in self.attempts.phases]

@@ -2,9 +2,11 @@
 """The proxy's knowledge of a worker's prefix cache. It may be wrong, which costs a worse choice of worker only."""
 
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from pontil.runtime.cache.prefix import KEY_BYTES
 from pontil.runtime.cache.prefix_journal import MOST_PRESENT, SHORT_BYTES
 from pontil.runtime.errors import MalformedFrame
 from pontil.runtime.wire.messages import PrefixDelta
@@ -28,13 +30,22 @@ def short_key(key: bytes) -> int:
     return int.from_bytes(key[:SHORT_BYTES], "little")
 
 
+def short_keys_of(keys: bytes) -> tuple[int, ...]:
+    """Return whole keys, which lie one behind the other, as workers tell them."""
+    words = KEY_BYTES // SHORT_BYTES
+    return struct.unpack(f"<{len(keys) // KEY_BYTES * words}Q", keys)[::words]
+
+
 class HeldPrefixes:
-    """The keys of the blocks that a worker has cached, at most `most`: those told first are forgotten first. `number`
-    is that of the next message; after a gap nothing is known until the worker begins again."""
+    """The keys of the blocks that a worker has cached, at most `most`: those told first are forgotten first, but for
+    the `leased` ones, which the worker keeps. `number` is that of the next message; after a gap nothing else is known
+    until the worker begins again."""
 
     def __init__(self, most: int = MOST_PRESENT) -> None:
         self.most = most
         self.keys: dict[int, None] = {}
+        # The keys of leases, and how many have each.
+        self.leased: Counter[int] = Counter()
         self.number = 0
         self.asked_at: float | None = None
 
@@ -44,7 +55,7 @@ class HeldPrefixes:
     def take(self, message: PrefixDelta) -> bool:
         """Take a message; return False after a gap. Raises MalformedFrame, after which there is a gap."""
         if message.number == 0:
-            self.keys.clear()
+            self.keys = dict.fromkeys(self.leased)
         elif message.number != self.number:
             self.forget()
             return False
@@ -62,11 +73,25 @@ class HeldPrefixes:
 
     def shrink(self) -> None:
         if len(self.keys) > self.most:
-            for key in list(islice(self.keys, len(self.keys) - self.most)):
+            old_keys = (key for key in self.keys if key not in self.leased)
+            for key in list(islice(old_keys, len(self.keys) - self.most)):
                 del self.keys[key]
 
+    def lease(self, keys: Iterable[int]) -> None:
+        """Take note of the keys of one more lease."""
+        new_keys = tuple(keys)
+        self.leased.update(new_keys)
+        self.keys.update(dict.fromkeys(new_keys))
+
+    def end_lease(self, keys: Sequence[int]) -> None:
+        """Take note that a lease is over. Its blocks stay until they are told to be gone."""
+        self.leased.subtract(keys)
+        for key in keys:
+            if self.leased[key] <= 0:
+                del self.leased[key]
+
     def forget(self) -> None:
-        self.keys.clear()
+        self.keys = dict.fromkeys(self.leased)
         # No message has this number.
         self.number = -1
 

@@ -7,6 +7,7 @@ from pontil.runtime.engine.prefixes.cache import PrefixCache
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 from pontil.runtime.worker.generate.prefill import PrefillSide
+from pontil.runtime.worker.generate.prefix_leases import PrefixLeases
 from pontil.runtime.worker.generate.stage import WorkerStage
 from pontil.runtime.worker.links.proxy_link import HeartbeatLoad, ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
@@ -26,6 +27,7 @@ class LoadGauge:
     stage: WorkerStage
     links: ProxyLinks
     requests: RequestTable
+    leases: PrefixLeases
 
     def load(self, link: ProxyLink) -> HeartbeatLoad:
         scheduler, counts = self.machine.scheduler, self.decode.counts
@@ -44,8 +46,8 @@ class LoadGauge:
         lost = tuple(self.decode.peers.lost)
         return HeartbeatLoad(running, waiting, free, 0, counters, self.gauges(), self.others(link), lost)
 
-    def gauges(self) -> dict[str, int] | None:
-        return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges()} or None
+    def gauges(self) -> dict[str, int]:
+        return {**(self.stage.gauges() or {}), **self.machine.scheduler.tier.gauges(), **self.leases.gauges()}
 
     def others(self, link: ProxyLink) -> dict[str, int] | None:
         """Return what other proxies have given to this worker; None where there is only one proxy."""

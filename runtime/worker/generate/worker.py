@@ -13,13 +13,14 @@ from pontil.runtime.engine.sequences.sequence import FinishReason, SequenceState
 from pontil.runtime.errors import RequestError
 from pontil.runtime.grammar.grammar import LIBRARY
 from pontil.runtime.reporting import Reporter
-from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, Message, PrefixRequest, Submit
+from pontil.runtime.wire.messages import SCHEMA, Cancel, Hello, LeaseOrder, Message, PrefixRequest, Submit
 from pontil.runtime.worker.generate.block_transfers import BlockTransfers, Connect, open_transport
 from pontil.runtime.worker.generate.decode import DecodeSide
 from pontil.runtime.worker.generate.grammar_manager import GrammarManager
 from pontil.runtime.worker.generate.load_gauge import LoadGauge
 from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
+from pontil.runtime.worker.generate.prefix_leases import PrefixLeases
 from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.generate.stage import open_stage
 from pontil.runtime.worker.links.log_fields import about
@@ -121,6 +122,7 @@ class Worker(Workload):
         )
         self.engine_counters, self.prompts = WorkerCounters(machine.engine), PromptMonitor()
         self.prefixes = PrefixReporters(link.links, machine.pool.index)
+        self.leases = PrefixLeases.of(config, sockets.incarnation, link, machine)
         self.requests = RequestTable(sockets.incarnation, link)
         self.prefill = PrefillSide(sockets.incarnation, config.deadlines, machine, self.peers_in, self.transfers)
         self.decode = DecodeSide(sockets, machine, self.transfers)
@@ -132,8 +134,9 @@ class Worker(Workload):
         sockets.closing.callback(self.grammars.close)
         sockets.closing.callback(self.idle_work.begin)
         self.gauge = LoadGauge(
-            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.stage, link, self.requests
-        )
+            machine, self.prefill, self.decode, self.grammars, self.engine_counters, self.stage, link, self.requests,
+            self.leases,
+        )  # fmt: skip
         self.processor = OutputProcessor(
             self.requests, link, machine.engine, self.prefill, self.engine_counters, self.cancel
         )
@@ -145,6 +148,8 @@ class Worker(Workload):
             request = self.requests.get(key_of(message.request_id, message.attempt))
             if request is not None and request.proxy == message.sender:
                 self.cancel(request, now)
+        elif isinstance(message, LeaseOrder):
+            self.leases.obey(message, now)
         elif isinstance(message, PrefixRequest):
             self.prefixes.begin(message.sender)
             return False
@@ -209,6 +214,8 @@ class Worker(Workload):
         self.stage.after(outputs, ended)
         # Before the tokens: a client that has its answer may send the next turn at once.
         self.prefixes.tell()
+        self.leases.computed(outputs, ended)
+        self.leases.tell(ended)
         self.processor.process(outputs, ended)
         # Before blocks are recorded: a next attempt may find them.
         begun = [one for sequence in self.machine.engine.begun if (one := self.requests.get(sequence.id))]
@@ -234,6 +241,7 @@ class Worker(Workload):
             self.requests.end(request.key, Failure(reason, status))
         self.stage.keep_only(self.requests, now)
         self.prefixes.tell()
+        self.leases.tick(self.requests, now)
         self.machine.driver.flush()
 
     def submit(self, message: Submit, now: float) -> None:
@@ -241,6 +249,8 @@ class Worker(Workload):
             request = self.stage.make_request(message)
             if not self.machine.scheduler.fits(request.sequence):
                 raise RequestError("the request needs more KV memory than this worker has")
+            if request.key not in self.requests:
+                self.leases.submitted(request)
         except RequestError as error:
             self.link.refuse(message, Failure(str(error), error.status))
             return

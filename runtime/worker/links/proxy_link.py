@@ -95,7 +95,8 @@ class ProxyLink:
     def __init__(self, socket: WorkerSocket, hello: Hello) -> None:
         self.socket, self.hello = socket, hello
         self.proxy: str | None = None
-        self.is_known, self.takes_steps, self.takes_prefixes, self.takes_times = True, False, False, False
+        self.is_known, self.takes_steps, self.takes_prefixes = True, False, False
+        self.takes_times = self.takes_leases = False
         self.outbox: deque[Message] = deque()
         self.told = ToldCounts()
         self.next_send = 0.0
@@ -150,7 +151,7 @@ class ProxyLink:
                 # The first heartbeat states what was generated before. Sent at once, less is lost if the proxy ends.
                 self.next_send = 0.0
             self.proxy, self.takes_steps, self.takes_prefixes = message.sender, message.steps, message.prefixes
-            self.takes_times = message.times
+            self.takes_times, self.takes_leases = message.times, message.leases
             # A proxy of an earlier version does not confirm the role.
             self.is_known = message.role is None or (message.role, message.draining) == (
                 self.hello.role,

@@ -27,6 +27,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime": set(),
     "runtime/accounting": set(),
     "runtime/cache": {"gpu_ops", "gpu_ops/kernels/weights", "gpu_ops/kv"},
+    "runtime/cache/leases": {"runtime/cache"},
     "runtime/cache/tier": {"gpu_ops/kv", "runtime/cache"},
     "runtime/config": set(),
     # A worker's own times, which each of its rooms may note.
@@ -109,6 +110,10 @@ ARROWS: dict[str, set[str]] = {
         "runtime/tokenizer", "runtime/wire",
     },
     "runtime/proxy/metrics": {"runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/requests", "runtime/wire"},
+    "runtime/proxy/leases": {
+        "runtime/accounting", "runtime/cache/leases", "runtime/cache/prefix", "runtime/proxy/fleet",
+        "runtime/proxy/requests", "runtime/proxy/routing", "runtime/wire",
+    },
     "runtime/proxy/dispatch": {
         "runtime/accounting", "runtime/proxy/fleet", "runtime/proxy/metrics", "runtime/proxy/requests",
         "runtime/proxy/routing", "runtime/wire", "runtime/wire/links",
@@ -125,8 +130,9 @@ ARROWS: dict[str, set[str]] = {
     },
     "runtime/proxy": {
         "runtime/accounting", "runtime/proxy/admission", "runtime/proxy/dispatch", "runtime/proxy/fleet",
-        "runtime/proxy/metrics", "runtime/proxy/requests", "runtime/proxy/resume", "runtime/proxy/routing",
-        "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer", "runtime/wire", "runtime/wire/links",
+        "runtime/proxy/leases", "runtime/proxy/metrics", "runtime/proxy/requests", "runtime/proxy/resume",
+        "runtime/proxy/routing", "runtime/proxy/siblings", "runtime/timeline", "runtime/tokenizer", "runtime/wire",
+        "runtime/wire/links",
     },
     "runtime/stages/runs": {
         "runtime/accounting", "runtime/proxy", "runtime/proxy/admission", "runtime/proxy/dispatch",
@@ -191,8 +197,9 @@ ARROWS: dict[str, set[str]] = {
         "runtime/wire", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker/generate": {
-        "runtime/cache", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes", "runtime/engine/runner",
-        "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer", "runtime/wire",
+        "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes",
+        "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer",
+        "runtime/wire",
         "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
@@ -270,6 +277,11 @@ ARROWS: dict[str, set[str]] = {
         "http/openai/embeddings", "http/schema", "http/stream", "runtime", "runtime/accounting", "runtime/chat",
         "runtime/grammar", "runtime/grammar/processes", "runtime/proxy", "runtime/proxy/requests", "runtime/timeline",
     },
+    "http/prefixes": {
+        "http/access", "http/fields", "http/intake", "http/openai/chat", "http/openai/completions", "http/schema",
+        "http/stream", "runtime", "runtime/accounting", "runtime/proxy", "runtime/proxy/leases",
+        "runtime/proxy/requests",
+    },
     "http/batch": {
         "http/access", "http/anthropic", "http/intake", "http/schema", "http/store", "http/stream", "runtime",
         "runtime/accounting", "runtime/proxy", "runtime/proxy/requests", "runtime/proxy/siblings",
@@ -285,8 +297,8 @@ ARROWS: dict[str, set[str]] = {
     "http/routes": {
         "http/access", "http/anthropic", "http/batch", "http/intake", "http/ollama", "http/openai/chat",
         "http/openai/completions",
-        "http/openai/embeddings", "http/openai/responses", "http/schema", "http/stream", "http/vllm", "runtime",
-        "runtime/chat", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
+        "http/openai/embeddings", "http/openai/responses", "http/prefixes", "http/schema", "http/stream", "http/vllm",
+        "runtime", "runtime/chat", "runtime/proxy", "runtime/timeline", "runtime/tokenizer",
     },
     "http/server": {
         "http/access", "http/anthropic", "http/intake", "http/ollama", "http/openai/responses", "http/routes",

@@ -29,6 +29,8 @@ from pontil.runtime.wire.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    LeaseState,
+    LeasesTold,
     Message,
     PrefixDelta,
     Progress,
@@ -74,6 +76,7 @@ class PromptWorker(WorkerLoop):
         self.requests, self.prefill, self.decode, self.transfers = (
             worker.requests, worker.prefill, worker.decode, worker.transfers
         )  # fmt: skip
+        self.leases = worker.leases
         self.stage, self.grammars, self.stalls = worker.stage, worker.grammars, worker.stalls
         self.cancelled: list[str] = []
 
@@ -191,6 +194,14 @@ class ScriptedProxy:
         self.goodbyes: dict[str, Goodbye] = {}
         self.progress: list[Progress] = []
         self.vectors: dict[str, Embedding] = {}
+        self.leases: list[LeaseState] = []
+        self.leases_told: list[LeasesTold] = []
+        self.kept: dict[type[Message], list[Any]] = {
+            Progress: self.progress,
+            AttemptTimes: self.times,
+            LeaseState: self.leases,
+            LeasesTold: self.leases_told,
+        }
         self.workers: list[PromptWorker] = []
 
     def close(self) -> None:
@@ -208,8 +219,6 @@ class ScriptedProxy:
             self.welcome(message)
         elif isinstance(message, PrefixDelta):
             self.prefixes.setdefault(message.sender, []).append(message)
-        elif isinstance(message, AttemptTimes):
-            self.times.append(message)
         elif isinstance(message, Heartbeat):
             self.heartbeats[message.sender] = message
             self.server.send(StillHere(self.incarnation, message.sender))
@@ -219,14 +228,14 @@ class ScriptedProxy:
             self.answers.setdefault(message.request_id, WorkerAnswer()).frames.append(message)
         elif isinstance(message, Embedding):
             self.vectors[message.request_id] = message
-        elif isinstance(message, Progress):
-            self.progress.append(message)
+        elif type(message) in self.kept:
+            self.kept[type(message)].append(message)
         elif isinstance(message, Failed):
             self.answers.setdefault(message.request_id, WorkerAnswer()).failures.append(message)
 
     def welcome(self, message: Hello | RoleChange) -> None:
         welcome = Welcome(self.incarnation, message.sender, role=message.role, draining=message.draining)
-        self.server.send(replace(welcome, prefixes=self.wants_prefixes, times=self.wants_times))
+        self.server.send(replace(welcome, prefixes=self.wants_prefixes, times=self.wants_times, leases=True))
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
         """Let every worker and the proxy take turns until the condition holds."""
@@ -314,14 +323,16 @@ class ScriptedProxy:
 
 
 def is_clean(worker: PromptWorker) -> bool:
-    """Return whether nothing is left of any request and every block is free."""
+    """Return whether nothing is left of any request and every block is free, or leased."""
     side, other = worker.prefill, worker.decode
     worker.machine.pool.check()
     left = (worker.requests, side.halves, side.jobs.open, side.jobs.held, side.kv_sender.open)
     right = (other.waiting, other.parked, other.draining, other.kv_receiver.open)
     owed = len(side.outbox) + len(other.peers.outbox)
     idle = not (worker.machine.engine.sequences or any(left) or any(right) or len(worker.grammars) or owed)
-    return idle and worker.machine.pool.available == worker.machine.pool.capacity
+    worker.leases.book.check()
+    leased = len(worker.leases.book.pins)
+    return idle and worker.machine.pool.available == worker.machine.pool.capacity - leased
 
 
 def everyone_clean(proxy: ScriptedProxy) -> None:

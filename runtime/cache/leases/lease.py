@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lease on a prefix, and what of its byte-seconds was kept. Pure: no clock, no I/O."""
+
+from dataclasses import dataclass, field
+
+from pontil.runtime.cache.prefix import Key
+
+# The states of a lease. One that is HELD may be at another worker a moment later; the others are its end.
+HELD, EXPIRED, RELEASED, REFUNDED = "held", "expired", "released", "refunded"
+
+
+@dataclass(frozen=True, slots=True)
+class ByteSeconds:
+    """What was granted, and what became of it: `held` for so long, `released` by its client, `refunded` since it could
+    not be kept. Whole seconds count: one that has begun is held when it is over. Of what is over,
+    granted = held + released + refunded."""
+
+    granted: int = 0
+    held: int = 0
+    released: int = 0
+    refunded: int = 0
+
+    @property
+    def ahead(self) -> int:
+        """What is still to be kept."""
+        return self.granted - self.held - self.released - self.refunded
+
+    def __add__(self, other: "ByteSeconds") -> "ByteSeconds":
+        return ByteSeconds(
+            self.granted + other.granted,
+            self.held + other.held,
+            self.released + other.released,
+            self.refunded + other.refunded,
+        )
+
+
+@dataclass(slots=True)
+class LeaseTerm:
+    """The time of a lease of so many bytes: `seconds` from `began` on, in readings of a monotonic clock. It is HELD
+    until it `ended`, at its own time or before, for a `reason` where that is not its client's wish."""
+
+    size: int
+    began: float
+    seconds: int
+    state: str = HELD
+    ended: float | None = None
+    reason: str | None = None
+
+    @property
+    def end(self) -> float:
+        """The time until which it is promised."""
+        return self.began + self.seconds
+
+    def kept(self, now: float) -> int:
+        """Return the whole seconds for which it was kept by then."""
+        until = now if self.ended is None else self.ended
+        return int(max(0.0, min(until - self.began, self.seconds)))
+
+    def lasting(self, seconds: int, now: float) -> int:
+        """Return for how many seconds in all it is to be granted to last so many from now on, at least."""
+        kept = self.kept(now)
+        return max(self.seconds, kept + seconds + (now - self.began > kept))
+
+    def close(self, state: str, now: float, reason: str | None = None) -> None:
+        """End it: what is left of it is released or refunded. One whose time is over has EXPIRED, however late that is
+        seen."""
+        if self.kept(now) >= self.seconds:
+            state, reason, now = EXPIRED, None, self.end
+        self.state, self.ended, self.reason = state, now, reason
+
+    def amounts(self, now: float) -> ByteSeconds:
+        granted, held = self.size * self.seconds, self.size * self.kept(now)
+        return ByteSeconds(
+            granted,
+            held,
+            granted - held if self.state == RELEASED else 0,
+            granted - held if self.state == REFUNDED else 0,
+        )
+
+
+@dataclass(slots=True)
+class PrefixLease:
+    """A lease of its `owner`, a name of an API key: the blocks with these `keys`, which hold so many `tokens`. What is
+    said of it is billed by the `proxy`."""
+
+    id: str
+    owner: str
+    keys: tuple[Key, ...]
+    tokens: int
+    proxy: str
+    term: LeaseTerm
+    blocks: tuple[int, ...] = field(default=())

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The leases of a fleet: what workers say of those that they hold, and what clients and time do to them.
+
+A worker's book says what is kept; each proxy has a view of all of it, so that any of them answers for a lease. The one
+that a lease names bills it. When a worker dies, its leases wait for its successor, which may find their blocks: this
+view has the keys, and is the journal from which the successor keeps them again. What is not found is refunded.
+"""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from pontil.runtime.accounting.ledger import LeaseTotals
+from pontil.runtime.cache.leases.lease import EXPIRED, HELD, REFUNDED, RELEASED, LeaseTerm
+from pontil.runtime.config.proxy_config import ProxyConfig
+from pontil.runtime.errors import RequestError
+from pontil.runtime.proxy.fleet.registered_worker import RegisteredWorker
+from pontil.runtime.proxy.fleet.registry import Registry
+from pontil.runtime.proxy.leases.lease_quota import LeaseQuota
+from pontil.runtime.proxy.leases.lease_view import MOST_BYTE_SECONDS, LeaseView, check_state
+from pontil.runtime.proxy.requests.bookkeeper import Bookkeeper
+from pontil.runtime.proxy.requests.lease_wish import LeaseWish
+from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.messages import Hello, LeaseOrder, LeaseState, LeasesTold, Message
+
+LOG = logging.getLogger("pontil.proxy")
+# Leases that are over and can still be asked for.
+REMEMBERED = 4096
+LEFT, DIED, GONE, NOT_FOUND = (
+    "its worker left for good",
+    "its worker ended, and no other process came in its place",
+    "its worker does not hold it any more",
+    "its worker ended, and its successor did not find all of it",
+)
+
+
+class FleetLeases:
+    """The view of one proxy. `views` has all leases that are held, and the last ones that are over; `wishes` those that
+    open requests ask for."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        incarnation: str,
+        registry: Registry,
+        books: Bookkeeper,
+        clock: Callable[[], float],
+        send: Callable[[Message], bool],
+    ) -> None:
+        self.config, self.incarnation, self.registry = config, incarnation, registry
+        self.books, self.clock, self.send = books, clock, send
+        self.views: dict[str, LeaseView] = {}
+        self.over: dict[str, LeaseView] = {}
+        self.wishes: dict[str, LeaseWish] = {}
+        # Leases that nobody was told of, should a worker grant them: their requests ended before.
+        self.unwanted: dict[str, None] = {}
+        self.quota = LeaseQuota(registry, self.views, config.lease_key_memory)
+        self.refusals: Counter[str] = Counter()
+        # When leases that this proxy has not heard of are lost; None: they were written off.
+        self.settles_at: float | None = clock() + config.failover_timeout
+
+    def wish(self, owner: str, seconds: int, tokens: int, *, must: bool) -> LeaseWish:
+        """Return a wish for a lease, for a request that will be submitted."""
+        name = f"prefix-{secrets.token_hex(12)}"
+        has_room = partial(self.quota.has_room, tokens)
+        return LeaseWish(name, owner, seconds, tokens, must, self.wishes, has_room)
+
+    def granted(self, wish: LeaseWish) -> LeaseView:
+        """Return the lease that a request got, which has ended. Raises RequestError where it got none."""
+        view = self.views.get(wish.id) or self.over.get(wish.id)
+        if view is None:
+            raise RequestError(wish.reason or "its worker did not keep the prefix: try again", status=429)
+        return view
+
+    def find(self, owner: str, name: str) -> LeaseView:
+        """Return a lease of a key. Raises RequestError where there is none, or it is another key's."""
+        view = self.views.get(name) or self.over.get(name)
+        if view is None or view.owner != owner:
+            raise RequestError(f"there is no prefix {name!r:.80} of this key", status=404, code="not_found")
+        return view
+
+    def owned_by(self, owner: str) -> list[LeaseView]:
+        """Return the leases that a key holds, the oldest first."""
+        return [view for view in self.views.values() if view.owner == owner]
+
+    def extend(self, view: LeaseView, seconds: int) -> None:
+        """Grant a lease for so many seconds from now on, at least. Raises RequestError if it is over."""
+        now = self.clock()
+        if not view.is_held or now >= view.term.end:
+            raise RequestError(f"the prefix is {view.term.state if not view.is_held else EXPIRED}", status=409)
+        total = view.term.lasting(seconds, now)
+        if total * view.term.size > MOST_BYTE_SECONDS:
+            raise RequestError("the prefix would be kept for longer than anything can be billed", param="ttl")
+        view.term.seconds = total
+        self.order(view, EXTEND)
+        self.note(view)
+
+    def release(self, view: LeaseView) -> None:
+        """End a lease at its client's wish; of one that is over nothing changes."""
+        if view.is_held:
+            self.order(view, RELEASE)
+            self.close(view, RELEASED, self.clock())
+
+    def disown(self, wish: LeaseWish) -> None:
+        """Give up a lease whose request failed: nobody was told of it."""
+        self.unwanted[wish.id] = None
+        while len(self.unwanted) > REMEMBERED:
+            del self.unwanted[next(iter(self.unwanted))]
+        if (view := self.views.get(wish.id)) is not None:
+            self.release(view)
+
+    def order(self, view: LeaseView, action: str) -> None:
+        if view.worker is not None:
+            self.send(LeaseOrder(self.incarnation, view.worker, view.id, action, view.term.seconds))
+
+    def on_state(self, message: LeaseState) -> None:
+        """Take what a worker says of a lease. Raises MalformedFrame."""
+        worker = self.registry.workers.get(message.sender)
+        if worker is None:
+            return
+        check_state(message)
+        if message.state == REFUSED:
+            self.refused(message)
+        elif message.state != HELD:
+            self.ended(message)
+        elif message.lease_id in self.over or message.lease_id in self.unwanted:
+            self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, RELEASE))
+        else:
+            self.held(message, worker)
+
+    def refused(self, message: LeaseState) -> None:
+        view, wish = self.views.get(message.lease_id), self.wishes.get(message.lease_id)
+        if wish is not None:
+            wish.reason = message.reason
+            self.refusals["memory"] += 1
+        elif view is not None and view.is_moving:
+            self.close(view, REFUNDED, view.lost, NOT_FOUND)
+
+    def ended(self, message: LeaseState) -> None:
+        view = self.views.get(message.lease_id)
+        if view is not None and view.worker == message.sender:
+            self.close(view, message.state, view.term.began + message.age, message.reason)
+
+    def held(self, message: LeaseState, worker: RegisteredWorker) -> None:
+        """Take note of a lease that a worker holds: a new one, one that it holds again, or one that changed."""
+        now, name = self.clock(), message.lease_id
+        view, wish = self.views.get(name), self.wishes.get(name)
+        if view is None:
+            term = LeaseTerm(message.size, now - message.age, message.seconds)
+            view = self.views[name] = LeaseView(
+                name, message.owner, message.tokens, message.proxy, worker.hello.name, message.sender, term,
+                time.time() - message.age, message.keys,
+            )  # fmt: skip
+        if view.worker != message.sender:
+            self.order(view, RELEASE)
+            if view.worker is not None:
+                # Another attempt of its request has it: what the first worker held was nobody's.
+                view.term = LeaseTerm(message.size, now - message.age, message.seconds)
+            view.worker, view.worker_name, view.lost = message.sender, worker.hello.name, None
+        view.proxy, view.term.seconds = message.proxy, max(view.term.seconds, message.seconds)
+        if view.term.seconds > message.seconds:
+            self.order(view, EXTEND)
+        view.pin(worker.prefixes)
+        if wish is not None:
+            wish.grant(message.size)
+        self.note(view)
+
+    def on_told(self, message: LeasesTold) -> None:
+        """Refund the leases that a worker should hold, and does not: it has told all that it has."""
+        held = set(message.lease_ids)
+        for view in [view for view in self.views.values() if view.worker == message.sender and view.id not in held]:
+            self.close(view, REFUNDED, self.clock(), GONE)
+
+    def came(self, message: Hello) -> None:
+        """Have a worker that has registered keep the leases again that were lost with an earlier process of its name.
+        It hears of them before any request, which might take their blocks."""
+        now = self.clock()
+        for view in [view for view in self.views.values() if view.is_moving and view.worker_name == message.name]:
+            age = max(0.0, now - view.term.began)
+            about = view.id, RESUME, view.term.seconds, view.owner, view.keys, age
+            self.send(LeaseOrder(self.incarnation, message.sender, *about))
+
+    def lost(self, worker: RegisteredWorker) -> None:
+        """Take note that a worker is gone. Where no process will come in its place, what it held is refunded."""
+        for view in [view for view in self.views.values() if view.worker == worker.hello.sender]:
+            view.worker, view.lost = None, max(view.term.began, min(self.clock(), worker.contact.last_heard))
+            view.pin(None)
+            if worker.contact.last:
+                self.close(view, REFUNDED, view.lost, LEFT)
+
+    def tick(self) -> None:
+        """End what is over, and refund what no worker holds for too long."""
+        now = self.clock()
+        for view in list(self.views.values()):
+            if now >= view.term.end:
+                # One that is moving is over as one that was held: its bytes were kept, or it is refunded.
+                self.close(view, REFUNDED if view.is_moving else EXPIRED, view.lost if view.is_moving else now, DIED)
+            elif view.lost is not None and now - view.lost > self.config.failover_timeout:
+                self.close(view, REFUNDED, view.lost, DIED)
+        if self.settles_at is not None and now >= self.settles_at:
+            self.settles_at = None
+            self.books.lose_leases(list(self.views))
+
+    def close(self, view: LeaseView, state: str, at: float | None, reason: str | None = None) -> None:
+        """End a lease in this view. If this proxy bills it, its row is written for the last time."""
+        view.term.close(state, self.clock() if at is None else at, reason)
+        view.pin(None)
+        del self.views[view.id]
+        self.over[view.id] = view
+        while len(self.over) > REMEMBERED:
+            del self.over[next(iter(self.over))]
+        if view.term.state == REFUNDED:
+            LOG.warning("the prefix %s is refunded: %s", view.id, view.term.reason)
+        self.note(view)
+
+    def note(self, view: LeaseView) -> None:
+        if view.proxy == self.incarnation:
+            self.books.note_lease(view.row(self.config.served_model_name, self.clock()))
+
+    def end(self) -> None:
+        """Write what is held of each lease so far. It stays open: another proxy may go on with it."""
+        for view in self.views.values():
+            self.note(view)
+
+    def amounts(self) -> LeaseTotals:
+        """Return what became of the byte-seconds that this proxy bills, held ones until now among them."""
+        sums, now = LeaseTotals(), self.clock()
+        ended = self.books.ledger.leases
+        sums.add(ended.granted, ended.held, ended.released, ended.refunded)
+        for view in self.views.values():
+            if view.proxy == self.incarnation:
+                of_view = view.term.amounts(now)
+                sums.add(of_view.granted, of_view.held, of_view.released, of_view.refunded)
+        return sums

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lease as a proxy knows it, and what a worker may say of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from pontil.runtime.accounting.usage_tables import CLOSED, OPEN, LeaseRow
+from pontil.runtime.cache.leases.lease import EXPIRED, HELD, REFUNDED, RELEASED, LeaseTerm
+from pontil.runtime.cache.prefix import KEY_BYTES
+from pontil.runtime.errors import MalformedFrame
+from pontil.runtime.proxy.routing.held_prefixes import HeldPrefixes, short_keys_of
+from pontil.runtime.wire.lease_messages import REFUSED
+from pontil.runtime.wire.messages import LeaseState
+
+STATES = (HELD, EXPIRED, RELEASED, REFUNDED, REFUSED)
+# The most byte-seconds of one lease: exact in SQLite's integers.
+MOST_BYTE_SECONDS = 1 << 62
+MOST_SECONDS, MOST_NAME = 1 << 31, 512
+
+
+@dataclass(slots=True, eq=False)
+class LeaseView:
+    """A lease of an API key, the `owner`, that the `worker` of this incarnation holds; None: it is moving. Then it was
+    `lost` at that time with the last one, of this `worker_name`, and may be found by its successor. It is billed by the
+    `proxy`. `term` is in readings of this proxy's clock, `since_epoch` the time of its beginning in seconds since 1970.
+    `keys` are those of its blocks, one behind the other; routing knows of them in `pinned`."""
+
+    id: str
+    owner: str
+    tokens: int
+    proxy: str
+    worker_name: str
+    worker: str | None
+    term: LeaseTerm
+    since_epoch: float
+    keys: bytes = field(repr=False)
+    lost: float | None = None
+    pinned: HeldPrefixes | None = field(default=None, repr=False)
+
+    @property
+    def is_held(self) -> bool:
+        return self.term.state == HELD
+
+    @property
+    def is_moving(self) -> bool:
+        return self.is_held and self.worker is None
+
+    @property
+    def short_keys(self) -> Sequence[int]:
+        return short_keys_of(self.keys)
+
+    def pin(self, prefixes: HeldPrefixes | None) -> None:
+        """Have routing know of its keys as those of this worker; None: of no worker."""
+        if self.pinned is prefixes:
+            return
+        keys = self.short_keys
+        if self.pinned is not None:
+            self.pinned.end_lease(keys)
+        if prefixes is not None:
+            prefixes.lease(keys)
+        self.pinned = prefixes
+
+    def row(self, model: str, now: float) -> LeaseRow:
+        """Return its row in the usage log. While it is held, its row says what is held of it so far."""
+        term, amounts = self.term, self.term.amounts(now)
+        return LeaseRow(
+            self.id, self.proxy, self.owner, model, self.worker_name, OPEN if self.is_held else CLOSED, term.state,
+            term.reason, self.tokens, term.size, term.seconds, amounts.granted, amounts.held, amounts.released,
+            amounts.refunded, self.since_epoch,
+        )  # fmt: skip
+
+
+def check_state(message: LeaseState) -> None:
+    """Raise MalformedFrame for what no lease can be."""
+    lengths = max(len(message.lease_id), len(message.owner), len(message.proxy), len(message.reason or ""))
+    if message.state not in STATES or lengths > MOST_NAME or len(message.keys) % KEY_BYTES:
+        raise MalformedFrame(f"no lease has the state {message.state!r:.40}, or such names or keys")
+    if not 0 <= message.seconds <= MOST_SECONDS or not 0 <= message.size * message.seconds <= MOST_BYTE_SECONDS:
+        raise MalformedFrame(f"no lease is of {message.size} bytes for {message.seconds} seconds")
+    if message.tokens < 0 or not isfinite(message.age) or not 0.0 <= message.age <= MOST_SECONDS:
+        raise MalformedFrame(f"no lease has {message.tokens} tokens, or began {message.age} seconds ago")

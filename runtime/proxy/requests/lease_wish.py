@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lease that a request asks for on the beginning of its prompt."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pontil.runtime.accounting.ledger import LedgerEntry
+
+
+@dataclass(slots=True, eq=False)
+class LeaseWish:
+    """A lease of `seconds` on the first `tokens` of a prompt, for the API key `owner`. If it `must` be granted, the
+    request fails where there is no room, and is billed its prompt once it is. It is `granted` on so many bytes when a
+    worker says so; else a `reason` says why not. While its request is open, it is in `wishes`. A worker `has_room` for
+    it, by incarnation, as far as is known."""
+
+    id: str
+    owner: str
+    seconds: int
+    tokens: int
+    must: bool
+    wishes: "dict[str, LeaseWish]" = field(repr=False)
+    has_room: Callable[[str], bool] = field(repr=False)
+    entry: LedgerEntry | None = None
+    granted: int = 0
+    reason: str | None = None
+
+    def told(self) -> Mapping[str, Any]:
+        """Return it as a Submit has it."""
+        return {"id": self.id, "owner": self.owner, "seconds": self.seconds, "tokens": self.tokens, "must": self.must}
+
+    def open(self, entry: LedgerEntry) -> None:
+        self.entry, self.wishes[self.id] = entry, self
+
+    def close(self) -> None:
+        self.wishes.pop(self.id, None)
+
+    def grant(self, size: int) -> None:
+        self.granted, self.reason = size, None
+        if self.must and self.entry is not None:
+            self.entry.answered = True

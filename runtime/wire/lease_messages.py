@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages about leases on prefixes, between a proxy and its workers. A lease is asked for by `lease` of a Submit."""
+
+from dataclasses import dataclass
+
+# The actions of an order.
+EXTEND, RELEASE, RESUME = "extend", "release", "resume"
+# The state of a lease that was not granted, beside those in runtime/cache/leases/lease.py.
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOrder:
+    """From proxy to worker: do this with a lease. To "extend" it is to keep it for so many `seconds` in all. To
+    "resume" it is to keep what an earlier process left here: the blocks with these `keys`, one behind the other, of a
+    lease that began `age` seconds ago. Answered by a LeaseState if that changes anything."""
+
+    sender: str
+    receiver: str
+    lease_id: str
+    action: str
+    seconds: int = 0
+    owner: str = ""
+    keys: bytes = b""
+    age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """From worker to every proxy: a lease was granted, changed or ended. It was granted for so many `seconds` in all,
+    and began `age` seconds before it ended, or before this message. `size` is in bytes. `proxy` is the one that bills
+    it. `keys` are those of its blocks, on the first message about it after a registration. A `reason` says why it was
+    refused or refunded. It is sent before the tokens of the step that computed its prompt."""
+
+    sender: str
+    receiver: str
+    lease_id: str
+    owner: str
+    proxy: str
+    state: str
+    tokens: int
+    size: int
+    seconds: int
+    age: float
+    reason: str | None = None
+    keys: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesTold:
+    """From worker to proxy: I have registered, and these are all leases that I hold; each was told before."""
+
+    sender: str
+    receiver: str
+    lease_ids: list[str]

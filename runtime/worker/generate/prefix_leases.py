@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's leases on prefixes: granted as prompts are computed, changed by proxies' orders, and told to proxies."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from pontil.runtime.cache.leases.lease import HELD, LeaseTerm, PrefixLease
+from pontil.runtime.cache.leases.lease_book import LeaseBook, LeaseBudget, LeaseRefused
+from pontil.runtime.cache.prefix import KEY_BYTES, Key
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.engine.engine import Output
+from pontil.runtime.errors import RequestError
+from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
+from pontil.runtime.worker.links.proxy_link import ProxyLink
+from pontil.runtime.worker.links.proxy_links import ProxyLinks
+from pontil.runtime.worker.process.worker_request import WorkerRequest
+from pontil.runtime.worker.start.assembly import WorkerResources
+
+# No lease is asked for longer: a larger number is damage.
+MOST_SECONDS = 1 << 31
+DRAINS = "its worker drains"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWish:
+    """A lease that a request asks for."""
+
+    id: str
+    owner: str
+    seconds: int
+    tokens: int
+    must: bool
+
+    @classmethod
+    def of(cls, request: WorkerRequest) -> "LeaseWish":
+        """Return the wish of a request, in which any value may be wrong. Raises RequestError."""
+        wish = request.submit.lease or {}
+        name, owner, seconds = wish.get("id"), wish.get("owner"), wish.get("seconds")
+        tokens, must = wish.get("tokens"), wish.get("must")
+        if not (isinstance(name, str) and isinstance(owner, str) and isinstance(must, bool)):
+            raise RequestError("the lease lacks a name or an owner")
+        if not isinstance(seconds, int) or not 0 < seconds < MOST_SECONDS:
+            raise RequestError("the lease is for no number of seconds")
+        if not isinstance(tokens, int) or not 0 < tokens <= len(request.submit.prompt):
+            raise RequestError("the lease is on no part of the prompt")
+        return cls(name, owner, seconds, tokens, must)
+
+
+@dataclass(slots=True)
+class PrefixLeases:
+    """The leases of one worker. `asked` has those of prompts that are being computed, by request."""
+
+    incarnation: str
+    links: ProxyLinks
+    machine: WorkerResources
+    book: LeaseBook
+    asked: dict[str, tuple[WorkerRequest, LeaseWish]] = field(default_factory=dict)
+    # The registrations in which all leases were told, by link.
+    told: dict[int, tuple[str, int] | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: WorkerConfig, incarnation: str, links: ProxyLinks, machine: WorkerResources) -> "PrefixLeases":
+        layout, pool = machine.layout, machine.pool
+        share = config.lease_share if machine.scheduler.prefix.enabled else 0.0
+        longest = layout.blocks_for(machine.config.max_model_len)
+        budget = LeaseBudget.of(share, pool.capacity, longest, config.lease_key_memory)
+        return cls(incarnation, links, machine, LeaseBook(pool, cls.block_bytes(machine), layout.block_size, budget))
+
+    @staticmethod
+    def block_bytes(machine: WorkerResources) -> int:
+        return machine.layout.block_bytes * machine.layout.ranks
+
+    def submitted(self, request: WorkerRequest) -> None:
+        """Keep room for the lease that a request asks for, if it does. Raises RequestError where it must have it, and
+        there is no room."""
+        if request.submit.lease is None:
+            return
+        wish = LeaseWish.of(request)
+        try:
+            if not self.machine.scheduler.prefix.knows(request.sequence):
+                raise LeaseRefused("what is found by its tokens alone can be leased: no images, and no recordings")
+            self.book.promise(wish.id, wish.owner, self.blocks(wish))
+        except LeaseRefused as error:
+            if wish.must:
+                raise RequestError(str(error), status=429) from None
+            self.refuse(wish, request.proxy, str(error))
+        else:
+            self.asked[request.key] = request, wish
+
+    def blocks(self, wish: LeaseWish) -> int:
+        return wish.tokens // self.book.block_size
+
+    def computed(self, outputs: Iterable[Output], now: float) -> None:
+        """Grant the leases of prompts that a step has computed to their end. Their blocks cannot have been evicted: no
+        other step was scheduled since."""
+        for output in outputs if self.asked else ():
+            if output.opens and output.failure is None and output.sequence.id in self.asked:
+                request, wish = self.asked.pop(output.sequence.id)
+                keys = self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)]
+                self.grant(wish, request.proxy, tuple(keys), now, now)
+
+    def grant(self, wish: LeaseWish, proxy: str, keys: tuple[Key, ...], began: float, now: float) -> None:
+        term = LeaseTerm(len(keys) * self.book.block_bytes, began, wish.seconds)
+        lease = PrefixLease(wish.id, wish.owner, keys, len(keys) * self.book.block_size, proxy, term)
+        try:
+            self.book.grant(lease, now)
+        except LeaseRefused as error:
+            self.refuse(wish, proxy, str(error))
+
+    def refuse(self, wish: LeaseWish, proxy: str, reason: str) -> None:
+        if (link := self.links.of(proxy)) is not None and link.takes_leases and link.proxy is not None:
+            about = wish.id, wish.owner, proxy, REFUSED
+            link.send(LeaseState(self.incarnation, link.proxy, *about, 0, 0, 0, 0.0, reason))
+
+    def obey(self, order: LeaseOrder, now: float) -> None:
+        """Carry out a proxy's order. One about a lease that is not held here is told what is known: nothing."""
+        if order.action == EXTEND:
+            self.book.extend(order.lease_id, order.seconds, now)
+        elif order.action == RELEASE:
+            self.book.release(order.lease_id, now)
+        elif order.action == RESUME and 0 < order.seconds < MOST_SECONDS and order.age >= 0.0:
+            keys = tuple(order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES))
+            wish = LeaseWish(order.lease_id, order.owner, order.seconds, len(keys) * self.book.block_size, True)
+            if keys and order.lease_id not in self.book.leases:
+                self.grant(wish, order.sender, keys, now - order.age, now)
+
+    def tick(self, requests: Container[str], now: float) -> None:
+        """End what is over. A worker that drains serves none of its leases any more."""
+        self.book.expire(now)
+        for key in [key for key in self.asked if key not in requests]:
+            _, wish = self.asked.pop(key)
+            self.book.forgo(wish.id)
+        if self.book.leases and self.links.links and self.links.links[0].hello.draining:
+            self.book.refund_all(DRAINS, now)
+        self.tell(now)
+
+    def tell(self, now: float) -> None:
+        """Tell each proxy what changed, and a new one everything."""
+        changed = self.book.take_changed()
+        for place, link in enumerate(self.links.links):
+            if link.proxy is None or not link.takes_leases:
+                self.told[place] = None
+            elif self.told.get(place) != link.registration:
+                self.told[place] = link.registration
+                self.tell_all(link, now)
+            else:
+                for lease in changed:
+                    link.send(self.state_of(lease, link.proxy, now))
+
+    def tell_all(self, link: ProxyLink, now: float) -> None:
+        """Tell a proxy that has just registered this worker of all leases. It bills those whose proxy is gone."""
+        proxies = [other.proxy for other in self.links.links]
+        for lease in self.book.leases.values():
+            if lease.proxy not in proxies and link.proxy is not None:
+                lease.proxy = link.proxy
+            link.send(self.state_of(lease, link.proxy or "", now))
+        link.send(LeasesTold(self.incarnation, link.proxy or "", list(self.book.leases)))
+
+    def state_of(self, lease: PrefixLease, proxy: str, now: float) -> LeaseState:
+        term = lease.term
+        until = now if term.ended is None else term.ended
+        about = lease.id, lease.owner, lease.proxy, term.state, lease.tokens, term.size, term.seconds
+        keys = b"".join(lease.keys) if term.state == HELD else b""
+        return LeaseState(self.incarnation, proxy, *about, max(0.0, until - term.began), term.reason, keys)
+
+    def gauges(self) -> dict[str, int]:
+        """Return the room for leases, for a heartbeat."""
+        return {
+            "lease_block_bytes": self.book.block_bytes,
+            "lease_budget_bytes": self.book.budget.blocks * self.book.block_bytes,
+            "lease_free_bytes": self.book.room * self.book.block_bytes,
+        }

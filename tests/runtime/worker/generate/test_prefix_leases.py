@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases at a real worker: granted with the step that computes the prompt, kept through floods and kills, and told."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_places import WorkerPlace
+from workers import ScriptedProxy, greedy, prompt
+
+from pontil.runtime.wire.lease_messages import EXTEND, RELEASE, RESUME
+from pontil.runtime.wire.messages import LeaseOrder, LeaseState, Tokens
+
+# Four whole blocks and a part.
+LONG = prompt(70)
+ROOM: dict[str, Any] = {"kv_cache_memory": 1 << 20, "max_model_len": 128}
+
+
+@pytest.fixture
+def place(proxy: ScriptedProxy, model: Path, tmp_path: Path) -> Iterator[WorkerPlace]:
+    made = WorkerPlace(proxy, model, tmp_path, "mixed:0", "mixed")
+    yield made
+    made.close()
+
+
+def lease(name: str = "prefix-1", seconds: int = 600, tokens: int = len(LONG), **more: Any) -> dict[str, Any]:
+    return {"id": name, "owner": "ada", "seconds": seconds, "tokens": tokens, "must": False} | more
+
+
+def states(proxy: ScriptedProxy, name: str = "prefix-1") -> list[str]:
+    return [one.state for one in proxy.leases if one.lease_id == name]
+
+
+def ask(place: WorkerPlace, name: str, tokens: list[int], **more: Any) -> Any:
+    place.proxy.submit(place.worker, name, tokens, greedy(0, ignore_eos=True), salt="same", **more)
+    (answer,) = place.proxy.finish(name)
+    return answer
+
+
+def cached(place: WorkerPlace, name: str) -> int:
+    answer = ask(place, name, LONG)
+    return int(answer.frames[0].cached_tokens or 0)
+
+
+def flood(place: WorkerPlace, name: str) -> None:
+    """Compute prompts that fill the pool three times."""
+    pool = place.worker.machine.pool
+    for number in range(3 * pool.capacity // 7 + 1):
+        ask(place, f"{name}-{number}", [3 + number, *prompt(109)])
+
+
+def order(place: WorkerPlace, action: str, seconds: int = 0, **more: Any) -> None:
+    message = LeaseOrder("proxy", place.worker.incarnation, "prefix-1", action, seconds, **more)
+    assert place.proxy.server.send(message)
+
+
+def test_a_leased_prefix_is_found_after_a_flood_and_an_ended_one_is_not(place: WorkerPlace) -> None:
+    place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    (state,) = place.proxy.leases
+    block = place.worker.leases.book.block_bytes
+    assert (state.state, state.tokens, state.size, state.owner, state.proxy) == ("held", 64, 4 * block, "ada", "proxy")
+    assert len(state.keys) == 4 * 16
+    flood(place, "first")
+    assert cached(place, "again") == 64
+    order(place, RELEASE)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "released"])
+    flood(place, "second")
+    assert cached(place, "gone") == 0
+    place.worker.leases.book.check()
+
+
+def test_a_lease_is_told_before_the_answer_that_it_was_asked_with(place: WorkerPlace) -> None:
+    place.start(**ROOM)
+    told: list[str] = []
+    hear = place.proxy.hear
+    place.proxy.hear = lambda message: (told.append(type(message).__name__), hear(message))[1]  # type: ignore[method-assign]
+    ask(place, "leased", LONG, lease=lease())
+    assert told.index(LeaseState.__name__) < told.index(Tokens.__name__)
+
+
+def test_what_must_be_leased_and_finds_no_room_is_refused_before_it_is_computed(place: WorkerPlace) -> None:
+    worker = place.start(**ROOM, lease_key_memory=4096)
+    before = worker.machine.engine.prompt_computed
+    answer = ask(place, "leased", LONG, lease=lease(must=True))
+    block = worker.leases.book.block_bytes
+    said = f"the lease would hold {4 * block} bytes, and the key's leases hold 0 bytes of the 4096 that they may hold"
+    assert [(one.status, one.reason) for one in answer.failures] == [(429, said)]
+    assert worker.machine.engine.prompt_computed == before
+    assert ask(place, "answered", LONG, lease=lease("other")).frames, "where it need not, it is answered all the same"
+    assert [(one.state, one.reason) for one in place.proxy.leases] == [("refused", said)]
+
+
+@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"tokens": 71}, {"owner": None}, {"must": 1}, {"id": 3}])
+def test_a_lease_that_is_none_is_refused(place: WorkerPlace, wrong: dict[str, Any]) -> None:
+    place.start(**ROOM)
+    answer = ask(place, "leased", LONG, lease=lease() | wrong)
+    assert [one.status for one in answer.failures] == [400] and not place.proxy.leases
+
+
+def test_a_request_that_ends_early_gives_its_promised_room_back(place: WorkerPlace) -> None:
+    worker = place.start(**ROOM)
+    place.proxy.submit(worker, "cut", LONG, greedy(0), lease=lease())
+    place.proxy.turn_until(lambda: bool(worker.leases.asked) or bool(place.proxy.leases))
+    room = worker.leases.book.budget.blocks
+    place.proxy.cancel(worker, "cut")
+    place.proxy.turn_until(lambda: not worker.leases.asked and "cut" not in worker.requests)
+    assert worker.leases.book.room == room - len(worker.leases.book.pins)
+
+
+def test_a_lease_outlives_a_kill_where_its_blocks_do(place: WorkerPlace) -> None:
+    """The proxy is the journal: it has the next process keep the blocks before anybody may take them."""
+    place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    (state,) = place.proxy.leases
+    place.record()
+    place.end()
+    place.start(**ROOM)
+    order(place, RESUME, 600, owner="ada", keys=state.keys, age=5.0)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "held"])
+    assert 5.0 <= place.proxy.leases[-1].age < 5.0 + 60.0
+    flood(place, "after")
+    assert cached(place, "again") == 64
+
+
+def test_a_lease_of_which_blocks_are_lost_is_refused_with_the_figure(place: WorkerPlace) -> None:
+    place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    (state,) = place.proxy.leases
+    order(place, RELEASE)
+    place.proxy.turn_until(lambda: len(states(place.proxy)) == 2)
+    flood(place, "after")
+    order(place, RESUME, 600, owner="ada", keys=state.keys, age=5.0)
+    place.proxy.turn_until(lambda: states(place.proxy)[-1] == "refused")
+    assert place.proxy.leases[-1].reason == "only 0 of 64 tokens are here"
+
+
+def test_a_worker_that_drains_refunds_its_leases(place: WorkerPlace) -> None:
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    worker.link.turn_to("mixed", draining=True)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "refunded"])
+    assert place.proxy.leases[-1].reason == "its worker drains" and not worker.leases.book.pins
+
+
+def test_a_new_proxy_is_told_of_all_leases_and_bills_them(place: WorkerPlace, proxy: ScriptedProxy) -> None:
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease())
+    order(place, EXTEND, 900)
+    proxy.turn_until(lambda: len(proxy.leases) == 2)
+    proxy.incarnation = "next"
+    proxy.turn_until(lambda: worker.link.proxy == "next" and len(proxy.leases) == 3 and len(proxy.leases_told) == 2)
+    last = proxy.leases[-1]
+    assert (last.state, last.proxy, last.seconds, len(last.keys)) == ("held", "next", 900, 64)
+    assert [one.lease_ids for one in proxy.leases_told] == [[], ["prefix-1"]]
+
+
+def test_leases_end_by_themselves(place: WorkerPlace) -> None:
+    worker = place.start(**ROOM)
+    ask(place, "leased", LONG, lease=lease(seconds=60))
+    worker.leases.tick((), place.proxy.leases[-1].age + worker.leases.book.leases["prefix-1"].term.end)
+    place.proxy.turn_until(lambda: states(place.proxy) == ["held", "expired"])
+    assert place.proxy.leases[-1].age == 60.0

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scripted worker that keeps leases: its book is a dictionary, and its memory has room for so many bytes."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from scripted_site import ScriptedSite
+from scripted_worker import ScriptedWorker, eventually, proper
+
+from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
+from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold, Message, Submit, Welcome
+
+BLOCK, BLOCK_BYTES = 16, 100
+
+
+@dataclass
+class Kept:
+    """A lease that a worker keeps."""
+
+    state: LeaseState
+    began: float
+
+
+class LeasingWorker(ScriptedWorker):
+    """Worker that grants leases while there is room, and obeys orders. `orders` are those that it got; `remembers` says
+    whether it can resume what an earlier process held."""
+
+    def ready(self, budget: int) -> "LeasingWorker":
+        self.script, self.leases, self.orders = leasing, dict[str, Kept](), list[LeaseOrder]()
+        self.budget, self.remembers = budget, True
+        self.show_room()
+        return self
+
+    def show_room(self) -> None:
+        free = self.budget - sum(kept.state.size for kept in self.leases.values())
+        self.gauges = {
+            "lease_block_bytes": BLOCK_BYTES, "lease_budget_bytes": self.budget, "lease_free_bytes": max(0, free),
+        }  # fmt: skip
+
+    def grant(self, submit: Submit) -> LeaseState:
+        wish = submit.lease or {}
+        blocks = wish["tokens"] // BLOCK
+        size = blocks * BLOCK_BYTES
+        about = self.incarnation, self.proxy, wish["id"], wish["owner"], self.proxy
+        if size > self.gauges["lease_free_bytes"]:  # type: ignore[index]
+            return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
+        state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], 0.0, keys=bytes(16) * blocks)
+        self.leases[state.lease_id] = Kept(state, time.monotonic())
+        self.show_room()
+        return state
+
+    def hear(self, message: Message) -> None:
+        super().hear(message)
+        if isinstance(message, LeaseOrder):
+            self.orders.append(message)
+            self.obey(message)
+        elif isinstance(message, Welcome):
+            for kept in self.leases.values():
+                self.say(self.now(kept))
+            self.say(LeasesTold(self.incarnation, self.proxy, list(self.leases)))
+
+    def obey(self, order: LeaseOrder) -> None:
+        kept = self.leases.get(order.lease_id)
+        if order.action == RESUME and kept is None:
+            about = self.incarnation, self.proxy, order.lease_id, order.owner, self.proxy
+            if not self.remembers:
+                self.say(LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "only 0 of 32 tokens are here"))
+                return
+            blocks = len(order.keys) // 16
+            size = blocks * BLOCK_BYTES
+            state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, keys=order.keys)
+            self.leases[order.lease_id] = kept = Kept(state, time.monotonic() - order.age)
+            self.say(state)
+        elif kept is not None and order.action == EXTEND:
+            kept.state = replace(kept.state, seconds=max(kept.state.seconds, order.seconds))
+            self.say(self.now(kept))
+        elif kept is not None and order.action == RELEASE:
+            del self.leases[order.lease_id]
+            self.say(replace(self.now(kept), state="released", keys=b""))
+        self.show_room()
+
+    def refund(self, name: str, reason: str) -> None:
+        kept = self.leases.pop(name)
+        self.say(replace(self.now(kept), state="refunded", reason=reason, keys=b""))
+
+    def now(self, kept: Kept) -> LeaseState:
+        age = time.monotonic() - kept.began
+        return replace(kept.state, sender=self.incarnation, receiver=self.proxy, age=age)
+
+
+def leasing(worker: ScriptedWorker, submit: Submit) -> Iterator[Message]:
+    assert isinstance(worker, LeasingWorker)
+    if submit.lease is not None and submit.phase != "decode":
+        yield worker.grant(submit)
+    yield from proper(worker, submit)
+
+
+def leasing_worker(site: ScriptedSite, name: str = "mixed:0", budget: int = 1000, **hello: object) -> LeasingWorker:
+    """Start a worker, and wait until the proxy knows what room it has."""
+    answer = site.tokenizer.encode("Hello", False)
+    role = name.split(":")[0]
+    worker = LeasingWorker(site.endpoint, name, site.tokenizer, answer, role=role, **hello).ready(budget)
+    site.workers.append(worker)
+    worker.start()
+    workers = site.proxy.registry.workers
+
+    def shown() -> bool:
+        known = workers.get(worker.incarnation)
+        return known is not None and bool(known.gauges)
+
+    eventually(shown, "the room for leases")
+    return worker
