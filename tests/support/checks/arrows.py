@@ -199,8 +199,7 @@ ARROWS: dict[str, set[str]] = {
     "runtime/worker/generate": {
         "runtime/cache", "runtime/cache/leases", "runtime/disaggregation", "runtime/engine", "runtime/engine/prefixes",
         "runtime/engine/runner", "runtime/engine/sequences", "runtime/grammar", "runtime/receipts", "runtime/transfer",
-        "runtime/wire",
-        "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
+        "runtime/wire", "runtime/wire/links", "runtime/worker/links", "runtime/worker/process", "runtime/worker/start",
     },
     "runtime/worker": {
         "gpu_ops", "gpu_ops/collectives", "gpu_ops/kernels", "runtime/cache", "runtime/disaggregation",
