@@ -40,6 +40,7 @@ MODULES: dict[str, str | None] = {
     "audit": "commands.usage",
     "keys": "commands.keys",
     "weights": "commands.weights",
+    "verify": "receipts.command",
     "units": "commands.units",
 }
 

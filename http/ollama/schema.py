@@ -2,7 +2,7 @@
 """JSON Schema of the replies of Ollama's API. Tests validate real answers against it."""
 
 from pontil.http.schema.parameter import Schema
-from pontil.http.stream.reply_schema import CHAT_ENTRY, COUNT, NUMBER, TEXT, UNMET, closed, constant, many
+from pontil.http.stream.reply_schema import CHAT_ENTRY, COUNT, KEPT, NUMBER, TEXT, UNMET, closed, constant, many
 
 OLLAMA_ERROR = "OllamaError"
 ERROR = closed({"error": TEXT})
@@ -24,6 +24,7 @@ ENDED: dict[str, Schema] = {
     "eval_duration": COUNT,
     "x_pontil_schema": UNMET,
     "logprobs": LOGPROBS,
+    "receipt": KEPT["receipt"],
 }
 CHAT = closed(HEAD | {"message": MESSAGE} | ENDED, ENDED)
 GENERATED = closed(HEAD | {"response": TEXT, "thinking": TEXT} | ENDED, ("thinking", *ENDED))

@@ -106,8 +106,15 @@ def choice(choice_fields: dict[str, Schema], reason: Schema) -> Schema:
 
 
 COMPLETION_SHOWN = {"text": TEXT, "logprobs": COMPLETION_LOGPROBS}
-# Only where a router asked that the prompt is kept.
-KEPT: dict[str, Schema] = {"kv_transfer_params": {"type": "object"}}
+SIGNED = closed(
+    {"statement": {"type": "object"}, "prompt": IDS, "tokens": IDS, "public_key": TEXT, "signature": TEXT}, ("prompt",)
+)
+RECEIPT: Schema = {"anyOf": [SIGNED, closed({"refused": TEXT})]}
+# Only where a router asked that the prompt is kept, or a client for receipts: a list where there are several choices.
+KEPT: dict[str, Schema] = {
+    "kv_transfer_params": {"type": "object"},
+    "receipt": {"anyOf": [*RECEIPT["anyOf"], many(RECEIPT)]},
+}
 COMPLETION = closed(
     head("text_completion") | {"choices": many(choice(COMPLETION_SHOWN, REASON)), "usage": USAGE} | KEPT, KEPT
 )

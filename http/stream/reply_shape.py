@@ -130,8 +130,8 @@ class ReplyShape(ABC):
         # If the client asked for usage every chunk has the field, null except where it is known.
         self.tail = b',"usage":null}\n\n' if delivery.include_usage else b"}\n\n"
         # If chunks show only text, the rest of their bytes is constant for a choice.
-        self.is_bare = not (shown.logprobs or delivery.token_ids or delivery.continuous_usage)
-        self.around: dict[int, tuple[bytes, bytes]] = {}
+        shows_more = shown.logprobs or delivery.token_ids or delivery.continuous_usage
+        self.around: dict[int, tuple[bytes, bytes]] | None = None if shows_more else {}
         self.opened: set[int] = set()
         # Set if answers have to be checked at their end. The last chunk of each choice is then `closing`.
         self.schema_watch: SchemaWatch | None = None
@@ -201,16 +201,15 @@ class ReplyShape(ABC):
         """Return the logprobs object of the next tokens of a choice."""
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None) -> bytes:
-        if self.is_bare:
-            before, after = self.around.get(index) or self.set_around(index)
+        if self.around is not None:
+            before, after = self.around.get(index) or self.around.setdefault(index, self.bytes_around(index))
             return b"%b%b%b" % (before, encode_basestring_ascii(delta.text).encode(), after)
         logprobs = json.dumps(self.logprobs(index, delta.logprobs)).encode() if self.shown.logprobs else b"null"
         return self.framed(self.delta(index, json.dumps(delta.text).encode(), b"null", logprobs), delta.ids, usage)
 
-    def set_around(self, index: int) -> tuple[bytes, bytes]:
+    def bytes_around(self, index: int) -> tuple[bytes, bytes]:
         # A zero byte marks the place of the text: JSON never contains one.
         before, _, after = self.framed(self.delta(index, b"\0", b"null"), (), None).partition(b"\0")
-        self.around[index] = before, after
         return before, after
 
     def last_chunk(self, index: int, reason: str, usage: Usage | None, note: bytes, kept: bytes = b"") -> bytes:

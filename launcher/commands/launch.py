@@ -146,13 +146,12 @@ def launch(config: Path | None, dry_run: bool, **given: Any) -> int:
         return 0
     alone = planned(options, machine)
     check_disk_tier(alone)
-    signing_key = receipt_seed(options.receipt_key, launch_environment.cache_directory) if alone.has_proxy else None
+    signing_key = receipt_seed(options.receipt_key, launch_environment.cache_directory, is_needed=alone.has_proxy)
     final_options = choose_ports(options)
 
     def orders_on(machine: HostDevices) -> Orders:
-        topology = planned(final_options, machine).with_keys(secret)
-        topology = topology.with_clients(clients.config).with_trace_headers(trace_headers)
-        topology = topology.with_seal_key(secrets.token_hex(32)).with_receipt_key(signing_key)
+        topology = planned(final_options, machine).with_keys(secret).with_clients(clients.config)
+        topology = topology.with_trace_headers(trace_headers).with_signing_keys(secrets.token_hex(32), signing_key)
         return replace(
             orders_of(final_options, topology, launch_environment),
             machine=machine,

@@ -18,30 +18,56 @@ SEED_BYTES = 32
 # Everything of such a key before its secret bytes.
 PREFIX = bytes.fromhex("302e020100300506032b657004220420")
 PEM = re.compile(rb"\s*-----BEGIN PRIVATE KEY-----\s([A-Za-z0-9+/=\s]+)-----END PRIVATE KEY-----\s*")
+PUBLIC_PREFIX = bytes.fromhex("302a300506032b6570032100")
+PUBLIC_PEM = re.compile(rb"\s*-----BEGIN PUBLIC KEY-----\s([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----\s*")
+HEX = re.compile(rb"[0-9a-f]{64}")
 MOST_BYTES = 4096
 REMEDY = "`openssl genpkey -algorithm ed25519 -out FILE` makes one."
 
 
-def receipt_seed(named: str | None, cache: Path) -> str | None:
+def receipt_seed(named: str | None, cache: Path, *, is_needed: bool) -> str | None:
     """Return the secret bytes of the key, in hexadecimal: of the file that is `named`, else of the one in the cache
-    directory, which is made where it is missing. None where it cannot be made: such a launch signs nothing. Raises
-    OptionError for a file that is no key, or that others can read."""
+    directory, which is made where it is missing. None where it cannot be made, or none is needed: such a launch signs
+    nothing. Raises OptionError for a file that is no key, or that others can read."""
     path = cache.expanduser() / FILE if named is None else Path(named)
-    if named is None and not path.exists() and not make(path):
+    if not is_needed or (named is None and not path.exists() and not make(path)):
         return None
     text = PrivateFile(path, "receipt key", REMEDY, MOST_BYTES).read()
     return seed_in(path, text).hex()
 
 
 def seed_in(path: Path, text: bytes) -> bytes:
-    match = PEM.fullmatch(text)
-    try:
-        body = b"" if match is None else base64.b64decode(b"".join(match[1].split()), validate=True)
-    except binascii.Error:
-        body = b""
+    body = pem_body(PEM, text)
     if len(body) != len(PREFIX) + SEED_BYTES or not body.startswith(PREFIX):
         raise OptionError(f"{path} has no Ed25519 key in PEM: {REMEDY}")
     return body.removeprefix(PREFIX)
+
+
+def read_public_key(given: str) -> bytes:
+    """Return the public key that is given: in hexadecimal, as receipts have it, or in a file, so or in PEM. Raises
+    OptionError."""
+    text = given.encode()
+    if not HEX.fullmatch(text):
+        try:
+            with Path(given).open("rb") as file:
+                text = file.read(MOST_BYTES)
+        except OSError as error:
+            raise OptionError(f"--key {given} is no key in hexadecimal, and no file ({error.strerror}).") from None
+    if match := HEX.fullmatch(text.strip()):
+        return bytes.fromhex(match[0].decode())
+    body = pem_body(PUBLIC_PEM, text)
+    if len(body) != len(PUBLIC_PREFIX) + SEED_BYTES or not body.startswith(PUBLIC_PREFIX):
+        raise OptionError(f"{given} has no public Ed25519 key: `openssl pkey -in KEY -pubout` shows that of a key.")
+    return body.removeprefix(PUBLIC_PREFIX)
+
+
+def pem_body(form: re.Pattern[bytes], text: bytes) -> bytes:
+    """Return the bytes in a PEM of this form; none of what is not."""
+    match = form.fullmatch(text)
+    try:
+        return b"" if match is None else base64.b64decode(b"".join(match[1].split()), validate=True)
+    except binascii.Error:
+        return b""
 
 
 def pem_of(seed: bytes) -> str:

@@ -82,14 +82,11 @@ class Topology:
         children = (child.configured(trace_headers=pairs) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
-    def with_seal_key(self, key: str) -> "Topology":
-        """Return the same plan with the key by which shown reasoning is signed; only the proxy gets it."""
-        children = (child.configured(seal_key=key) if child.is_proxy else child for child in self.children)
-        return replace(self, children=tuple(children))
-
-    def with_receipt_key(self, seed: str | None) -> "Topology":
-        """Return the same plan with the key that signs receipts; only the proxy gets it."""
-        children = (child.configured(receipt_key=seed) if child.is_proxy else child for child in self.children)
+    def with_signing_keys(self, seal: str, receipt: str | None) -> "Topology":
+        """Return the same plan with the keys by which shown reasoning and receipts are signed; only the proxy gets
+        them."""
+        keys = {"seal_key": seal, "receipt_key": receipt}
+        children = (child.configured(**keys) if child.is_proxy else child for child in self.children)
         return replace(self, children=tuple(children))
 
     @property

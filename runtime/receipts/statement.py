@@ -42,6 +42,10 @@ class ReceiptError(PontilError):
     """The reason why something is no receipt, or one that does not hold."""
 
 
+class NoReceipt(ReceiptError):
+    """The lack of a receipt, or of what is needed to check one."""
+
+
 def canonical(statement: Mapping[str, Any]) -> bytes:
     """Return the bytes of a statement that are signed, but for DOMAIN."""
     return json.dumps(statement, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
@@ -122,9 +126,9 @@ class Receipt:
     def from_json(cls, data: Any) -> Receipt:
         """Return a receipt whose parts fit together; its signature is still to be checked. Raises ReceiptError."""
         if not isinstance(data, dict) or not isinstance(data.get("statement"), dict):
-            raise ReceiptError("it has no receipt: ask for one with the header `pontil-receipt: 1`")
+            raise NoReceipt("it has no receipt: ask for one with the header `pontil-receipt: 1`")
         if data["statement"].get("receipt") != VERSION:
-            raise ReceiptError(f"its receipt is not of version {VERSION}, the one known here: use a newer pontil")
+            raise NoReceipt(f"its receipt is not of version {VERSION}, the one known here: use a newer pontil")
         check_fields(data, BESIDE - {"prompt"}, BESIDE, "the receipt")
         check_statement(data["statement"])
         receipt = cls(

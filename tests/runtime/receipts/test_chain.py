@@ -44,7 +44,7 @@ def model() -> Model:
     return made
 
 
-def asked(count: int = 7, budget: int = 24) -> list[Sequence]:
+def asked(count: int = 7, budget: int = 14) -> list[Sequence]:
     return [
         sequence(f"n{number}", PROMPT[: 20 + number], budget, seed=number, top_logits=TOP_LOGITS, **KINDS[number])
         for number in range(count)

@@ -207,6 +207,11 @@ ARROWS: dict[str, set[str]] = {
         "runtime/worker/embed", "runtime/worker/generate", "runtime/worker/links", "runtime/worker/process",
         "runtime/worker/ranks", "runtime/worker/start",
     },
+    "runtime/recompute": {
+        "gpu_ops/kernels", "gpu_ops/kernels/compile", "runtime/engine", "runtime/engine/sequences", "runtime/receipts",
+        "runtime/tokenizer", "runtime/wire", "runtime/worker/generate", "runtime/worker/process",
+        "runtime/worker/start",
+    },
     "runtime/stages/worker": {
         "gpu_ops/kernels",
         "runtime/engine",
@@ -319,6 +324,11 @@ ARROWS: dict[str, set[str]] = {
     },
     "launcher": {"launcher/roles"},
     "launcher/keys": {"launcher/child", "launcher/options", "launcher/plan", "runtime"},
+    # On request: checks receipts, and computes them again in its own process.
+    "launcher/receipts": {
+        "launcher/keys", "launcher/options", "runtime", "runtime/loaders/builtin", "runtime/receipts",
+        "runtime/recompute",
+    },
     "launcher/supervisor/rollouts": {
         "launcher/child", "launcher/host", "launcher/logs", "launcher/options", "launcher/plan",
     },

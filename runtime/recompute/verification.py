@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of a file's receipts: their signatures, then everything that they state, computed again."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pontil.gpu_ops.kernels.compile.instruction_sets import INSTRUCTION_SETS
+from pontil.gpu_ops.kernels.kernel_set import TORCH
+from pontil.runtime.config.worker_config import QUANTIZATIONS, WorkerConfig
+from pontil.runtime.errors import RequestError
+from pontil.runtime.receipts.answer_file import AnswerFile
+from pontil.runtime.receipts.statement import MOST_ID, NoReceipt, Receipt
+from pontil.runtime.recompute.recompute import difference, recompute
+from pontil.runtime.tokenizer.tokenizer import Tokenizer
+from pontil.runtime.wire.compatibility import DETERMINISTIC, ON_GPU, promises_bits
+from pontil.runtime.worker.start.assembly import WorkerResources, assemble
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The outcome for one receipt, in words: it is `equal`, or where it first differs."""
+
+    equal: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """The way in which receipts are computed again: by the model at `path`, with the `kernels` of this name instead of
+    those of the receipt, beside `company` other requests, on these cores."""
+
+    path: Path
+    cache: Path
+    cores: tuple[int, ...]
+    kernels: str | None = None
+    company: int = 0
+
+    def config(self, receipt: Receipt) -> WorkerConfig:
+        """Return a worker's configuration that computes as the receipt says it was computed."""
+        statement = receipt.statement
+        is_on_gpu = statement["kernels"].startswith(ON_GPU)
+        return WorkerConfig(
+            name="verify",
+            role="mixed",
+            device="cuda:0" if is_on_gpu else "cpu",
+            cores=self.cores,
+            model=str(self.path),
+            served_model_name=statement["model"],
+            control="",
+            peer_endpoint="",
+            cache_dir=str(self.cache),
+            dtype=statement["dtype"] or "auto",
+            kv_cache_dtype=statement["kv_cache_dtype"] or "auto",
+            kernels=self.kernels or kernels_of(statement["kernels"]),
+            quantization=quantization_of(statement["kernels"]),
+            deterministic=is_on_gpu and DETERMINISTIC in statement["kernels"],
+        )
+
+    def open(self, receipt: Receipt) -> WorkerResources:
+        """Load the model. Raises ModelError."""
+        return assemble(self.config(receipt), NoReports())
+
+
+def kernels_of(name: str) -> str:
+    """Return the choice of kernels that has this name in a receipt."""
+    found = (one.name for one in INSTRUCTION_SETS if name.startswith(f"{one.title}-"))
+    return next(found, TORCH)
+
+
+def quantization_of(name: str) -> str:
+    """Return the quantization that is named behind a receipt's kernels."""
+    return next((word for word in name.split() if word in QUANTIZATIONS), "none")
+
+
+class NoReports:
+    """The reporter of a process that nobody watches."""
+
+    def progress(self, text: str, *, waits: bool = False) -> None: ...
+    def ready(self, **facts: Any) -> None: ...
+    def tested(self, number: int, routes: Sequence[dict[str, Any]]) -> None: ...
+    def failed(self, reason: str) -> None: ...
+    def settled(self, order: int, drained: bool) -> None: ...
+    def asked(self, number: int, request: dict[str, Any]) -> None: ...
+    def stepped(self, number: int, working: bool) -> None: ...
+
+
+def verified(file: AnswerFile, how: Recomputation, prompt: str | None) -> Iterator[Verification]:
+    """Yield for each receipt of a file, whose signatures hold, whether it is equal when it is computed again. `prompt`
+    is the content of a file with its prompt. Raises ModelError and ReceiptError for what cannot be computed."""
+    machine: WorkerResources | None = None
+    for number, receipt in enumerate(file.receipts):
+        if machine is None or how.config(receipt) != how.config(file.receipts[number - 1]):
+            machine = how.open(receipt)
+        if (other := identity_difference(receipt, machine)) is not None:
+            yield Verification(False, other)
+            continue
+        ids = prompt_of(receipt, prompt, machine.tokenizer)
+        if (shown := text_difference(file.texts(number), receipt, ids, machine.tokenizer)) is not None:
+            yield Verification(False, shown)
+            continue
+        try:
+            made = recompute(receipt, ids, machine, how.company)
+        except RequestError as error:
+            yield Verification(False, f"this model cannot compute it: {error}")
+            continue
+        found = difference(receipt, made)
+        if found is None:
+            kinds = "tokens and logits" if receipt.statement["top_logits"] else "tokens"
+            yield Verification(True, f"{len(made.tokens)} {kinds} are equal")
+        else:
+            yield Verification(False, f"{found}{excuse(receipt, machine)}")
+
+
+def identity_difference(receipt: Receipt, machine: WorkerResources) -> str | None:
+    """Return in words whether the model here is another one than the receipt's."""
+    statement = receipt.statement
+    for name, ours in (("model_fingerprint", machine.fingerprint), ("tokenizer", machine.tokenizer.digest)):
+        if statement[name] != ours:
+            what = "model" if name == "model_fingerprint" else "tokenizer"
+            return f"the {what} is {ours[:16]} here, and the receipt has {statement[name][:16]}"
+    return None
+
+
+def excuse(receipt: Receipt, machine: WorkerResources) -> str:
+    """Return what may be the reason of a difference, beside a wrong receipt: what no promise is about."""
+    stated = receipt.statement["kernels"]
+    if not promises_bits(stated):
+        return f"; kernels of {stated} promise no equal bits"
+    if stated != machine.kernels:
+        return f"; it was made by the kernels {stated}, and these are {machine.kernels}"
+    return ""
+
+
+def prompt_of(receipt: Receipt, text: str | None, tokenizer: Tokenizer) -> list[int]:
+    """Return the prompt's ids: those of the receipt, else of a file with ids in JSON, or with the text. Raises
+    ReceiptError for ids that are not the receipt's."""
+    if text is None:
+        if receipt.prompt is None:
+            raise NoReceipt("it has the digest of its prompt alone: give the prompt by --prompt FILE")
+        return receipt.prompt
+    receipt.check_ids("prompt", ids := ids_in(text, tokenizer), "prompt_tokens")
+    return ids
+
+
+def ids_in(text: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if isinstance(data, list) and all(type(one) is int and 0 <= one < MOST_ID for one in data):
+        return data
+    return tokenizer.encode(text, True)
+
+
+def text_difference(texts: list[str], receipt: Receipt, prompt: list[int], tokenizer: Tokenizer) -> str | None:
+    """Return in words whether an answer shows a text that is not of the receipt's tokens, behind the prompt's."""
+    ids = [*prompt, *receipt.tokens]
+    whole = [tokenizer.decode(ids, skip_special_tokens=skipped) for skipped in (True, False)]
+    if all(any(text in shown for shown in whole) for text in texts):
+        return None
+    return "the answer's text is not that of the receipt's tokens"
