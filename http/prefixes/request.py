@@ -32,7 +32,7 @@ def read_ttl(fields: Fields, name: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixRequest:
+class PrefixWanted:
     """A prefix to be kept for `seconds`: a prompt, or the beginning of a chat."""
 
     model: str | None
@@ -62,7 +62,7 @@ EXTENSION = (Parameter("ttl", ShapedType(read_ttl, TTL_SHAPE), "how long it is k
 PREFIX_TABLE, EXTENSION_TABLE = ParameterTable(PREFIX), ParameterTable(EXTENSION)
 
 
-def read_prefix(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> PrefixRequest:
+def read_prefix(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> PrefixWanted:
     """Parse a request to keep a prefix. Raises RequestError, naming the parameter, for anything invalid."""
     fields = Fields(data, vocab_size=vocab_size, ignored=ignored)
     values = PREFIX_TABLE.read(fields)
@@ -80,7 +80,7 @@ def read_prefix(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields
     without_turn = {"add_generation_prompt": values["add_generation_prompt"] or False, "continue_final_message": False}
     chat = chat_prompt(fields, values | without_turn) if is_chat else None
     prompt = None if is_chat else values["prompt"][0]
-    return PrefixRequest(values["model"], prompt, chat, values["ttl"], handling)
+    return PrefixWanted(values["model"], prompt, chat, values["ttl"], handling)
 
 
 def read_extension(data: Mapping[str, Any], vocab_size: int, ignored: IgnoredFields | None = None) -> int:

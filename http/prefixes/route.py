@@ -11,7 +11,7 @@ from pontil.http.access.endpoint import Endpoint
 from pontil.http.intake.body import GENERATION_ERRORS, understood
 from pontil.http.openai.chat.prompt_reader import TextLimit, token_budget
 from pontil.http.openai.completions.route import GenerationRoutes
-from pontil.http.prefixes.request import EXTENSION, PREFIX, PrefixRequest, read_extension, read_prefix
+from pontil.http.prefixes.request import EXTENSION, PREFIX, PrefixWanted, read_extension, read_prefix
 from pontil.http.prefixes.schema import PREFIX as PREFIX_SCHEMA
 from pontil.http.prefixes.schema import PREFIXES
 from pontil.http.stream.usage_shape import usage_object
@@ -83,7 +83,7 @@ class PrefixRoutes:
                 self.leases.disown(wish)
         return json_response(self.shown(view) | {"usage": usage_object(stream.final_usage)})
 
-    async def prompt_ids(self, wanted: PrefixRequest, limit: TextLimit) -> list[int]:
+    async def prompt_ids(self, wanted: PrefixWanted, limit: TextLimit) -> list[int]:
         prompts, special = self.generation.prompts, wanted.handling.add_special_tokens
         if wanted.chat is not None:
             return (await prompts.chat(wanted.chat, limit, special)).ids

@@ -275,9 +275,10 @@ TOPOLOGY = closed(
         "processes": many(PROCESS),
         "routes": many(ROUTE),
         "prompts": many(KEY_PROMPTS),
+        "leases": many(closed({"key": TEXT, "leases": COUNT, "tokens": COUNT, "bytes": COUNT, "seconds": COUNT})),
         "age_seconds": NUMBER,
         "chaos": {"const": True},
     },
-    ("age_seconds", "chaos"),
+    ("leases", "age_seconds", "chaos"),
 )
 ANY_OBJECT: Schema = {"type": "object"}

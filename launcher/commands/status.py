@@ -13,7 +13,15 @@ from typing import Any, TextIO
 import click
 
 from pontil.launcher.commands.api_key import ADMIN, bearer, key_flag
-from pontil.launcher.commands.terminal.status_table import coloured, cut, duration, plain, prompt_table, table
+from pontil.launcher.commands.terminal.status_table import (
+    coloured,
+    cut,
+    duration,
+    lease_table,
+    plain,
+    prompt_table,
+    table,
+)
 from pontil.launcher.foundation.errors import LaunchError
 from pontil.launcher.foundation.server_url import SERVER, full_url
 from pontil.launcher.options.options import read_environment
@@ -34,8 +42,8 @@ Answer = dict[str, Any]
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with --watch one line each time.")
 @key_flag(ADMIN)
 def status(address: str | None, url: str, watch: bool, as_json: bool, key: Path | None) -> None:
-    """Show the processes of a running server: state, load, resources used, and why one is not ready; and how much of
-    each key's prompts was cached. Its address may be an argument or --url."""
+    """Show the processes of a running server: state, load, resources used, and why one is not ready; how much of
+    each key's prompts was cached, and what it leases. Its address may be an argument or --url."""
     url = full_url(address or url)
     headers = bearer(key, ADMIN, read_environment().variables)
     if watch:
@@ -56,8 +64,8 @@ def ask(url: str, key: Mapping[str, str]) -> Answer:
 
 
 def lines_of(answer: Answer, width: int | None = None) -> list[str]:
-    """Return the table, and one of the keys' prompts if there were any, followed by warnings: if it is out of date, and
-    if the launch allows chaos. An error is a line of its own."""
+    """Return the table, those of the keys' prompts and leases if there were any, followed by warnings: if it is out of
+    date, and if the launch allows chaos. An error is a line of its own."""
     if "error" in answer:
         return [cut(plain(answer["error"]), width)]
     age = answer.get("age_seconds", 0.0)
@@ -66,6 +74,7 @@ def lines_of(answer: Answer, width: int | None = None) -> list[str]:
     if answer.get("chaos"):
         warnings.append("Chaos is allowed here (--allow-chaos): `pontil chaos` may kill, stop and slow its processes.")
     tables = table(answer["processes"], width) + prompt_table(answer.get("prompts", ()), width)
+    tables += lease_table(answer.get("leases", ()), width)
     return tables + [cut(line, width) for line in warnings]
 
 

@@ -8,6 +8,7 @@ rows of a proxy that is gone are closed as lost, but for those that another prox
 
 import fcntl
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -27,6 +28,7 @@ from pontil.runtime.accounting.usage_tables import (
     OPEN,
     STATEMENTS,
     VALUES,
+    LostLeases,
     Posted,
     ProxyRow,
     RequestRow,
@@ -53,7 +55,7 @@ LARGEST = (1 << 63) - 1
 class FileWriter:
     """A proxy that writes to the file: alone, or with the others of its `fleet`. When it opens the file, the open rows
     of the requests `kept` stay open, whoever began them; when it closes it as the last one, those `left` to a
-    successor. Requests older than so many `days` are removed."""
+    successor, and leases if it `has_successor`. Requests older than so many `days` are removed."""
 
     incarnation: str = "-"
     name: str | None = None
@@ -61,6 +63,7 @@ class FileWriter:
     kept: Callable[[], Collection[str]] = tuple
     days: int | None = None
     left: Callable[[], Collection[str]] = tuple
+    has_successor: Callable[[], bool] = bool
 
     @property
     def row(self) -> ProxyRow:
@@ -177,6 +180,8 @@ class UsageFile:
             with suppress(BlockingIOError, sqlite3.Error):
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 lose_all(self.database, self.writer.left())
+                if not self.writer.has_successor():
+                    insert(self.database, [LostLeases(math.inf, "[]")])
         self.close()
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ class SharedOptions:
         "Let `pontil chaos` of this user kill, stop and slow this launch's processes; for trials.",
         switch,
     )
-    lease_key_memory: int | None = option(
+    lease_client_memory: int | None = option(
         ENGINE,
         None,
         "Most KV cache that the leases of one API key hold, in all workers (default: what --lease-share leaves).",

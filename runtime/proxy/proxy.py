@@ -114,6 +114,7 @@ class Proxy:
         about = {"version": config.version, "model_name": config.served_model_name}
         self.metrics.watch(self.requests, self.registry, about)
         self.metrics.watch_books(self.ledger, self.books.log, self.books.reuse)
+        self.metrics.watch_leases(self.leases)
         self.changes = OperatorChanges(self.registry, clock)
         self.link = ControlLink(config, self.metrics.threads)
         self.kv_transfers = KVTransfers(

@@ -58,6 +58,11 @@ def prompt_table(prompts: Sequence[StatusRow], width: int | None = None) -> list
     return ["", *laid_out(prompts[:SHOWN_KEYS], PROMPT_COLUMNS, width)] if prompts else []
 
 
+def lease_table(leases: Sequence[StatusRow], width: int | None = None) -> list[str]:
+    """Return an empty line and a table of the keys that hold leases on prefixes; nothing if none does."""
+    return ["", *laid_out(leases[:SHOWN_KEYS], LEASE_COLUMNS, width)] if leases else []
+
+
 def ranks(row: StatusRow) -> list[StatusRow]:
     return [rank | {"name": f"{row.get('name', '')} rank {rank.get('rank')}"} for rank in row.get("ranks", ())]
 
@@ -157,6 +162,13 @@ PROMPT_COLUMNS: Columns = (
     ("TOKENS", True, lambda row: str(row.get("prompt_tokens", ""))),
     ("CACHED", True, reused),
     ("LAST DIFFERENCE", False, difference),
+)
+LEASE_COLUMNS: Columns = (
+    ("KEY", False, lambda row: str(row.get("key", ""))),
+    ("LEASES", True, lambda row: str(row.get("leases", ""))),
+    ("TOKENS", True, lambda row: str(row.get("tokens", ""))),
+    ("KV", True, lambda row: size(row.get("bytes"))),
+    ("UNTIL", True, lambda row: duration(row.get("seconds", 0))),
 )
 
 

@@ -11,8 +11,8 @@ HELD, EXPIRED, RELEASED, REFUNDED = "held", "expired", "released", "refunded"
 
 @dataclass(frozen=True, slots=True)
 class ByteSeconds:
-    """What was granted, and what became of it: `held` for so long, `released` by its client, `refunded` since it could
-    not be kept. Whole seconds count: one that has begun is held when it is over. Of what is over,
+    """Amounts that were `granted`, and what became of them: `held` for so long, `released` by their client, `refunded`
+    since they could not be kept. Whole seconds count: one that has begun is held when it is over. Of what is over,
     granted = held + released + refunded."""
 
     granted: int = 0
@@ -22,7 +22,7 @@ class ByteSeconds:
 
     @property
     def ahead(self) -> int:
-        """What is still to be kept."""
+        """The part that is still to be kept."""
         return self.granted - self.held - self.released - self.refunded
 
     def __add__(self, other: "ByteSeconds") -> "ByteSeconds":

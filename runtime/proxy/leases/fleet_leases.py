@@ -9,9 +9,10 @@ view has the keys, and is the journal from which the successor keeps them again.
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from pontil.runtime.accounting.ledger import LeaseTotals
 from pontil.runtime.cache.leases.lease import EXPIRED, HELD, REFUNDED, RELEASED, LeaseTerm
@@ -57,8 +58,7 @@ class FleetLeases:
         self.wishes: dict[str, LeaseWish] = {}
         # Leases that nobody was told of, should a worker grant them: their requests ended before.
         self.unwanted: dict[str, None] = {}
-        self.quota = LeaseQuota(registry, self.views, config.lease_key_memory)
-        self.refusals: Counter[str] = Counter()
+        self.quota = LeaseQuota(registry, self.views, config.lease_client_memory)
         # When leases that this proxy has not heard of are lost; None: they were written off.
         self.settles_at: float | None = clock() + config.failover_timeout
 
@@ -129,13 +129,13 @@ class FleetLeases:
         elif message.lease_id in self.over or message.lease_id in self.unwanted:
             self.send(LeaseOrder(self.incarnation, message.sender, message.lease_id, RELEASE))
         else:
-            self.held(message, worker)
+            self.take_held(message, worker)
 
     def refused(self, message: LeaseState) -> None:
         view, wish = self.views.get(message.lease_id), self.wishes.get(message.lease_id)
         if wish is not None:
             wish.reason = message.reason
-            self.refusals["memory"] += 1
+            self.quota.refusals += not wish.must
         elif view is not None and view.is_moving:
             self.close(view, REFUNDED, view.lost, NOT_FOUND)
 
@@ -144,7 +144,7 @@ class FleetLeases:
         if view is not None and view.worker == message.sender:
             self.close(view, message.state, view.term.began + message.age, message.reason)
 
-    def held(self, message: LeaseState, worker: RegisteredWorker) -> None:
+    def take_held(self, message: LeaseState, worker: RegisteredWorker) -> None:
         """Take note of a lease that a worker holds: a new one, one that it holds again, or one that changed."""
         now, name = self.clock(), message.lease_id
         view, wish = self.views.get(name), self.wishes.get(name)
@@ -225,13 +225,37 @@ class FleetLeases:
         for view in self.views.values():
             self.note(view)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what each key holds: leases, their tokens and bytes, and the seconds until the last one ends."""
+        rows: dict[str, dict[str, Any]] = {}
+        now = self.clock()
+        for view in self.views.values():
+            row = rows.setdefault(view.owner, {"key": view.owner, "leases": 0, "tokens": 0, "bytes": 0, "seconds": 0})
+            row["leases"] += 1
+            row["tokens"] += view.tokens
+            row["bytes"] += view.term.size
+            row["seconds"] = max(row["seconds"], int(view.term.end - now))
+        return list(rows.values())
+
+    @property
+    def billed_here(self) -> list[LeaseView]:
+        """The leases that are held and that this proxy bills."""
+        return [view for view in self.views.values() if view.proxy == self.incarnation]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The number of these, and their bytes."""
+        views = self.billed_here
+        return len(views), sum(view.term.size for view in views)
+
+    @property
+    def refusals(self) -> int:
+        return self.quota.refusals
+
     def amounts(self) -> LeaseTotals:
         """Return what became of the byte-seconds that this proxy bills, held ones until now among them."""
-        sums, now = LeaseTotals(), self.clock()
-        ended = self.books.ledger.leases
-        sums.add(ended.granted, ended.held, ended.released, ended.refunded)
-        for view in self.views.values():
-            if view.proxy == self.incarnation:
-                of_view = view.term.amounts(now)
-                sums.add(of_view.granted, of_view.held, of_view.released, of_view.refunded)
+        sums, now = replace(self.books.ledger.leases), self.clock()
+        for view in self.billed_here:
+            of_view = view.term.amounts(now)
+            sums.add(of_view.granted, of_view.held, of_view.released, of_view.refunded)
         return sums

@@ -17,6 +17,7 @@ class LeaseQuota:
 
     def __init__(self, registry: Registry, views: Mapping[str, LeaseView], key_memory: int | None) -> None:
         self.registry, self.views, self.key_memory = registry, views, key_memory
+        self.refusals = 0
 
     @property
     def workers(self) -> list[RegisteredWorker]:
@@ -34,7 +35,14 @@ class LeaseQuota:
 
     def check(self, owner: str, tokens: int, now: float) -> None:
         """Check that there is room for a lease. Raises RequestError where there never is, TooManyRequests where there
-        is none now."""
+        is none now: that is counted among the `refusals`."""
+        try:
+            self.check_room(owner, tokens, now)
+        except TooManyRequests:
+            self.refusals += 1
+            raise
+
+    def check_room(self, owner: str, tokens: int, now: float) -> None:
         workers = self.workers
         if not workers:
             raise TooManyRequests("no worker that holds leases is ready: try again in a moment", SOON)

@@ -14,6 +14,7 @@ from pontil.runtime.accounting.usage_log import UsageLog
 from pontil.runtime.proxy.fleet.registry import Registry
 from pontil.runtime.proxy.metrics.heartbeats import HeartbeatCounters
 from pontil.runtime.proxy.metrics.latencies import Latencies, exemplar_of
+from pontil.runtime.proxy.metrics.lease_collector import LeaseCollector, LeaseSums
 from pontil.runtime.proxy.metrics.scrape_collector import ReuseCollector, ScrapeCollector
 from pontil.runtime.proxy.requests.prompt_reuse import PromptReuse
 from pontil.runtime.proxy.requests.request import Request
@@ -205,6 +206,10 @@ class Metrics:
         elif request.complete or request.times.begun:
             self.prompt.inc(billed.prompt_tokens)
             self.cached.inc(billed.cached_tokens)
+
+    def watch_leases(self, leases: LeaseSums) -> None:
+        """Also show the leases on prefixes. Call once."""
+        self.registry.register(LeaseCollector(leases))
 
     def watch_books(self, ledger: Ledger, log: UsageLog | None, reuse: PromptReuse) -> None:
         """Also show the ledger, the usage log and the reuse of prompts as they are whenever somebody looks. Call

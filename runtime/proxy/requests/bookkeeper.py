@@ -66,7 +66,7 @@ class Bookkeeper:
         self.has_successor = False
         self.log = None
         if config.usage_log is not None:
-            file = open_file(config, incarnation, kept, lambda: kept() if self.has_successor else ())
+            file = open_file(config, incarnation, kept, lambda: self.has_successor)
             self.log = UsageLog(file, threads)
         self.started = time.time()
         self.open: dict[str, Request] = {}
@@ -299,10 +299,15 @@ class Bookkeeper:
 
 
 def open_file(
-    config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]], left: Callable[[], Collection[str]]
+    config: ProxyConfig, incarnation: str, kept: Callable[[], Collection[str]], has_successor: Callable[[], bool]
 ) -> UsageFile:
     """Open the usage log. Proxies that share a folder write to it together."""
-    writer = FileWriter(incarnation, config.name, config.shared_folder, kept, config.usage_log_days, left)
+    name, folder, days = config.name, config.shared_folder, config.usage_log_days
+
+    def left() -> Collection[str]:
+        return kept() if has_successor() else ()
+
+    writer = FileWriter(incarnation, name, folder, kept, days, left, has_successor)
     return UsageFile(Path(str(config.usage_log)), writer)
 
 

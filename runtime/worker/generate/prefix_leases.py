@@ -12,6 +12,7 @@ from pontil.runtime.engine.engine import Output
 from pontil.runtime.errors import RequestError
 from pontil.runtime.wire.lease_messages import EXTEND, REFUSED, RELEASE, RESUME
 from pontil.runtime.wire.messages import LeaseOrder, LeaseState, LeasesTold
+from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.links.proxy_link import ProxyLink
 from pontil.runtime.worker.links.proxy_links import ProxyLinks
 from pontil.runtime.worker.process.worker_request import WorkerRequest
@@ -23,7 +24,7 @@ DRAINS = "its worker drains"
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseWish:
+class AskedLease:
     """A lease that a request asks for."""
 
     id: str
@@ -33,7 +34,7 @@ class LeaseWish:
     must: bool
 
     @classmethod
-    def of(cls, request: WorkerRequest) -> "LeaseWish":
+    def of(cls, request: WorkerRequest) -> "AskedLease":
         """Return the wish of a request, in which any value may be wrong. Raises RequestError."""
         wish = request.submit.lease or {}
         name, owner, seconds = wish.get("id"), wish.get("owner"), wish.get("seconds")
@@ -49,13 +50,15 @@ class LeaseWish:
 
 @dataclass(slots=True)
 class PrefixLeases:
-    """The leases of one worker. `asked` has those of prompts that are being computed, by request."""
+    """The leases of one worker, and the `reporters` of all prefixes that it has. `asked` has the leases that prompts
+    wait for which are being computed, by request."""
 
+    reporters: PrefixReporters
     incarnation: str
     links: ProxyLinks
     machine: WorkerResources
     book: LeaseBook
-    asked: dict[str, tuple[WorkerRequest, LeaseWish]] = field(default_factory=dict)
+    asked: dict[str, tuple[WorkerRequest, AskedLease]] = field(default_factory=dict)
     # The registrations in which all leases were told, by link.
     told: dict[int, tuple[str, int] | None] = field(default_factory=dict)
 
@@ -64,8 +67,10 @@ class PrefixLeases:
         layout, pool = machine.layout, machine.pool
         share = config.lease_share if machine.scheduler.prefix.enabled else 0.0
         longest = layout.blocks_for(machine.config.max_model_len)
-        budget = LeaseBudget.of(share, pool.capacity, longest, config.lease_key_memory)
-        return cls(incarnation, links, machine, LeaseBook(pool, cls.block_bytes(machine), layout.block_size, budget))
+        budget = LeaseBudget.of(share, pool.capacity, longest, config.lease_client_memory)
+        reporters = PrefixReporters(links.links, pool.index)
+        book = LeaseBook(pool, cls.block_bytes(machine), layout.block_size, budget)
+        return cls(reporters, incarnation, links, machine, book)
 
     @staticmethod
     def block_bytes(machine: WorkerResources) -> int:
@@ -76,7 +81,7 @@ class PrefixLeases:
         there is no room."""
         if request.submit.lease is None:
             return
-        wish = LeaseWish.of(request)
+        wish = AskedLease.of(request)
         try:
             if not self.machine.scheduler.prefix.knows(request.sequence):
                 raise LeaseRefused("what is found by its tokens alone can be leased: no images, and no recordings")
@@ -88,7 +93,7 @@ class PrefixLeases:
         else:
             self.asked[request.key] = request, wish
 
-    def blocks(self, wish: LeaseWish) -> int:
+    def blocks(self, wish: AskedLease) -> int:
         return wish.tokens // self.book.block_size
 
     def computed(self, outputs: Iterable[Output], now: float) -> None:
@@ -100,7 +105,7 @@ class PrefixLeases:
                 keys = self.machine.scheduler.prefix.keys_of(output.sequence).all[: self.blocks(wish)]
                 self.grant(wish, request.proxy, tuple(keys), now, now)
 
-    def grant(self, wish: LeaseWish, proxy: str, keys: tuple[Key, ...], began: float, now: float) -> None:
+    def grant(self, wish: AskedLease, proxy: str, keys: tuple[Key, ...], began: float, now: float) -> None:
         term = LeaseTerm(len(keys) * self.book.block_bytes, began, wish.seconds)
         lease = PrefixLease(wish.id, wish.owner, keys, len(keys) * self.book.block_size, proxy, term)
         try:
@@ -108,7 +113,7 @@ class PrefixLeases:
         except LeaseRefused as error:
             self.refuse(wish, proxy, str(error))
 
-    def refuse(self, wish: LeaseWish, proxy: str, reason: str) -> None:
+    def refuse(self, wish: AskedLease, proxy: str, reason: str) -> None:
         if (link := self.links.of(proxy)) is not None and link.takes_leases and link.proxy is not None:
             about = wish.id, wish.owner, proxy, REFUSED
             link.send(LeaseState(self.incarnation, link.proxy, *about, 0, 0, 0, 0.0, reason))
@@ -121,7 +126,7 @@ class PrefixLeases:
             self.book.release(order.lease_id, now)
         elif order.action == RESUME and 0 < order.seconds < MOST_SECONDS and order.age >= 0.0:
             keys = tuple(order.keys[at : at + KEY_BYTES] for at in range(0, len(order.keys), KEY_BYTES))
-            wish = LeaseWish(order.lease_id, order.owner, order.seconds, len(keys) * self.book.block_size, True)
+            wish = AskedLease(order.lease_id, order.owner, order.seconds, len(keys) * self.book.block_size, True)
             if keys and order.lease_id not in self.book.leases:
                 self.grant(wish, order.sender, keys, now - order.age, now)
 

@@ -21,7 +21,6 @@ from pontil.runtime.worker.generate.load_gauge import LoadGauge
 from pontil.runtime.worker.generate.output_processor import OutputProcessor
 from pontil.runtime.worker.generate.prefill import PrefillSide
 from pontil.runtime.worker.generate.prefix_leases import PrefixLeases
-from pontil.runtime.worker.generate.prefix_reporter import PrefixReporters
 from pontil.runtime.worker.generate.stage import open_stage
 from pontil.runtime.worker.links.log_fields import about
 from pontil.runtime.worker.links.proxy_link import BEAT, Failure, HeartbeatLoad, ProxyLink
@@ -121,7 +120,6 @@ class Worker(Workload):
             {"cut": self.transfers.cut, "stall": self.stalls.stall} if config.allow_chaos else {},
         )
         self.engine_counters, self.prompts = WorkerCounters(machine.engine), PromptMonitor()
-        self.prefixes = PrefixReporters(link.links, machine.pool.index)
         self.leases = PrefixLeases.of(config, sockets.incarnation, link, machine)
         self.requests = RequestTable(sockets.incarnation, link)
         self.prefill = PrefillSide(sockets.incarnation, config.deadlines, machine, self.peers_in, self.transfers)
@@ -151,7 +149,7 @@ class Worker(Workload):
         elif isinstance(message, LeaseOrder):
             self.leases.obey(message, now)
         elif isinstance(message, PrefixRequest):
-            self.prefixes.begin(message.sender)
+            self.leases.reporters.begin(message.sender)
             return False
         else:
             return self.stage.take(message, now)
@@ -213,7 +211,7 @@ class Worker(Workload):
         ended = time.monotonic()
         self.stage.after(outputs, ended)
         # Before the tokens: a client that has its answer may send the next turn at once.
-        self.prefixes.tell()
+        self.leases.reporters.tell()
         self.leases.computed(outputs, ended)
         self.leases.tell(ended)
         self.processor.process(outputs, ended)
@@ -240,7 +238,7 @@ class Worker(Workload):
             request, reason, status = self.grammars.failed.pop()
             self.requests.end(request.key, Failure(reason, status))
         self.stage.keep_only(self.requests, now)
-        self.prefixes.tell()
+        self.leases.reporters.tell()
         self.leases.tick(self.requests, now)
         self.machine.driver.flush()
 

@@ -75,7 +75,8 @@ def routes(made: ScriptedSite) -> list[tuple[str, str]]:
     served = Sanic.get_app(f"pontil-{made.proxy.incarnation}").router.routes
     named = {
         "<name:path>": MODEL, "<response_id:str>": "{response_id}", "<file_id:str>": "{file_id}",
-        "<batch_id:str>": "{batch_id}", "<file:str>": "page.css", "<worker:str>": "decode:0", "<action:str>": "drain",
+        "<batch_id:str>": "{batch_id}", "<prefix_id:str>": "{prefix_id}", "<file:str>": "page.css",
+        "<worker:str>": "decode:0", "<action:str>": "drain",
     }  # fmt: skip
     paths = []
     for route in served:
@@ -147,9 +148,9 @@ def test_a_right_key_opens_everything_but_admin(shut: ScriptedSite, afar: None, 
             expected = {"POST": (400,), "GET": (200,), "HEAD": (200, 204), "OPTIONS": (204,)}
             if path.startswith("/admin/requests/"):
                 expected |= {"GET": (404,), "HEAD": (404, 204)}
-            if path.rpartition("{")[2].startswith(("response_id}", "file_id}", "batch_id}")):
+            if path.rpartition("{")[2].startswith(("response_id}", "file_id}", "batch_id}", "prefix_id}")):
                 # None of that name is kept.
-                expected |= {"POST": (404,), "GET": (404,), "DELETE": (404,), "HEAD": (404, 204)}
+                expected |= {"POST": (404,), "GET": (404,), "DELETE": (404,), "HEAD": (404, 204), "PATCH": (400, 415)}
             if path in ("/v1/embeddings", "/api/embed", "/api/embeddings") or path.endswith(("/rerank", "/score")):
                 # This site has no model that embeds or scores texts.
                 expected |= {"POST": (404,)}

@@ -50,7 +50,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> 
 
 @pytest.fixture
 def shut(tmp_path: Path, tokenizer: Tokenizer) -> Iterator[ScriptedSite]:
-    with site(tmp_path, tokenizer, callers=CALLERS, lease_key_memory=350) as served:
+    with site(tmp_path, tokenizer, callers=CALLERS, lease_client_memory=350) as served:
         yield served
 
 

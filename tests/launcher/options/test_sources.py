@@ -25,6 +25,7 @@ def another(declared: Field[Any]) -> tuple[str, Any]:
         "7",
         "7.5",
         "0.5",
+        "0.25",
         "true",
         "false",
         "cpu:0,cpu",

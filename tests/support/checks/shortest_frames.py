@@ -2,6 +2,7 @@
 """Recorded wire frames with required fields only, as sent by a process that knows no optional field."""
 
 from graph_frames import GRAPH_SHORTEST
+from lease_frames import LEASE_SHORTEST
 from rank_frames import RANK_SHORTEST
 from times_frames import TIMES_SHORTEST
 
@@ -66,4 +67,5 @@ SHORTEST = {
     **GRAPH_SHORTEST,
     "prefix_delta": ("84a174ac7072656669785f64656c7461a673656e646572a26434a87265636569766572a27078a66e756d62657207"),
     **TIMES_SHORTEST,
+    **LEASE_SHORTEST,
 }

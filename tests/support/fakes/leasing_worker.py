@@ -15,7 +15,7 @@ BLOCK, BLOCK_BYTES = 16, 100
 
 
 @dataclass
-class Kept:
+class KeptLease:
     """A lease that a worker keeps."""
 
     state: LeaseState
@@ -27,7 +27,7 @@ class LeasingWorker(ScriptedWorker):
     whether it can resume what an earlier process held."""
 
     def ready(self, budget: int) -> "LeasingWorker":
-        self.script, self.leases, self.orders = leasing, dict[str, Kept](), list[LeaseOrder]()
+        self.script, self.leases, self.orders = leasing, dict[str, KeptLease](), list[LeaseOrder]()
         self.budget, self.remembers = budget, True
         self.show_room()
         return self
@@ -46,7 +46,7 @@ class LeasingWorker(ScriptedWorker):
         if size > self.gauges["lease_free_bytes"]:  # type: ignore[index]
             return LeaseState(*about, REFUSED, 0, 0, 0, 0.0, "there is no room")
         state = LeaseState(*about, "held", blocks * BLOCK, size, wish["seconds"], 0.0, keys=bytes(16) * blocks)
-        self.leases[state.lease_id] = Kept(state, time.monotonic())
+        self.leases[state.lease_id] = KeptLease(state, time.monotonic())
         self.show_room()
         return state
 
@@ -70,7 +70,7 @@ class LeasingWorker(ScriptedWorker):
             blocks = len(order.keys) // 16
             size = blocks * BLOCK_BYTES
             state = LeaseState(*about, "held", blocks * BLOCK, size, order.seconds, order.age, keys=order.keys)
-            self.leases[order.lease_id] = kept = Kept(state, time.monotonic() - order.age)
+            self.leases[order.lease_id] = kept = KeptLease(state, time.monotonic() - order.age)
             self.say(state)
         elif kept is not None and order.action == EXTEND:
             kept.state = replace(kept.state, seconds=max(kept.state.seconds, order.seconds))
@@ -84,7 +84,7 @@ class LeasingWorker(ScriptedWorker):
         kept = self.leases.pop(name)
         self.say(replace(self.now(kept), state="refunded", reason=reason, keys=b""))
 
-    def now(self, kept: Kept) -> LeaseState:
+    def now(self, kept: KeptLease) -> LeaseState:
         age = time.monotonic() - kept.began
         return replace(kept.state, sender=self.incarnation, receiver=self.proxy, age=age)
 

@@ -81,7 +81,7 @@ def test_a_lease_is_told_before_the_answer_that_it_was_asked_with(place: WorkerP
 
 
 def test_what_must_be_leased_and_finds_no_room_is_refused_before_it_is_computed(place: WorkerPlace) -> None:
-    worker = place.start(**ROOM, lease_key_memory=4096)
+    worker = place.start(**ROOM, lease_client_memory=4096)
     before = worker.machine.engine.prompt_computed
     answer = ask(place, "leased", LONG, lease=lease(must=True))
     block = worker.leases.book.block_bytes

@@ -123,7 +123,7 @@ def test_while_the_proxy_takes_nothing_changes_wait(
     link.outbox.append(PrefixRequest("nobody", "nobody"))
     index = worker.machine.pool.index
     index.add(b"k" * 16, 10**6)
-    worker.worker.prefixes.tell()
+    worker.worker.leases.reporters.tell()
     assert len(index.journals[0].changes) == 1 and worker.link.congested
     link.outbox.clear()
     in_step(proxy, worker)
