@@ -23,7 +23,7 @@ def stacked(parts: Sequence[DeviceWeights]) -> DeviceWeights:
 def weights_of(linears: Sequence[Linear]) -> DeviceWeights:
     """The weights of equal products: as they are stored if all are stored alike, else as numbers of their type."""
     parts = [linear.on_device for linear in linears]
-    if len({(part.kind, part.group) for part in parts}) != 1:
+    if len({(part.kind, part.group) for part in parts}) != 1 or any(part.order is not None for part in parts):
         parts = [linear.as_numbers for linear in linears]
     return stacked(parts)
 

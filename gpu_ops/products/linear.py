@@ -51,7 +51,7 @@ class Linear:
     def by_kernel(self, x: Tensor) -> Tensor:
         from pontil.gpu_ops.triton import products
 
-        return products.product(x, self.on_device)
+        return products.product(x, self.on_device, by_rows=not self.deterministic)
 
     def twin(self, weight: Tensor) -> "Linear":
         """A product with another weight of the same shape, computed in the same way: with a bias if this one has a

@@ -160,12 +160,19 @@ def stacked(parts: Sequence[PackedWeights]) -> PackedWeights | None:
 
 class ScaledLinear(Linear):
     """A product like `Linear`. On a CPU it is computed OUTPUTS outputs at a time; on a GPU a kernel takes its weights
-    apart as it reads them, and it is deterministic."""
+    apart as it reads them, by tiles that suit the number of rows, or of one size if it is `deterministic`."""
 
-    def __init__(self, weights: StoredWeights, dtype: torch.dtype, device: torch.device, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        weights: StoredWeights,
+        dtype: torch.dtype,
+        device: torch.device,
+        bias: Tensor | None,
+        deterministic: bool = False,
+    ) -> None:
         self.weights, self.dtype, self.device, self.bias = weights, dtype, device, bias
         self.out_features, self.in_features = weights.shape
-        self.deterministic = True
+        self.deterministic = deterministic
 
     @property
     def on_device(self) -> DeviceWeights:
@@ -187,4 +194,4 @@ class ScaledLinear(Linear):
 
     def twin(self, weight: Tensor) -> Linear:
         bias = None if self.bias is None else torch.zeros_like(self.bias)
-        return ScaledLinear(PlainWeights(weight), self.dtype, self.device, bias)
+        return ScaledLinear(PlainWeights(weight), self.dtype, self.device, bias, self.deterministic)

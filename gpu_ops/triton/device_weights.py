@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PLAIN, FLOAT8, FLOAT4 = 0, 1, 2
+PLAIN, FLOAT8, FLOAT4, BYTES, NIBBLES = 0, 1, 2, 3, 4
 FLOAT4_GROUP = 32
 
 
@@ -17,19 +17,25 @@ class DeviceWeights:
     `numbers` [..., outputs, inputs] are of the model's type, or floats of 8 bits (e4m3) with `scales` float32
     [..., outputs, groups], one for each `group` inputs. Floats of 4 bits (MXFP4) are `numbers` uint8 [..., outputs,
     inputs / 2], the earlier one in the lower half of a byte, with `scales` uint8, exponents plus 127, for 32 inputs
-    each. `bias` [..., outputs] is of any floats.
+    each. Whole numbers are int8 [..., outputs, inputs], or uint8 [..., outputs, inputs / 2] in the same places, with
+    `scales` int32 [..., outputs, groups + 2]: a scale and an offset of 16 bits for each `group`, and an output's
+    units of both, float32. `bias` [..., outputs] is of any floats. With an `order`, int64 [inputs], inputs stand in
+    that order.
     """
 
     numbers: Tensor
     bias: Tensor | None = None
     scales: Tensor | None = None
     group: int = 1
+    order: Tensor | None = None
 
     @property
     def kind(self) -> int:
         if self.scales is None:
             return PLAIN
-        return FLOAT4 if self.scales.dtype == torch.uint8 else FLOAT8
+        if self.scales.dtype == torch.uint8:
+            return FLOAT4
+        return {torch.int8: BYTES, torch.uint8: NIBBLES}.get(self.numbers.dtype, FLOAT8)
 
     @property
     def outputs(self) -> int:
@@ -37,9 +43,9 @@ class DeviceWeights:
 
     @property
     def inputs(self) -> int:
-        return self.numbers.shape[-1] * (2 if self.kind == FLOAT4 else 1)
+        return self.numbers.shape[-1] * (2 if self.kind in (FLOAT4, NIBBLES) else 1)
 
     @property
     def words(self) -> Tensor:
         """The numbers in a type that every processor can load."""
-        return self.numbers if self.kind == PLAIN else self.numbers.view(torch.uint8)
+        return self.numbers.view(torch.uint8) if self.kind == FLOAT8 else self.numbers

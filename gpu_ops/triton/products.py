@@ -14,6 +14,8 @@ from pontil.gpu_ops.triton.launch import WIDE, ceil_div, in_rows, launch
 
 # Neighbouring programs share rows of this many tiles, so that both sides of their products stay in a cache.
 SWATH: tl.constexpr = tl.constexpr(16)
+# Rows up to which a tile is low, so that most of a program is reading weights, and from which it is large.
+FEW_ROWS, MANY_ROWS = 32, 256
 
 
 # The number of times that a float of 8 bits (e4m3) is its bits as those of a float16.
@@ -61,6 +63,24 @@ def numbers_at(places, k, end: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
+def factor_tile(
+    factors, n, start, stride, INPUTS: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """The factors of groups of inputs, for weights of outputs `n` and BLOCK_K inputs from `start` on: [BLOCK_N,
+    BLOCK_K], or [BLOCK_N, 1] where all have one; 0 behind the last input."""
+    if GROUP % BLOCK_K == 0:
+        return tl.load(factors + n * stride + start // GROUP)[:, None]
+    elif BLOCK_K % GROUP == 0:
+        groups = start // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        own = numbers_at(factors + n[:, None] * stride + groups[None, :], groups * GROUP, INPUTS, BLOCK_K)
+        own = tl.broadcast_to(own[:, :, None], (BLOCK_N, BLOCK_K // GROUP, GROUP))
+        return tl.reshape(own, (BLOCK_N, BLOCK_K))
+    else:
+        k = start + tl.arange(0, BLOCK_K)
+        return numbers_at(factors + n[:, None] * stride + (k // GROUP)[None, :], k, INPUTS, BLOCK_K)
+
+
+@triton.jit
 def weight_tile(
     w, scales, n, start, w_out, w_in, scale_out,
     INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -71,10 +91,20 @@ def weight_tile(
         return numbers_at(w + n[:, None] * w_out + k[None, :] * w_in, k, INPUTS, BLOCK_K)
     elif KIND == 1:
         numbers = from_float8(numbers_at(w + n[:, None] * w_out + k[None, :] * w_in, k, INPUTS, BLOCK_K))
-        if GROUP % BLOCK_K == 0:
-            return numbers * tl.load(scales + n * scale_out + start // GROUP)[:, None]
+        return numbers * factor_tile(scales, n, start, scale_out, INPUTS, GROUP, BLOCK_N, BLOCK_K)
+    elif KIND >= 3:
+        factors = factor_tile(scales, n, start, scale_out, INPUTS, GROUP, BLOCK_N, BLOCK_K)
+        units = scales + n * scale_out + INPUTS // GROUP
+        scale_unit, offset_unit = tl.load(units).to(tl.float32, bitcast=True), tl.load(units + 1)
+        offset = (factors >> 16).to(tl.float32) * offset_unit.to(tl.float32, bitcast=True)[:, None]
+        if KIND == 3:
+            numbers = numbers_at(w + n[:, None] * w_out + k[None, :] * w_in, k, INPUTS, BLOCK_K)
         else:
-            return numbers * numbers_at(scales + n[:, None] * scale_out + (k // GROUP)[None, :], k, INPUTS, BLOCK_K)
+            pair = start // 2 + tl.arange(0, BLOCK_K // 2)
+            bits = numbers_at(w + n[:, None] * w_out + pair[None, :] * w_in, 2 * pair, INPUTS, BLOCK_K)
+            numbers = tl.reshape(tl.join(bits & 15, bits >> 4), (BLOCK_N, BLOCK_K))
+        # The first product is exact.
+        return numbers.to(tl.float32) * ((factors << 16) >> 16).to(tl.float32) * scale_unit[:, None] + offset
     else:
         pair, groups = start // 2 + tl.arange(0, BLOCK_K // 2), start // GROUP + tl.arange(0, BLOCK_K // GROUP)
         bits = numbers_at(w + n[:, None] * w_out + pair[None, :] * w_in, 2 * pair, INPUTS, BLOCK_K)
@@ -151,6 +181,7 @@ class TileShape:
     outputs: int
     inputs: int
     stages: int
+    warps: int = 4
 
     @property
     def options(self) -> dict[str, int]:
@@ -159,24 +190,32 @@ class TileShape:
             "BLOCK_N": self.outputs,
             "BLOCK_K": self.inputs,
             "num_stages": self.stages,
-            "num_warps": 4,
+            "num_warps": self.warps,
         }
 
 
-def tile_of(dtype: torch.dtype) -> TileShape:
-    """The only tile for rows of this type."""
-    return TileShape(64, 64, 32, 3) if dtype == torch.float32 else TileShape(64, 64, 64, 3)
+def tile_of(dtype: torch.dtype, rows: int | None = None) -> TileShape:
+    """The tile for rows of this type: for so many of 16 bits, or with None the only one for any number."""
+    if dtype == torch.float32:
+        return TileShape(64, 64, 32, 3)
+    if rows is None or FEW_ROWS < rows < MANY_ROWS:
+        return TileShape(64, 64, 64, 3)
+    return TileShape(16, 32, 64, 6) if rows <= FEW_ROWS else TileShape(128, 128, 32, 4, 8)
 
 
 def group_of(weights: DeviceWeights) -> int:
     return FLOAT4_GROUP if weights.scales is not None and weights.scales.dtype == torch.uint8 else weights.group
 
 
-def product(x: Tensor, weights: DeviceWeights) -> Tensor:
-    """`y = x W^T + b` for x [..., inputs] and one matrix; the result has the type of x."""
+def product(x: Tensor, weights: DeviceWeights, by_rows: bool = False) -> Tensor:
+    """`y = x W^T + b` for x [..., inputs] and one matrix; the result has the type of x. Tiles that are chosen `by_rows`
+    read a weight less often where there are many, and multiply less where there are few."""
     flat = in_rows(x.flatten(0, -2) if x.ndim != 2 else x)
+    if weights.order is not None:
+        flat = flat.index_select(1, weights.order)
     out = torch.empty(len(flat), weights.outputs, dtype=x.dtype, device=x.device)
-    start(flat.unsqueeze(0), weights, weights.words.unsqueeze(0), out.unsqueeze(0))
+    shape = tile_of(x.dtype, len(flat) if by_rows else None)
+    start(flat.unsqueeze(0), weights, weights.words.unsqueeze(0), out.unsqueeze(0), shape)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -186,13 +225,12 @@ def product_of_heads(x: Tensor, weight: Tensor) -> Tensor:
     x = in_rows(x)
     out = torch.empty(*x.shape[:2], weight.shape[2], dtype=x.dtype, device=x.device)
     numbers = weight.transpose(1, 2)
-    start(x.transpose(0, 1), DeviceWeights(numbers), numbers, out.transpose(0, 1))
+    start(x.transpose(0, 1), DeviceWeights(numbers), numbers, out.transpose(0, 1), tile_of(x.dtype))
     return out
 
 
-def start(x: Tensor, weights: DeviceWeights, words: Tensor, out: Tensor) -> None:
+def start(x: Tensor, weights: DeviceWeights, words: Tensor, out: Tensor, shape: TileShape) -> None:
     """Multiply x [batch, rows, inputs], words [batch, outputs, ...] into out [batch, rows, outputs]."""
-    shape = tile_of(x.dtype)
     programs = ceil_div(x.shape[1], shape.rows) * ceil_div(weights.outputs, shape.outputs)
     dummy = words
     scales, bias = weights.scales, weights.bias

@@ -34,7 +34,8 @@ class Checkpoint(Protocol):
 
     Where a checkpoint `has_levels`, `levels` yields whole numbers with scales and offsets in the place of a weight
     that it holds so, and maybe the rows of an embedding as they are stored. `unpacked_types` tell of weights of less
-    than 16 bits that become `dtype` there too.
+    than 16 bits that become `dtype` there too. They are those of a CPU's kernels, or of the same checkpoint
+    `for_device`.
     """
 
     @property
@@ -54,6 +55,8 @@ class Checkpoint(Protocol):
 
     @property
     def unpacked_types(self) -> Sequence[str]: ...
+
+    def for_device(self) -> Checkpoint: ...
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]: ...
 

@@ -37,7 +37,7 @@ from pontil.runtime.loaders.gguf.packed_formats import NumberFormat, gguf_format
 from pontil.runtime.loaders.gguf.parts import read_parts
 from pontil.runtime.loaders.hf.config import FIXED, model_config, refuse_unsupported
 from pontil.runtime.loaders.hf.fused_experts import tensors_in
-from pontil.runtime.loaders.level_formats import level_forms
+from pontil.runtime.loaders.level_formats import device_forms, level_forms
 from pontil.runtime.models.architectures import ARCHITECTURES
 from pontil.runtime.models.config import DraftLayerForm, ModelConfig
 
@@ -99,12 +99,13 @@ class DraftLayerSource:
                 return name + found[1]
         return None if self.is_mtp or re.fullmatch(self.ignored, stored) is not None else stored
 
-    def level_formats(self) -> dict[str, NumberFormat]:
+    def level_formats(self, on_device: bool = False) -> dict[str, NumberFormat]:
         """Return the formats of the weights that are stored as whole numbers, by their names here. Raises
         ModelError."""
-        if not self.path.is_dir():
-            return self.here(gguf_formats(self.path, in_any_layer(self.config)))
-        return level_forms(self.forms())
+        if self.path.is_dir():
+            return device_forms(self.forms()) if on_device else level_forms(self.forms())
+        formats = self.here(gguf_formats(self.path, in_any_layer(self.config)))
+        return {name: one.on_device() for name, one in formats.items()} if on_device else formats
 
     def forms(self) -> dict[str, WeightForm]:
         """Return the forms of a directory's quantized weights, by their names here. Raises ModelError."""

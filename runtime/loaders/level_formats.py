@@ -11,7 +11,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import shards
-from pontil.runtime.loaders.facts.weight_forms import FP4, WeightForm
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, FP4, HEAD, WeightForm
 from pontil.runtime.loaders.facts.weight_schemes import stored_forms
 from pontil.runtime.loaders.gguf.packed_formats import (
     AUTO,
@@ -26,8 +26,8 @@ from pontil.runtime.loaders.hf.fused_experts import tensors_in
 from pontil.runtime.models.config import ModelConfig
 
 NIBBLE, BYTE = 4, 8
-# Floats of 8 bits, and of 4 in as many bytes as their groups and exponents take.
-STORED = (NumberFormat(BYTE), NumberFormat(NIBBLE, block_bytes=136))
+# Floats of 4 bits in as many bytes as their groups and exponents take.
+FOURS = NumberFormat(NIBBLE, block_bytes=136)
 
 
 def level_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
@@ -45,8 +45,23 @@ def level_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
     return {name: number_format(form) for name, form in forms.items() if form.has_levels and not is_float(name)}
 
 
-def may_have_levels(path: Path, config: ModelConfig) -> bool:
+def device_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:
+    """Return the same of a device's kernels. Raises ModelError."""
+    if path.is_dir():
+        return device_forms(directory_forms(path, config))
+    formats = gguf_formats(path, config)
+    return {name: one.on_device() for name, one in formats.items() if name not in (EMBEDDING, HEAD)}
+
+
+def device_forms(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
+    counted = {name: form for name, form in forms.items() if form.has_device_levels and name != HEAD}
+    return {name: number_format(form).on_device() for name, form in counted.items() if not is_float(name)}
+
+
+def may_have_levels(path: Path, config: ModelConfig, on_device: bool = False) -> bool:
     """Return whether there may be such weights. Raises ModelError."""
+    if on_device:
+        return bool(device_formats(path, config))
     if not path.is_dir():
         return bool(gguf_formats(path, config))
     return any(form.has_levels for form in directory_forms(path, config).values())
@@ -70,7 +85,8 @@ def directory_forms(path: Path, config: ModelConfig) -> dict[str, WeightForm]:
 
 def kept_formats(forms: Mapping[str, WeightForm]) -> dict[str, NumberFormat]:
     """Return the formats of weights that stay as a directory has them, where no kernels are."""
-    return {name: STORED[form.layout == "mxfp4"] for name, form in forms.items() if form.stays}
+    kept = ((name, form) for name, form in forms.items() if form.stays)
+    return {name: FOURS if form.layout == "mxfp4" else number_format(form).on_device() for name, form in kept}
 
 
 def number_format(form: WeightForm) -> NumberFormat:

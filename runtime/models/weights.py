@@ -12,9 +12,10 @@ from pontil.gpu_ops.kernels.latent import HeadMatrices
 from pontil.gpu_ops.kernels.library import KernelLibrary
 from pontil.gpu_ops.kernels.linear import PackedLinear, Product
 from pontil.gpu_ops.kernels.weights.matrix import alternate, alternate_numbers, stack
-from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, per_channel
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights, can_stack, per_channel
 from pontil.gpu_ops.kernels.weights.shelf import Packable, PrivateShelf, Shelf
 from pontil.gpu_ops.products.head_linear import HeadLinear
+from pontil.gpu_ops.products.level_weights import on_device
 from pontil.gpu_ops.products.linear import Linear, NumbersLinear
 from pontil.gpu_ops.products.scaled_weights import (
     FP4_GROUP,
@@ -164,17 +165,22 @@ class Weights:
     def join(self, parts: list[Weight]) -> Weight:
         """One weight with the outputs of all parts."""
         scaled = [part for part in parts if isinstance(part, PackedWeights)]
+        levels = [part for part in parts if isinstance(part, QuantizedWeights)]
+        if len(levels) == len(parts) and can_stack(levels):
+            return stack(*levels)
         whole = stacked(scaled) if len(scaled) == len(parts) else None
-        if whole is not None:
-            return whole
-        return stack(*(part.dense(self.dtype) if isinstance(part, PackedWeights) else part for part in parts))
+        return torch.cat([self.numbers(part) for part in parts]) if whole is None else whole
 
     def dense(self, name: str, outputs: int, inputs: int, cut: Cut) -> Tensor:
         """This rank's outputs of a weight that is not used as one product, in the type of the weights."""
-        weight = self.weight(f"{name}.weight", outputs, inputs, Split(cut))
-        if isinstance(weight, PackedWeights):
-            return weight.dense(self.dtype)
-        return weight if isinstance(weight, Tensor) else weight.dense().to(self.dtype)
+        return self.numbers(self.weight(f"{name}.weight", outputs, inputs, Split(cut)))
+
+    def numbers(self, weight: Weight) -> Tensor:
+        """A weight as numbers of the weights' type, where they are multiplied."""
+        if isinstance(weight, Tensor):
+            return weight
+        made = weight.dense() if isinstance(weight, QuantizedWeights) else weight.dense(self.dtype)
+        return made.to(device=self.device, dtype=self.dtype)
 
     def weight(self, name: str, outputs: int, inputs: int, split: Split) -> Weight:
         """This rank's part of a product's weight, quantized if the checkpoint holds it so or `int8` asks for it."""
@@ -193,8 +199,9 @@ class Weights:
         own = split.inputs(self.partition, inputs)
         if len(own) == inputs:
             return weight
-        if isinstance(weight, PackedWeights) and own.start % weight.group + own.stop % weight.group:
-            weight = weight.dense(self.dtype)
+        uneven = isinstance(weight, PackedWeights) and own.start % weight.group + own.stop % weight.group
+        if uneven or (isinstance(weight, QuantizedWeights) and weight.order is not None):
+            weight = self.numbers(weight)
         return weight[:, own.start : own.stop].clone() if isinstance(weight, Tensor) else weight.columns(own)
 
     def part(self, tensor: Tensor, cut: Cut) -> Tensor:
@@ -245,10 +252,10 @@ class Weights:
         if parts[-1] not in self.left:
             return None
         numbers, scales, offsets = (self.left.pop(part) for part in parts)
-        steps, table = (self.left.pop(f"{name}.{part}", None) for part in ("steps", "table"))
+        steps, table, order = (self.left.pop(f"{name}.{part}", None) for part in ("steps", "table", "order"))
         floats = numbers.dtype == torch.float8_e4m3fn
         found = QuantizedWeights(
-            numbers.view(torch.uint8) if floats else numbers, scales, offsets, steps, table, floats=floats
+            numbers.view(torch.uint8) if floats else numbers, scales, offsets, steps, table, floats=floats, order=order
         )
         if found.shape != shape:
             raise wrong_shape(name, found.shape, shape)
@@ -275,10 +282,10 @@ class Weights:
 
     def plain(self, weight: Weight, bias: Tensor | None = None) -> Product:
         """A product by torch, or by a kernel of a GPU."""
-        if isinstance(weight, PackedWeights):
-            return ScaledLinear(weight, self.dtype, self.device, bias)
-        assert isinstance(weight, Tensor)
-        return Linear(weight, bias, self.deterministic)
+        if isinstance(weight, Tensor):
+            return Linear(weight, bias, self.deterministic)
+        stored = on_device(weight, self.device) if isinstance(weight, QuantizedWeights) else weight
+        return ScaledLinear(stored, self.dtype, self.device, bias, self.deterministic)
 
     def read_on(self, *names: str) -> None:
         """Read tensors until one of these is here, or to the end."""

@@ -264,7 +264,7 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
         draft = layer_footprint(target, layer, demand, on_host)
     else:
         config = read_config(path)
-        if demand.quantization == "gguf" and not may_have_levels(path, config):
+        if demand.quantization == "gguf" and not may_have_levels(path, config, not on_host):
             demand = replace(demand, quantization="none")
         draft = footprint(path, config, demand, on_host=on_host)
         draft = replace(draft, process=0, loading=max(0, draft.loading - IMPORTED_BYTES), ahead=0)
@@ -274,10 +274,10 @@ def draft_footprint(target: Path, path: Path, demand: MemoryDemand, on_host: boo
 def layer_footprint(target: Path, layer: DraftLayerSource, demand: MemoryDemand, on_host: bool) -> Footprint:
     """Return what a draft layer takes, in its target's type, and quantized where its files and its target are."""
     dtype, has_kernels = dtype_of(read_config(target), demand), on_host and demand.has_kernels
-    has_levels = bool(layer.level_formats())
+    has_levels = bool(layer.level_formats(not on_host))
     asked = "none" if demand.quantization == "gguf" and not has_levels else demand.quantization
-    quantization = choose_quantization(asked, has_levels, dtype, has_kernels)
-    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype], has_kernels)
+    quantization = choose_quantization(asked, has_levels, dtype, has_kernels, not on_host)
+    size = layer_memory(layer, quantization, DTYPE_BYTES[dtype], has_kernels, not on_host)
     is_shared = demand.shares_weights and are_shared(layer.path, has_kernels)
     kv = kv_bytes(layer.config, demand, dtype)
     return Footprint(size, kv, shared=size if is_shared else 0, model=target.name)
@@ -314,7 +314,8 @@ def footprint(
     dtype, divided = dtype_of(config, demand), Ranks(ranks.size, demand.row_parallel, ranks.data_parallel)
     kv = kv_bytes(config, demand, dtype, divided.divisions)
     has_kernels = on_host and demand.has_kernels
-    quantization = choose_quantization(demand.quantization, may_have_levels(path, config), dtype, has_kernels)
+    has_levels = may_have_levels(path, config, not on_host)
+    quantization = choose_quantization(demand.quantization, has_levels, dtype, has_kernels, not on_host)
     weights = weight_memory(path, config, quantization, DTYPE_BYTES[dtype], divided, on_host, has_kernels)
     if not on_host:
         return Footprint(weights.held, kv, model=path.name)

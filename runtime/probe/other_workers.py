@@ -17,12 +17,12 @@ from pontil.runtime.loaders.config import is_encoder, read_config
 from pontil.runtime.loaders.facts.layout import tensor_shapes
 from pontil.runtime.loaders.facts.safetensors_header import header_tensors
 from pontil.runtime.loaders.facts.shards import INDEX, WHOLE, shards
-from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, HEAD
 from pontil.runtime.loaders.gguf.packed_formats import AUTO
 from pontil.runtime.loaders.level_formats import embedding_quantization, may_have_levels
 from pontil.runtime.probe.footprint import CPU, IMPORTED_BYTES, SERVING_BYTES, Footprint
 from pontil.runtime.probe.packed_share import LEAST_BYTES
-from pontil.runtime.probe.weight_memory import HEAD, formats_of
+from pontil.runtime.probe.weight_memory import formats_of
 
 EMBEDDER, RERANKER = "embedder", "reranker"
 # An embedding model computes in float32, beside whole numbers of its files in bfloat16, and has no use for a head. One

@@ -16,10 +16,10 @@ from pathlib import Path
 from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
 from pontil.runtime.loaders.draft_layers import DraftLayerSource
 from pontil.runtime.loaders.facts.layout import ROPE_FACTORS, tensor_shapes
-from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, Shape
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, HEAD, Shape
 from pontil.runtime.loaders.gguf.block_sizes import stored_embedding
 from pontil.runtime.loaders.gguf.packed_formats import ROUTER, NumberFormat, stacked
-from pontil.runtime.loaders.level_formats import directory_forms, kept_formats, level_formats
+from pontil.runtime.loaders.level_formats import device_formats, directory_forms, kept_formats, level_formats
 from pontil.runtime.models.config import ModelConfig
 
 # Parts of the names of tensors that every rank of a worker holds whole, and of those with a row for each KV head.
@@ -27,7 +27,6 @@ WHOLE = ("embed_tokens", "norm", ROUTER, "q_a_proj", "kv_a_proj", ROPE_FACTORS)
 KV_HEADS = ("k_proj", "v_proj")
 # Those of products that join what ranks made, of which experts are whole.
 JOINING, EXPERTS = (".o_proj", ".down_proj"), ".experts."
-HEAD = "lm_head.weight"
 # A product of several weights has the name of the first.
 JOINED = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
 # Outputs that are packed at once, and the bytes of temporaries for each number of these.
@@ -89,13 +88,15 @@ class LoadedProduct:
 class WeightFormats:
     """The formats of a model's weights in memory: rounded to bytes if they are `int8`, as they are `stored` in their
     file if they are kept so, else `plain` numbers. An `embedding` that stays as it is in its file has so many bytes.
-    Those that are `unpacked` when they are read have parts in their directory that they do not keep."""
+    Those that are `unpacked` when they are read have parts in their directory that they do not keep. Where nothing is
+    `packed`, groups are those of the file."""
 
     plain: NumberFormat
     stored: Mapping[str, NumberFormat]
     int8: bool
     embedding: int | None
     unpacked: Container[str] = ()
+    packed: bool = True
 
     def of(self, name: str, shape: Shape, parts: int = 1) -> NumberFormat:
         """Return the format of a tensor in a product, or of one of so many `parts` of its inputs, with groups as
@@ -107,7 +108,7 @@ class WeightFormats:
             return form
         inputs = shape[1] // parts
         own = form if parts == 1 else form.columns(inputs)
-        return replace(own, group=shared_inputs(inputs, own.group or inputs))
+        return replace(own, group=shared_inputs(inputs, own.group or inputs)) if self.packed else own
 
     def reading(self, weights: Mapping[str, Shape]) -> int:
         """Return the bytes that reading takes besides its result, for one of these weights after another. What becomes
@@ -118,14 +119,22 @@ class WeightFormats:
 
 
 def formats_of(
-    path: Path, config: ModelConfig, quantization: str, number_bytes: int, has_kernels: bool = True
+    path: Path,
+    config: ModelConfig,
+    quantization: str,
+    number_bytes: int,
+    has_kernels: bool = True,
+    on_device: bool = False,
 ) -> WeightFormats:
-    levels = level_formats(path, config) if quantization == "gguf" else {}
-    embedding = stored_embedding(path) if quantization == "gguf" and path.is_file() else None
+    levels, embedding = {}, None
+    if quantization == "gguf":
+        levels = device_formats(path, config) if on_device else level_formats(path, config)
+        embedding = stored_embedding(path) if path.is_file() and not on_device else None
     forms = directory_forms(path, config) if path.is_dir() else {}
     kept = {} if has_kernels else kept_formats(forms)
     stored, unpacked = levels | kept, forms.keys() - kept
-    return WeightFormats(NumberFormat(8 * number_bytes), stored, quantization == "int8", embedding, unpacked)
+    plain = NumberFormat(8 * number_bytes)
+    return WeightFormats(plain, stored, quantization == "int8", embedding, unpacked, has_kernels)
 
 
 def weight_memory(
@@ -139,7 +148,7 @@ def weight_memory(
 ) -> WeightMemory:
     """Return the memory of one rank's part of the weights, as `quantization` makes them; numbers that it leaves are of
     the model's type, with so many bytes. A device's weights are not packed. Raises ModelError."""
-    formats = formats_of(path, config, quantization, number_bytes, on_host and has_kernels)
+    formats = formats_of(path, config, quantization, number_bytes, on_host and has_kernels, not on_host)
     products = list(loaded_products(config, formats, ranks, on_host))
     held_bytes = sum(product.held for product in products)
     if not on_host:
@@ -153,10 +162,14 @@ def weight_memory(
     return WeightMemory(held_bytes, max(0, peak + freed_bytes - held_bytes), freed_bytes)
 
 
-def layer_memory(layer: DraftLayerSource, quantization: str, number_bytes: int, has_kernels: bool = True) -> int:
+def layer_memory(
+    layer: DraftLayerSource, quantization: str, number_bytes: int, has_kernels: bool = True, on_device: bool = False
+) -> int:
     """Return the bytes of a draft layer's weights. Raises ModelError."""
-    stored = layer.level_formats() if quantization == "gguf" else {} if has_kernels else kept_formats(layer.forms())
-    formats = WeightFormats(NumberFormat(8 * number_bytes), stored, quantization == "int8", None)
+    stored = layer.level_formats(on_device) if quantization == "gguf" else {}
+    kept = {} if has_kernels else kept_formats(layer.forms())
+    plain = NumberFormat(8 * number_bytes)
+    formats = WeightFormats(plain, stored | kept, quantization == "int8", None, packed=has_kernels)
     return sum(formats.of(name, shape).size(math.prod(shape)) for name, shape in layer.shapes.items())
 
 

@@ -14,6 +14,7 @@ from pontil.gpu_ops.kernels.weights.quantized import (
     PIECE,
     TABLE,
     QuantizedWeights,
+    can_stack,
     in_full_range,
     packed_numbers,
     packed_scales,
@@ -65,6 +66,7 @@ class Matrix:
 def pack(weight: Tensor | QuantizedWeights, bias: Tensor | None = None, arena: Arena = ARENA) -> Matrix:
     """Pack a weight, whose inputs are a multiple of 16. It is not kept."""
     outputs, inputs = weight.shape
+    assert isinstance(weight, Tensor) or weight.order is None, "kernels have no order of inputs"
     own_bias = None if bias is None else arena.copy(padded(bias.float(), GROUP))
     if isinstance(weight, Tensor):
         data = pack_floats(weight, arena)
@@ -157,7 +159,7 @@ def stack(*parts: Tensor | QuantizedWeights) -> Tensor | QuantizedWeights:
     """One weight with the outputs of all parts: quantized where all of them are, floats or none of them, else in the
     type of those that are not."""
     levels = [part for part in parts if isinstance(part, QuantizedWeights)]
-    if len(levels) == len(parts) and len({part.floats for part in levels}) == 1:
+    if len(levels) == len(parts) and can_stack(levels):
         return stacked(levels)
     dtype = next((part.dtype for part in parts if isinstance(part, Tensor)), torch.bfloat16)
     return torch.cat([part.dense().to(dtype) if isinstance(part, QuantizedWeights) else part for part in parts])

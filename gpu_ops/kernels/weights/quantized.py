@@ -31,7 +31,8 @@ class QuantizedWeights:
     offsets float32 [outputs, groups], each for as many neighbouring inputs: a multiple of 16, or all of them. Those of
     k-quants are whole multiples of two `steps` for 256 inputs, float32 [outputs, 2 * blocks] (blocks.py). With a
     `table`, int8 of at most 16, numbers stand there, and what is stored are their places, uint8. If they are `floats`
-    (e4m3), their bits are stored, uint8."""
+    (e4m3), their bits are stored, uint8. With an `order`, int64 [inputs], which kernels of CPUs have not, inputs stand
+    in that order."""
 
     numbers: Tensor
     scales: Tensor
@@ -39,6 +40,7 @@ class QuantizedWeights:
     steps: Tensor | None = None
     table: Tensor | None = None
     floats: bool = field(default=False, kw_only=True)
+    order: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def shape(self) -> torch.Size:
@@ -50,14 +52,17 @@ class QuantizedWeights:
         return self.numbers.shape[1] // self.scales.shape[1]
 
     @property
+    def packs_in_halves(self) -> bool:
+        """Return whether numbers fit 4 bits as they are."""
+        return self.table is None and self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16
+
+    @property
     def kind(self) -> int:
         if self.steps is not None:
             return FOURS if self.group == 32 else SIXES
         if self.floats:
             return EIGHTS
-        if self.table is not None:
-            return NIBBLES
-        return NIBBLES if self.numbers.dtype == torch.uint8 and int(self.numbers.max()) < 16 else BYTES
+        return NIBBLES if self.table is not None or self.packs_in_halves else BYTES
 
     @property
     def levels(self) -> Tensor:
@@ -91,15 +96,16 @@ class QuantizedWeights:
     def dense(self) -> Tensor:
         """The dequantized weight in float32."""
         scales, offsets = (factors.repeat_interleave(self.group, dim=1) for factors in (self.scales, self.offsets))
-        return scales * self.levels.float() + offsets
+        whole = scales * self.levels.float() + offsets
+        return whole if self.order is None else torch.empty_like(whole).index_copy_(1, self.order, whole)
 
     def alike(self, dtype: torch.dtype | None, group: int) -> "QuantizedWeights":
         """The same weight with numbers of a type, or as they are stored, and with smaller groups."""
         times = self.group // group
         scales, offsets = (factors.repeat_interleave(times, dim=1) for factors in (self.scales, self.offsets))
         if dtype is None:
-            return QuantizedWeights(self.numbers, scales, offsets, None, self.table, floats=self.floats)
-        return QuantizedWeights(self.levels.to(dtype), scales, offsets)
+            return replace(self, scales=scales, offsets=offsets, steps=None)
+        return QuantizedWeights(self.levels.to(dtype), scales, offsets, order=self.order)
 
 
 def per_channel(weight: Tensor) -> QuantizedWeights:
@@ -114,7 +120,7 @@ def per_channel(weight: Tensor) -> QuantizedWeights:
 
 
 def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
-    """One weight with the outputs of all parts, whose kinds may differ: all of them are floats, or none is."""
+    """One weight with the outputs of all parts, whose kinds may differ, if they can be one."""
     group = math.gcd(*(part.group for part in parts))
     steps = [part.steps for part in parts if part.steps is not None and part.group == group]
     dtype, table = common_numbers(parts)
@@ -123,7 +129,16 @@ def stacked(parts: Sequence[QuantizedWeights]) -> QuantizedWeights:
         torch.cat([getattr(part, name) for part in same]) for name in ("numbers", "scales", "offsets")
     )
     all_steps = torch.cat(steps) if len(steps) == len(parts) else None
-    return QuantizedWeights(numbers, scales, offsets, all_steps, table, floats=parts[0].floats)
+    first = parts[0]
+    return QuantizedWeights(numbers, scales, offsets, all_steps, table, floats=first.floats, order=first.order)
+
+
+def can_stack(parts: Sequence[QuantizedWeights]) -> bool:
+    """Return whether several weights can be one: all of them are floats or none is, and inputs stand alike."""
+    first = parts[0].order
+    orders = [part.order for part in parts]
+    same = all(one is first if one is None or first is None else torch.equal(one, first) for one in orders)
+    return same and len({part.floats for part in parts}) == 1
 
 
 def common_numbers(parts: Sequence[QuantizedWeights]) -> tuple[torch.dtype | None, Tensor | None]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 Shape = tuple[int, ...]
 FLOAT8, WEIGHT, BIAS = "F8_E4M3", "weight", "bias"
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NUMBERS, WORDS, BYTES = ("F32", "F16", "BF16"), ("I32",), ("U8",)
 """Types of safetensors: of scales, of words that hold whole numbers one behind the other, and of bytes."""
 WORD_BITS = 32
@@ -85,6 +85,11 @@ class WeightForm:
     def stays(self) -> bool:
         """Return whether products without a CPU's kernels read such weights as the file has them."""
         return self.layout == "mxfp4" or (INVERSE in self.parts and not self.whole_groups)
+
+    @property
+    def has_device_levels(self) -> bool:
+        """Return whether kernels for devices multiply such numbers, in groups of any size."""
+        return not self.stays and self.shape[1] % self.group == 0
 
     @property
     def words(self) -> str:

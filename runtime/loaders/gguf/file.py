@@ -14,7 +14,7 @@ import torch
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.facts.fingerprint import fingerprint
 from pontil.runtime.loaders.facts.layout import check_shapes, tensor_shapes
-from pontil.runtime.loaders.facts.weight_forms import EMBEDDING
+from pontil.runtime.loaders.facts.weight_forms import EMBEDDING, HEAD
 from pontil.runtime.loaders.gguf.block_sizes import CODEBOOKS
 from pontil.runtime.loaders.gguf.config import gguf_config
 from pontil.runtime.loaders.gguf.ggml_levels import LEVELS, STEPS, places_in
@@ -35,13 +35,14 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 @dataclass(frozen=True, slots=True)
 class GgufCheckpoint:
     """`places` is keyed by Hugging Face's names, in the order in which a model reads them. Vectors stay float32:
-    rounding would save almost nothing."""
+    rounding would save almost nothing. Levels are for the kernels of a CPU, or `on_device`, where a head is none."""
 
     config: ModelConfig
     fingerprint: str
     files: list[Path]
     places: dict[str, GgufTensor]
     latents: dict[str, tuple[GgufTensor, GgufTensor]]
+    on_device: bool = False
 
     @classmethod
     def open(cls, path: Path) -> GgufCheckpoint:
@@ -58,6 +59,9 @@ class GgufCheckpoint:
         """None: every type of less than 16 bits that can be read has whole numbers."""
         return []
 
+    def for_device(self) -> GgufCheckpoint:
+        return replace(self, on_device=True)
+
     @property
     def has_levels(self) -> bool:
         return any(self.has_level(name) for name in self.places)
@@ -65,6 +69,8 @@ class GgufCheckpoint:
     def has_level(self, name: str) -> bool:
         """Return whether the file holds a weight as whole numbers with scales. A router is small, and chooses."""
         place = self.places[name]
+        if self.on_device and name in (EMBEDDING, HEAD):
+            return False
         return place.kind in LEVELS and len(place.shape) == 2 and ROUTER not in name
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:

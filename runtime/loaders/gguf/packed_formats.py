@@ -5,7 +5,7 @@ it before a process loads that."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pontil.runtime.loaders.gguf.names import names_of
@@ -46,7 +46,11 @@ class NumberFormat:
         """Return the format of a part of a weight that has so many of its inputs: only whole blocks stay some."""
         if self.group is None or (self.block_bytes is not None and inputs % BLOCK == 0):
             return self
-        return NumberFormat(self.bits, math.gcd(self.group, inputs), table=self.table, floats=self.floats)
+        return replace(self, group=math.gcd(self.group, inputs), block_bytes=None)
+
+    def on_device(self) -> NumberFormat:
+        """Return the format of the same numbers as kernels for devices have them: without blocks and tables."""
+        return NumberFormat(self.bits if self.table is None else WIDE, self.group, floats=self.floats)
 
     def size(self, count: int) -> int:
         """Return the bytes of so many numbers."""
@@ -82,12 +86,13 @@ GGUF_FORMATS = {
 8, and blocks of Q4_K and Q6_K."""
 
 
-def choose_quantization(asked: str, has_levels: bool, dtype: str, has_kernels: bool) -> str:
+def choose_quantization(asked: str, has_levels: bool, dtype: str, has_kernels: bool, on_device: bool = False) -> str:
     """Return the quantization of a model's weights, which its file has as whole numbers or not: with `auto` a file's
-    own numbers where kernels multiply them."""
+    own numbers where kernels multiply them, those of a CPU in bfloat16, those of a device in any type."""
     if asked != AUTO:
         return asked
-    return "gguf" if has_levels and has_kernels and dtype == "bfloat16" else "none"
+    multiplies = on_device or (has_kernels and dtype == "bfloat16")
+    return "gguf" if has_levels and multiplies else "none"
 
 
 def gguf_formats(path: Path, config: ModelConfig) -> dict[str, NumberFormat]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -37,12 +37,13 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 @dataclass(frozen=True, slots=True)
 class HfCheckpoint:
     """`places` has the location of each tensor that the model uses, and `left_out` the number of those of each other
-    part of a model of several, by the beginning of their names."""
+    part of a model of several, by the beginning of their names. Levels are for the kernels of a CPU, or `on_device`."""
 
     config: ModelConfig
     fingerprint: str
     places: Mapping[str, TensorLocation | WeightParts]
     left_out: dict[str, int] = field(default_factory=dict)
+    on_device: bool = False
 
     @classmethod
     def open(
@@ -65,15 +66,23 @@ class HfCheckpoint:
     def files(self) -> list[Path]:
         return list(dict.fromkeys(path for place in self.places.values() for path in place.paths))
 
+    def for_device(self) -> HfCheckpoint:
+        return replace(self, on_device=True)
+
+    def counts(self, form: WeightForm) -> bool:
+        """Return whether kernels multiply such numbers as they are."""
+        return form.has_device_levels if self.on_device else form.has_levels
+
     @property
     def has_levels(self) -> bool:
-        return any(isinstance(place, WeightParts) and place.form.has_levels for place in self.places.values())
+        return any(isinstance(place, WeightParts) and self.counts(place.form) for place in self.places.values())
 
     @property
     def unpacked_types(self) -> list[str]:
         """Descriptions of the weights of less than 16 bits that `levels` has as numbers of the model's type."""
         forms = (place.form for place in self.places.values() if isinstance(place, WeightParts))
-        return list(dict.fromkeys(form.words for form in forms if not form.has_levels))
+        kept = (form for form in forms if not self.counts(form) and not (self.on_device and form.stays))
+        return list(dict.fromkeys(form.words for form in kept))
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         wanted = dtype or DTYPES[self.config.dtype]
@@ -88,13 +97,16 @@ class HfCheckpoint:
     def levels(self, dtype: torch.dtype | None = None, stored_rows: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights like `tensors`, but for those that the kernels multiply as they are, `name.numbers` (int8,
         uint8 below 128, or float8), `name.scales` and `name.offsets` (float32) replace `name`. Floats of 4 bits have a
-        `name.table` (int8), in which their numbers are places (uint8)."""
+        `name.table` (int8), in which their numbers are places (uint8); for a device these are as the file has them, and
+        so are blocks of floats of 8 bits, and inputs may stand in a `name.order` (int64)."""
         wanted = dtype or DTYPES[self.config.dtype]
         for name, place, file in self.opened_places():
             if isinstance(place, TensorLocation):
                 yield name, place.read(file)
-            elif place.form.has_levels:
-                for part, tensor in place.read(file).levels().items():
+            elif self.on_device and place.form.stays:
+                yield from place.read_parts(file).items()
+            elif self.counts(place.form) and (read := place.read(file)).has_even_groups:
+                for part, tensor in read.levels().items():
                     yield f"{name}.{part}", tensor
             else:
                 yield name, place.read(file).dense(wanted)

@@ -49,10 +49,18 @@ class StoredNumbers:
 
     def levels(self) -> dict[str, Tensor]:
         """The kernels' form: numbers int8, or uint8 below 128, scales and offsets float32 [outputs, groups], which are
-        last."""
-        table = {} if self.table is None else {"table": self.table}
-        offsets = (0 - self.zeros) * self.scales
-        return table | {"numbers": self.numbers, "scales": self.scales, "offsets": offsets}
+        last. Inputs that are not in the order of their groups are put into it, and an `order`, int64 [inputs], tells
+        it."""
+        parts, numbers = {} if self.table is None else {"table": self.table}, self.numbers
+        order = self.groups.argsort(stable=True)
+        if not torch.equal(order, torch.arange(len(order))):
+            parts, numbers = parts | {"order": order}, numbers[:, order]
+        return parts | {"numbers": numbers, "scales": self.scales, "offsets": (0 - self.zeros) * self.scales}
+
+    @property
+    def has_even_groups(self) -> bool:
+        """Return whether as many inputs have one group as another."""
+        return bool((self.groups.bincount(minlength=self.form.groups) == self.form.group).all())
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,10 +106,11 @@ class Decoder(ABC):
         levels = weights.levels(name, *shape)
         if tied:
             weights.left.pop("lm_head.weight", None)
-        if levels is not None:
-            return levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
         kept = self.kernels is not None or weights.keeps_head
         dtype = self.dtype if kept else torch.float32
+        if levels is not None:
+            own = levels.rows(by_vocabulary(self.partition, self.config.vocab_size))
+            return own if self.kernels is not None else own.dense().to(device=weights.device, dtype=dtype)
         dense = self.embedding if tied else weights.read(name, *shape, dtype=dtype)
         assert isinstance(dense, Tensor)
         return weights.rounded(weights.part(dense, by_vocabulary))

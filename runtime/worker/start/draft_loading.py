@@ -33,7 +33,7 @@ from pontil.runtime.reporting import Reporter
 from pontil.runtime.sampling_params import SamplingParams
 from pontil.runtime.worker.start.draft_pair import count_weights
 from pontil.runtime.worker.start.gpu_room import MemoryMeter, TorchMeter
-from pontil.runtime.worker.start.loading import ModelPart, quantization_of, read_weights
+from pontil.runtime.worker.start.loading import ModelPart, for_its_device, quantization_of, read_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def load_draft_layer(
 ) -> LoadedDraft:
     """Load a draft layer, in the target's type and, where they can compute both, by the target's kernels. Raises
     ModelError."""
-    checkpoint = open_draft_layer(source)
+    checkpoint = for_its_device(config, open_draft_layer(source))
     shape = replace(source.config, max_model_len=min(source.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype) else None
@@ -106,7 +106,7 @@ def load_draft_layer(
 def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report: Reporter) -> LoadedDraft:
     """Load the draft model, in the target's type and, where they can compute it, by the target's kernels: two sets of
     threads must not share cores. Raises ModelError."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = for_its_device(config, open_checkpoint(path))
     shape = replace(checkpoint.config, max_model_len=min(checkpoint.config.max_model_len, target.config.max_model_len))
     dtype = TORCH_DTYPES[target.dtype]
     kernels = target.model.kernels if kernels_fit(shape, dtype, 1) else None
@@ -131,7 +131,8 @@ def load_draft_model(config: WorkerConfig, path: Path, target: ModelPart, report
 
 def draft_quantization(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
     """Return the quantization of what guesses: the target's, where it is possible."""
-    possible = kernels is not None and (config.quantization != "gguf" or checkpoint.has_levels)
+    kept = kernels is not None or config.device != "cpu"
+    possible = kept and (config.quantization != "gguf" or checkpoint.has_levels)
     return quantization_of(config, checkpoint, dtype, kernels) if possible else "none"
 
 

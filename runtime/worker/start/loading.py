@@ -82,7 +82,7 @@ class ModelPart:
 def load(config: WorkerConfig, report: Reporter, join: Join) -> ModelPart:
     """Load this process's part of the model. Raises ModelError."""
     device, lent_cores = open_device(config), open_lent_cores(config)
-    checkpoint = stage_checkpoint(config)
+    checkpoint = for_its_device(config, stage_checkpoint(config))
     if isinstance(checkpoint, HfCheckpoint) and checkpoint.left_out:
         parts = ", ".join(f"{name}* ({count} tensors)" for name, count in checkpoint.left_out.items())
         logger.info("other parts of this model are not read: %s", parts)
@@ -156,9 +156,15 @@ def name_of_kernels(
     return kernels.name if kernels else TORCH
 
 
+def for_its_device(config: WorkerConfig, checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with the levels that are multiplied where this worker computes."""
+    return checkpoint if config.device == "cpu" else checkpoint.for_device()
+
+
 def quantization_of(config: WorkerConfig, checkpoint: Checkpoint, dtype: str, kernels: KernelLibrary | None) -> str:
     """Return the quantization that a configuration asks for, or that suits this checkpoint."""
-    return choose_quantization(config.quantization, checkpoint.has_levels, dtype, kernels is not None)
+    on_device = config.device != "cpu"
+    return choose_quantization(config.quantization, checkpoint.has_levels, dtype, kernels is not None, on_device)
 
 
 def read_weights(
@@ -174,13 +180,14 @@ def read_weights(
     wanted, torch_dtype = config.quantization, TORCH_DTYPES[dtype]
     if wanted not in QUANTIZATIONS:
         raise ModelError(f"--quantization {wanted} is not known: choose one of {', '.join(QUANTIZATIONS)}")
-    if wanted != "none" and (kernels is None or dtype != "bfloat16"):
+    possible = (kernels is not None and dtype == "bfloat16") or (wanted == "gguf" and config.device != "cpu")
+    if wanted != "none" and not possible:
         raise ModelError(f"--quantization {wanted} needs a CPU's kernels and bfloat16: leave out --kernels and --dtype")
     tensors = checkpoint.tensors
     if wanted == "gguf":
         if not checkpoint.has_levels and not isinstance(checkpoint, GgufCheckpoint):
             raise ModelError(NO_GGUF)
-        tensors = partial(checkpoint.levels, stored_rows=True)
+        tensors = partial(checkpoint.levels, stored_rows=kernels is not None)
     if checkpoint.unpacked_types and (wanted == "gguf" or not checkpoint.has_levels):
         types = " and ".join(checkpoint.unpacked_types)
         logger.info("weights of %s become %s: the kernels do not have these types", types, dtype)

@@ -137,7 +137,8 @@ def test_blocks_of_floats_of_8_bits_are_multiplied_as_they_are(tmp_path: Path) -
     errors = [(one - expected).square().mean().sqrt() / expected.std() for one in (logits(model), rounded)]
     assert errors[0] < errors[1]
     assert weight_memory(tmp_path, model.config, "gguf", 2).held == pytest.approx(taken(model), rel=0.02)
-    assert weight_memory(tmp_path, model.config, "none", 2, has_kernels=False).held < taken(model)
+    kept = weight_memory(tmp_path, model.config, "none", 2, has_kernels=False).held
+    assert kept == pytest.approx(taken(model), rel=0.02)
     prompt = PROMPT * 4
     assert handed_over(model, prompt[:150], TOKENS) == alone_in_company_and_again(model, prompt)
 

@@ -17,6 +17,7 @@ from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
 from pontil.runtime.loaders.facts.layout import tensor_shapes
+from pontil.runtime.loaders.facts.weight_forms import HEAD
 from pontil.runtime.probe import footprint, other_workers
 from pontil.runtime.probe.footprint import (
     IMPORTED_BYTES,
@@ -34,7 +35,6 @@ from pontil.runtime.probe.other_workers import (
     other_lines,
     stage_bytes,
 )
-from pontil.runtime.probe.weight_memory import HEAD
 
 DEMAND = MemoryDemand("bfloat16", "auto", "none", None, 1 << 20, 16, [["cpu"]], {})
 PROCESS = IMPORTED_BYTES + SERVING_BYTES

@@ -21,6 +21,7 @@ from tiny_llama import write_tiny_llama
 from pontil.gpu_ops.kernels.weights.matrix import Matrix, pack, stack
 from pontil.gpu_ops.kernels.weights.quantized import per_channel
 from pontil.gpu_ops.kernels.weights.shared_scales import shared_inputs
+from pontil.gpu_ops.products.level_weights import LevelWeights, on_device
 from pontil.runtime.errors import ModelError
 from pontil.runtime.loaders.checkpoint import open_checkpoint
 from pontil.runtime.loaders.config import read_config
@@ -81,6 +82,20 @@ def packed_bytes(matrix: Matrix) -> int:
 def test_a_type_is_packed_in_as_many_bytes_as_its_format_says(kind: int) -> None:
     assert set(LEVELS) == set(GGUF_FORMATS)
     assert packed_bytes(pack(levels(kind, 64, 512))) == GGUF_FORMATS[kind].size(64 * 512)
+
+
+@pytest.mark.parametrize("kind", LEVELS)
+def test_a_device_has_the_numbers_of_a_type_in_as_many_bytes_as_is_said(kind: int) -> None:
+    """And no others, but for the rounding of scales and offsets, to 16 bits of an output's largest one."""
+    one = levels(kind, 64, 512)
+    stored = on_device(one, torch.device("cpu"))
+    assert isinstance(stored, LevelWeights)
+    taken = stored.numbers.nbytes + stored.factors.nbytes - 8 * 64
+    assert taken == GGUF_FORMATS[kind].on_device().size(64 * 512) <= 1.25 * 64 * 512
+    wanted, most = one.dense(), one.scales.abs().amax(1) * 128 + one.offsets.abs().amax(1)
+    wrong = (stored.dense(torch.float32) - wanted).abs().amax(1) / most
+    sane = most < 1e30
+    assert sane.any() and float(wrong[sane].max()) <= 1.6e-5
 
 
 def test_weights_of_several_types_in_one_product_are_as_wide_as_the_widest() -> None:

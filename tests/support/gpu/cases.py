@@ -7,13 +7,14 @@ import elementwise_cases
 import faulty_attention
 import faulty_kernels
 import faulty_sampling
+import level_cases
 import norm_cases
 import product_cases
 import sampling_cases
 from ladder import KernelCase
 
 FAULTY = (faulty_attention, faulty_kernels, faulty_sampling)
-MODULES = (norm_cases, elementwise_cases, product_cases, block_cases, attention_cases, sampling_cases)
+MODULES = (norm_cases, elementwise_cases, product_cases, level_cases, block_cases, attention_cases, sampling_cases)
 CASES: dict[str, KernelCase] = {case.name: case for module in MODULES for case in module.CASES}
 FAULTS: dict[str, KernelCase] = {case.name: case for module in FAULTY for case in module.CASES}
 """Cases of kernels with planted faults, which the interpreter must tell from torch's operations."""

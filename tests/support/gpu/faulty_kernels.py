@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import block_cases
 import elementwise_cases
+import level_cases
 import norm_cases
 import product_cases
 import torch
@@ -14,7 +15,7 @@ from ladder import KernelCase, Results
 from pontil.gpu_ops.triton import activation, blocks, experts, launch, norm, products, rotary, routing
 
 RIGHT: list[KernelCase] = [
-    case for module in (norm_cases, elementwise_cases, product_cases, block_cases) for case in module.CASES
+    case for module in (norm_cases, elementwise_cases, product_cases, level_cases, block_cases) for case in module.CASES
 ]
 FAULTS = [
     Fault("divides-by-another-size", "add_rms_norm-3x72-float32-float32", norm, "normed", "/ SIZE +", "/ (SIZE + 1) +",
@@ -33,8 +34,12 @@ FAULTS = [
           (products,)),
     Fault("leaves-out-the-rest-of-a-number", "product-head-few", products, "multiplied", "tl.dot(low,",
           "tl.dot(low * 0,", (products,)),
-    Fault("takes-another-scale", "product-float8-tiles-2x72x256-float32", products, "weight_tile",
+    Fault("takes-another-scale", "product-float8-tiles-2x72x256-float32", products, "factor_tile",
           "start // GROUP)[:, None]", "0)[:, None]", (products,)),
+    Fault("takes-the-first-scale", "product-fours-3x24x96-float16", products, "factor_tile",
+          "* stride + groups[None, :]", "* stride + 0 * groups[None, :]", (products,)),
+    Fault("forgets-offsets", "product-eights-3x24x96-float16", products, "weight_tile", "scale_unit[:, None] + offset",
+          "scale_unit[:, None]", (products,)),
     Fault("swaps-halves-of-bytes", "product-float4-2x24x96-float16", products, "weight_tile", "from_float4(bits & 15)",
           "from_float4(bits >> 4)", (products,)),
     Fault("keeps-another-group", "routing-all-ways", routing, "choose_kernel", "tl.static_range(KEPT)",

@@ -12,15 +12,18 @@ from ladder import Budget, KernelCase, Results
 from torch import Tensor
 
 from pontil.gpu_ops import activation as activation_reference
+from pontil.gpu_ops.kernels.weights.quantized import QuantizedWeights
 from pontil.gpu_ops.parameters.experts import ExpertChoice
 from pontil.gpu_ops.products import experts as experts_reference
+from pontil.gpu_ops.products import level_weights
 from pontil.gpu_ops.products import routing as routing_reference
+from pontil.gpu_ops.products.level_weights import LevelWeights
 from pontil.gpu_ops.products.scaled_weights import Fp4Weights, PackedWeights, PlainWeights, ScaledWeights
 from pontil.gpu_ops.triton import experts, products, routing
 from pontil.gpu_ops.triton.device_weights import DeviceWeights
 
 CPU = torch.device("cpu")
-Stored = PlainWeights | PackedWeights
+Stored = PlainWeights | PackedWeights | LevelWeights
 TILES = Budget(must_have={"nvidia": ("cp.async",), "amd": ("v_mfma",)})
 
 
@@ -49,19 +52,37 @@ def float4(seed: int, outputs: int, inputs: int) -> Stored:
     return Fp4Weights(numbers, whole(seed + 2, 121, 126, outputs, groups).to(torch.uint8))
 
 
+def counted(
+    seed: int, outputs: int, inputs: int, bits: int = 4, group: int | None = None, ordered: bool = False
+) -> LevelWeights:
+    """Whole numbers with scales and zeros, as directories have them."""
+    (low, high), groups = (0, 16) if bits == 4 else (-128, 128), inputs // (group or inputs)
+    numbers = whole(seed, low, high, outputs, inputs).to(torch.uint8 if bits == 4 else torch.int8)
+    scales = (drawn(seed + 1, outputs, groups).abs() / 8 / inputs**0.5).half().float()
+    offsets = -scales * whole(seed + 2, low, high, outputs, groups)
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(seed)) if ordered else None
+    made = level_weights.on_device(QuantizedWeights(numbers, scales, offsets, order=order), CPU)
+    assert isinstance(made, LevelWeights)
+    return made
+
+
 MAKERS: dict[str, Callable[[int, int, int], Stored]] = {
     "plain": plain,
     "float8": float8,
     "float8-tiles": partial(float8, group=128),
     "float4": float4,
+    "fours": partial(counted, group=8),
+    "fours-odd": partial(counted, group=24),
+    "fours-channel": counted,
+    "eights": partial(counted, bits=8, group=32),
+    "eights-ordered": partial(counted, bits=8, group=16, ordered=True),
 }
 
 
 def on(device: torch.device, stored: Stored, dtype: torch.dtype, bias: Tensor | None) -> DeviceWeights:
     made = stored.on_device(dtype, None if bias is None else bias.to(device))
-    return replace(
-        made, numbers=made.numbers.to(device), scales=None if made.scales is None else made.scales.to(device)
-    )
+    scales, order = (None if one is None else one.to(device) for one in (made.scales, made.order))
+    return replace(made, numbers=made.numbers.to(device), scales=scales, order=order)
 
 
 def product(
@@ -271,7 +292,7 @@ def real_product(kind: str, dtype: torch.dtype, budget: Budget) -> KernelCase:
     return KernelCase(f"product-real-{kind}-{dtype}".replace("torch.", ""), call, budget=budget, interpreted=False)
 
 
-def empty(kind: str, dtype: torch.dtype, device: torch.device, *shape: int) -> DeviceWeights:
+def empty(kind: str, dtype: torch.dtype, device: torch.device, *shape: int, group: int = 128) -> DeviceWeights:
     """Weights of a true size, with biases where they have 4 bits."""
     *count, outputs, inputs = shape
 
@@ -281,7 +302,10 @@ def empty(kind: str, dtype: torch.dtype, device: torch.device, *shape: int) -> D
     if kind == "plain":
         return DeviceWeights(made(inputs, dtype))
     if kind == "float8":
-        return DeviceWeights(made(inputs, torch.float8_e4m3fn), None, made(inputs // 128, torch.float32), 128)
+        return DeviceWeights(made(inputs, torch.float8_e4m3fn), None, made(inputs // group, torch.float32), group)
+    if kind in ("fours", "eights"):
+        numbers = made(inputs, torch.int8) if kind == "eights" else made(inputs // 2, torch.uint8)
+        return DeviceWeights(numbers, None, made(inputs // group + 2, torch.int32), group)
     bias = torch.empty(*count, outputs, dtype=dtype, device=device)
     return DeviceWeights(made(inputs // 2, torch.uint8), bias, made(inputs // 32, torch.uint8))
 

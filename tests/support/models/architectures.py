@@ -124,10 +124,11 @@ def read_model(
     kernels: KernelLibrary | None = None,
     deterministic: bool = False,
 ) -> Model:
+    """Read a model as a worker does: on a device with the numbers of its files."""
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     weights = Weights(
-        checkpoint.tensors(dtype),
+        checkpoint.tensors(dtype) if device == "cpu" else checkpoint.for_device().levels(dtype),
         torch.device(device),
         dtype,
         Packing.of(kernels),

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker on a GPU keeps the numbers of its files, unless it is told to unpack them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from architectures import hugging_model
+from pretend_device import PretendDevice
+from quantized_directory import FORMS, LARGE, write_quantized
+from tiny_gguf import write_tiny_gguf
+from tiny_llama import write_tiny_llama
+from workers import Silent
+
+from pontil.gpu_ops.products.linear import Linear
+from pontil.gpu_ops.products.scaled_weights import ScaledLinear
+from pontil.runtime.config.worker_config import WorkerConfig
+from pontil.runtime.errors import ModelError
+from pontil.runtime.loaders.checkpoint import open_checkpoint
+from pontil.runtime.models.families.registry import build_model
+from pontil.runtime.models.model import Model
+from pontil.runtime.probe.weight_memory import weight_memory
+from pontil.runtime.worker.start.loading import for_its_device, quantization_of, read_weights
+
+
+@pytest.fixture(scope="module")
+def there() -> PretendDevice:
+    return PretendDevice()
+
+
+def read(there: PretendDevice, path: Path, quantization: str) -> tuple[Model, str]:
+    config = WorkerConfig(
+        name="decode:0", role="decode", device="cuda:0", cores=(0,), model=str(path), served_model_name="tiny",
+        control="", peer_endpoint="", quantization=quantization,
+    )  # fmt: skip
+    checkpoint = for_its_device(config, open_checkpoint(path))
+    config = replace(config, quantization=quantization_of(config, checkpoint, "bfloat16", None))
+    with there:
+        weights = read_weights(config, checkpoint, there.device, "bfloat16", None, Silent())
+        return build_model(checkpoint.config, weights), config.quantization
+
+
+def stored(model: Model) -> list[bool]:
+    return [isinstance(one, ScaledLinear) for one in model.linears]
+
+
+def test_a_directory_with_an_order_of_inputs(there: PretendDevice, tmp_path: Path) -> None:
+    """A CPU's kernels have none."""
+    write_quantized(hugging_model("llama", LARGE), tmp_path, *FORMS["gptq-order"])
+    model, chosen = read(there, tmp_path, "auto")
+    assert chosen == "gguf" and all(stored(model))
+    model, chosen = read(there, tmp_path, "none")
+    assert chosen == "none" and not any(stored(model))
+    with pytest.raises(ModelError, match="--quantization int8 needs a CPU's kernels"):
+        read(there, tmp_path, "int8")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_gguf_file_in_the_memory_that_a_plan_counts(there: PretendDevice, tmp_path: Path, tied: bool) -> None:
+    config = write_tiny_llama(tmp_path / "hf", hidden_size=256, intermediate_size=512, tie_word_embeddings=tied)
+    path = write_tiny_gguf(tmp_path / "x.gguf", tmp_path / "hf", config, kind=gguf.GGMLQuantizationType.Q4_0)
+    model, chosen = read(there, path, "auto")
+    assert chosen == "gguf" and all(stored(model))
+    (head,) = model.head
+    made = [one.on_device for one in model.linears if isinstance(one, Linear)]
+    taken = sum(part.nbytes for one in made for part in (one.numbers, one.scales) if part is not None)
+    embeddings = 2 * (1 if tied else 2) * config.vocab_size * config.hidden_size
+    said = weight_memory(path, model.config, "gguf", 2, on_host=False).held
+    assert isinstance(head, Linear) and head.on_device.numbers.dtype == torch.bfloat16
+    units = 8 * sum(one.outputs for one in made)
+    assert said == pytest.approx(taken + embeddings - units, rel=0.02)
