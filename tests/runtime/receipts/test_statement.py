@@ -73,7 +73,7 @@ def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(data[key], (*path, key))
 
 
-VALUES = [None, True, 1.0, -1, 1 << 70, "x", "0", [], {}, [[1]], float("nan"), "\ud800", "A" * 64]
+VALUES: list[Any] = [None, True, 1.0, -1, 1 << 70, "x", "0", [], {}, [[1]], float("nan"), "\ud800", "A" * 64]
 
 
 @settings(max_examples=examples(150, 2000), deadline=None)
