@@ -156,6 +156,8 @@ def test_a_budget_of_thinking_is_told_to_the_worker(sites: Sites, pair: Scripted
     answer = ask(pair, thinking=BUDGET)
     assert last_submit(pair).sampling["thinking_token_budget"] is None
     assert answer.status == 200 and "thinking" in answer.headers["x-pontil-ignored"]
+    huge = ask(sites.saying("qwen", "So."), thinking=THINKING | {"budget_tokens": 10**29}, max_tokens=10**30)
+    assert huge.status == 200 and huge.json["content"][0]["text"] == "So."
     answer = ask(pair, thinking=BUDGET, max_tokens=20)
     assert answer.status == 400 and answer.json["error"]["type"] == "invalid_request_error"
     assert "thinking.budget_tokens" in answer.json["error"]["message"]
