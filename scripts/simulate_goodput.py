@@ -12,6 +12,10 @@ and --first by the time to the first one.
 Prints a line of JSON for each ratio and limit: the highest rate, within a twentieth, what share kept both limits there,
 and the medians of both times. Virtual time: other work on this machine changes nothing, and equal seeds give equal
 figures. Ends with 1 after a violation.
+
+With --batch LINES each ratio is tried at --rate twice, without and with a batch of so many lines beside the requests: a
+line of JSON for each has the time to the first token, and how much of the idle seats' time the lines had. The batch has
+to have more lines than are answered meanwhile.
 """
 
 import argparse
@@ -21,8 +25,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from simulate import model_for
+
+if TYPE_CHECKING:
+    from engine_process import TinyModel
 
 
 def arguments() -> argparse.Namespace:
@@ -37,8 +45,33 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=float, default=0.1, metavar="MS", help="time to pull a block of KV")
     parser.add_argument("--share", type=float, default=0.9, help="share of the requests that keep the limit")
     parser.add_argument("--rate", type=float, default=1.0, help="the rate at which the search begins")
+    parser.add_argument("--batch", type=int, default=0, metavar="LINES", help="a batch beside the requests")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
+
+
+def beside_a_batch(given: argparse.Namespace, model: "TinyModel", ratio: str) -> list[str]:
+    """Print what requests get without and beside a batch; return what was violated."""
+    from batch_flood import FloodTimes, flooded
+    from seed_children import told_by_a_child
+
+    violations: list[str] = []
+    for lines in (0, given.batch):
+        work = partial(flooded, ratio, model, given.rate, given.requests, given.seed, lines)
+        found = FloodTimes(**told_by_a_child(work))
+        figures = {
+            "ratio": ratio,
+            "requests_per_second": given.rate,
+            "lines": lines,
+            "answered_once": found.once,
+            "first_ms": round(median(found.first) * 1e3),
+            "first_p99_ms": round(found.first_p99 * 1e3),
+            "between_ms": round(median(found.between) * 1e3, 1),
+            "idle_seats_used": round(found.used / max(1, found.idle), 4),
+        }
+        print(json.dumps(figures), flush=True)
+        violations += found.violations
+    return violations
 
 
 def main() -> int:
@@ -51,6 +84,9 @@ def main() -> int:
         from step_profile import StepProfile, highest_rate
 
         use(StepProfile.read(given.steps), given.block / 1e3)
+        if given.batch:
+            violations += [one for ratio in given.ratios for one in beside_a_batch(given, model, ratio)]
+            given.ratios = []
         first = given.first / 1e3
         for ratio in given.ratios:
             tried: dict[float, TrialTimes] = {}

@@ -93,6 +93,11 @@ class Keyring:
         """Return whether a key is needed at all."""
         return bool(self.callers)
 
+    def knows(self, caller: str) -> bool:
+        """Return whether this caller's requests are admitted: without keys, those of any."""
+        known_names = [name for name, _ in self.callers] + [ADMIN.name] * (self.admin is not None)
+        return not self.guards or caller in known_names
+
     def caller(self, key: bytes) -> Caller | None:
         """Return the key's owner, None for a wrong key. Every key is compared in constant time, so that the duration
         reveals nothing."""

@@ -25,20 +25,21 @@ MADE = (*BODY_ERRORS, 503)
 
 
 class BatchRoutes:
-    """The files and batches of one proxy. `handlers` answer their lines, by path; a line may have `most_line` bytes."""
+    """The files and batches of one proxy. `handlers` answer their lines, by path, while the server `knows` the caller;
+    a line may be as long as a body."""
 
     def __init__(
-        self, proxy: Proxy, handlers: Mapping[str, Handler], bodies: BodyReader, most_line: Callable[[], int]
+        self, proxy: Proxy, handlers: Mapping[str, Handler], bodies: BodyReader, knows: Callable[[str], bool]
     ) -> None:
         book = book_of(proxy.config)
         self.is_kept = book is not None
         # Without a usage log the routes are described, and refused before they look at it.
         self.reader = BookReader(book)  # type: ignore[arg-type]
-        runner = BatchRunner(proxy, self.reader, LineRoutes(handlers), most_line)
+        runner = BatchRunner(proxy, self.reader, LineRoutes(handlers, knows), bodies.most)
         if self.is_kept:
             proxy.tasks.add(runner.run)
         batches = Batches(proxy, self.reader, runner)
-        self.files = FilesRoutes(self.reader, most_line)
+        self.files = FilesRoutes(self.reader, bodies.most)
         self.batches = BatchesRoutes(batches, self.files, bodies)
         self.messages = MessageBatchesRoutes(batches, bodies)
 

@@ -3,7 +3,7 @@
 connection, without one."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -58,10 +58,10 @@ class LineAnswer:
 
 
 class LineRoutes:
-    """The handlers that lines may ask, by their paths."""
+    """The handlers that lines may ask, by their paths, while the server `knows` their caller."""
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        self.handlers = handlers
+    def __init__(self, handlers: Mapping[str, Handler], knows: Callable[[str], bool]) -> None:
+        self.handlers, self.knows = handlers, knows
 
     async def answer(self, path: str, body: bytes, ticket: Ticket) -> LineAnswer:
         request = cast(Request, LineRequest(path, body, ticket))

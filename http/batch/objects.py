@@ -5,7 +5,7 @@ import json
 from datetime import datetime, timezone
 from typing import Any
 
-from pontil.http.batch.outcome_lines import counted
+from pontil.http.batch.outcome_lines import NO_KEY_LEFT, WHY, counted
 from pontil.http.store.batch_book import (
     CANCELLED,
     CANCELLING,
@@ -13,6 +13,8 @@ from pontil.http.store.batch_book import (
     DONE,
     ERRORED,
     EXPIRED,
+    FAILED,
+    REVOKED,
     RUNNING,
     BatchProgress,
     BatchRow,
@@ -38,13 +40,15 @@ def file_object(file: FileRow, size: int) -> dict[str, Any]:
 
 def batch_object(batch: BatchRow, progress: BatchProgress) -> dict[str, Any]:
     """Return a batch in OpenAI's form. Its files are named once there is something in them."""
-    ended = {state: batch.ended if batch.state == state else None for state in (COMPLETED, CANCELLED, EXPIRED)}
+    states = (COMPLETED, CANCELLED, EXPIRED, FAILED)
+    ended = {state: batch.ended if batch.state == state else None for state in states}
+    error = {"code": WHY[REVOKED][0], "message": NO_KEY_LEFT, "param": None, "line": None}
     counts = progress.counts
     return {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
-        "errors": None,
+        "errors": {"object": "list", "data": [error]} if batch.state == FAILED else None,
         "input_file_id": batch.input,
         "completion_window": window_text(batch.window),
         "status": batch.state,
@@ -55,14 +59,14 @@ def batch_object(batch: BatchRow, progress: BatchProgress) -> dict[str, Any]:
         "expires_at": batch.expires,
         "finalizing_at": batch.ended,
         "completed_at": ended[COMPLETED],
-        "failed_at": None,
+        "failed_at": ended[FAILED],
         "expired_at": ended[EXPIRED],
         "cancelling_at": batch.cancelled,
         "cancelled_at": ended[CANCELLED],
         "request_counts": {
             "total": batch.lines,
             "completed": counted(counts, DONE),
-            "failed": counted(counts, ERRORED, EXPIRED),
+            "failed": counted(counts, ERRORED, EXPIRED, REVOKED),
         },
         "metadata": json.loads(batch.metadata),
     }
@@ -78,7 +82,7 @@ def message_batch_object(batch: BatchRow, progress: BatchProgress, url: str) -> 
         "request_counts": {
             "processing": max(0, batch.lines - progress.settled),
             "succeeded": counted(counts, DONE),
-            "errored": counted(counts, ERRORED),
+            "errored": counted(counts, ERRORED, REVOKED),
             "canceled": counted(counts, CANCELLED),
             "expired": counted(counts, EXPIRED),
         },

@@ -8,11 +8,12 @@ from typing import Any
 
 from pontil.http.anthropic.error_shape import is_of_messages, message_error
 from pontil.http.batch.input_lines import InputLine
-from pontil.http.store.batch_book import CANCELLED, DONE, ERRORED, ERRORS, EXPIRED, NOWHERE, OUTPUT, BatchRow
+from pontil.http.store.batch_book import CANCELLED, DONE, ERRORED, ERRORS, EXPIRED, NOWHERE, OUTPUT, REVOKED, BatchRow
 
+NO_KEY_LEFT = "The API key of this batch was revoked before all of its requests were executed."
 WHY = {
     EXPIRED: ("batch_expired", "This request could not be executed before the completion window expired."),
-    CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was executed."),
+    REVOKED: ("invalid_api_key", "The API key of this batch was revoked before this request was executed."),
 }
 
 
@@ -48,10 +49,7 @@ def refused(batch: BatchRow, line: InputLine) -> LineOutcome:
     """Return the outcome of a line that cannot be asked."""
     assert line.error is not None
     if is_of_messages(batch.endpoint):
-        error = json_bytes(message_error(line.error.message, 400, None))
-        return LineOutcome(
-            line.number, ERRORED, OUTPUT, message_line(line, b'{"type": "errored", "error": %b}' % error)
-        )
+        return errored_message(line, ERRORED, line.error.message, 400)
     error = json_bytes({"code": line.error.code, "message": line.error.message})
     return LineOutcome(line.number, ERRORED, ERRORS, openai_line(batch, line, b"null", error))
 
@@ -59,6 +57,8 @@ def refused(batch: BatchRow, line: InputLine) -> LineOutcome:
 def left_out(batch: BatchRow, line: InputLine, outcome: str) -> LineOutcome:
     """Return the outcome of a line that is not asked any more."""
     if is_of_messages(batch.endpoint):
+        if outcome == REVOKED:
+            return errored_message(line, outcome, WHY[outcome][1], 401)
         kind = {CANCELLED: b"canceled", EXPIRED: b"expired"}[outcome]
         return LineOutcome(line.number, outcome, OUTPUT, message_line(line, b'{"type": "%b"}' % kind))
     if outcome == CANCELLED:
@@ -67,6 +67,12 @@ def left_out(batch: BatchRow, line: InputLine, outcome: str) -> LineOutcome:
     return LineOutcome(
         line.number, outcome, ERRORS, openai_line(batch, line, b"null", json_bytes({"code": code, "message": message}))
     )
+
+
+def errored_message(line: InputLine, outcome: str, says: str, status: int) -> LineOutcome:
+    error = json_bytes(message_error(says, status, None))
+    result = b'{"type": "errored", "error": %b}' % error
+    return LineOutcome(line.number, outcome, OUTPUT, message_line(line, result))
 
 
 def message_line(line: InputLine, result: bytes) -> bytes:

@@ -15,7 +15,17 @@ from pontil.http.batch.line_room import LineRoom
 from pontil.http.batch.outcome_lines import answered, left_out, refused
 from pontil.http.batch.outcome_writer import OutcomeWriter
 from pontil.http.intake.caller_turns import CALLER
-from pontil.http.store.batch_book import CANCELLED, COMPLETED, ERRORS, EXPIRED, MESSAGES, OUTPUT, BatchRow
+from pontil.http.store.batch_book import (
+    CANCELLED,
+    COMPLETED,
+    ERRORS,
+    EXPIRED,
+    FAILED,
+    MESSAGES,
+    OUTPUT,
+    REVOKED,
+    BatchRow,
+)
 from pontil.http.store.outcome_files import OutcomeFiles
 from pontil.runtime.foundation.fair_share import BACKGROUND_PRIORITY
 from pontil.runtime.proxy.proxy import Proxy
@@ -31,6 +41,8 @@ MOST_TRIES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 # Seconds between two looks at whether what runs is still wanted.
 LOOK = 1.0
+# The state of a batch that has a line of such an outcome; the first of them counts.
+ENDS = {CANCELLED: CANCELLED, REVOKED: FAILED, EXPIRED: EXPIRED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +88,12 @@ class RunningBatch:
 
     @property
     def verdict(self) -> str | None:
-        """The outcome of lines that nobody waits for any more; None while they are wanted."""
+        """The outcome of lines that nobody waits for any more; None while they are wanted. Those that wait for a seat
+        run as others do, so that all of them end when their caller has no key any more."""
         if self.row.cancelled is not None:
             return CANCELLED
+        if not self.site.routes.knows(self.row.caller):
+            return REVOKED
         return EXPIRED if time.time() >= self.row.expires else None
 
     async def run(self, most_line: int) -> None:
@@ -123,7 +138,7 @@ class RunningBatch:
         """Note the end of a batch all of whose lines have an outcome."""
         book = self.site.reader.book
         counts = (await self.site.reader.run(partial(book.progress, self.row.id))).counts
-        state = next((outcome for outcome in (CANCELLED, EXPIRED) if counts.get(outcome)), COMPLETED)
+        state = next((state for outcome, state in ENDS.items() if counts.get(outcome)), COMPLETED)
         if self.row.cancelled is not None:
             state = CANCELLED
         await self.site.reader.run(partial(book.end, self.row, state, int(time.time())))

@@ -28,15 +28,16 @@ TIMES = (
     "cancelling_at",
     "cancelled_at",
 )
+BATCH_ERROR = closed({"code": TEXT, "message": TEXT, "param": nullable(TEXT), "line": nullable(COUNT)})
 BATCH = closed(
     {
         "id": TEXT,
         "object": constant("batch"),
         "endpoint": TEXT,
-        "errors": {"type": "null"},
+        "errors": nullable(closed({"object": constant("list"), "data": many(BATCH_ERROR)})),
         "input_file_id": TEXT,
         "completion_window": TEXT,
-        "status": {"enum": ["in_progress", "cancelling", "completed", "cancelled", "expired"]},
+        "status": {"enum": ["in_progress", "cancelling", "completed", "cancelled", "expired", "failed"]},
         "output_file_id": nullable(TEXT),
         "error_file_id": nullable(TEXT),
         "created_at": COUNT,

@@ -99,7 +99,9 @@ class SamplingFields:
             raise RequestError(says, param="min_tokens")
         seed = mint_seed() if self.seed is None else self.seed % (1 << SEED_BITS)
         grammar = None if self.structure is None else self.structure.grammar
-        return replace(self.params, max_tokens=max_tokens, seed=seed, grammar=grammar)
+        budget = self.params.thinking_token_budget
+        budget = None if budget is None else min(budget, max_tokens)
+        return replace(self.params, max_tokens=max_tokens, seed=seed, grammar=grammar, thinking_token_budget=budget)
 
 
 def mint_seed() -> int:

@@ -8,6 +8,7 @@ import { follow } from "./feed.js";
 import { bytes, count, duration, rate } from "./format.js";
 import { askKey } from "./keys.js";
 import { showMap } from "./map.js";
+import { showPrompts } from "./prompts.js";
 import { isRecorded, openRecording, readRecording } from "./recording.js";
 import { showRequests } from "./requests.js";
 import { spark } from "./spark.js";
@@ -30,6 +31,7 @@ function showSnapshot(snapshot) {
   showMap(snapshot);
   showChanges(snapshot.changes);
   showRequests(snapshot.requests);
+  showPrompts(snapshot.prompts);
   say(byId("footer"), `pontil ${proxy.version}. Figures are of the last three seconds, states of the last one.`);
 }
 

@@ -88,7 +88,7 @@ def endpoints(
         Endpoint("POST", "/v1/embeddings", vectors.embeddings, "Vectors of texts.", EMBEDDINGS, EMBEDDING,
                  errors=GENERATION_ERRORS),
         *rerank_endpoints(RerankRoutes(proxy, ranker, bodies)),
-        *BatchRoutes(proxy, lines, bodies, bodies.most).endpoints(),
+        *BatchRoutes(proxy, lines, bodies, intake.knows).endpoints(),
         *routes.sounds.endpoints(),
         *PrefixRoutes(routes).endpoints(),
         *token_endpoints(tokens),

@@ -109,7 +109,7 @@ def build_app(proxy: Proxy, embedding: Tokenizer | None = None, pairs: PairEncod
         }
     )
     bodies = proxy.config.in_flight_bodies
-    intake = Intake(None if bodies is None else Path(bodies))
+    intake = Intake(None if bodies is None else Path(bodies), lambda name: app.ctx.access.keyring.knows(name))
     app.register_listener(intake.close, "after_server_stop")
     answers = AnswerChecker()
     app.register_listener(answers.close, "after_server_stop")

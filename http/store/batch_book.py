@@ -27,9 +27,9 @@ DATABASE, LEASE = "batches.db", "runner"
 # The kinds of a batch's files.
 OUTPUT, ERRORS, NOWHERE = "output", "errors", ""
 # Outcomes of lines.
-DONE, ERRORED, CANCELLED, EXPIRED = "done", "errored", "cancelled", "expired"
+DONE, ERRORED, CANCELLED, EXPIRED, REVOKED = "done", "errored", "cancelled", "expired", "revoked"
 # States of batches.
-RUNNING, CANCELLING, COMPLETED = "in_progress", "cancelling", "completed"
+RUNNING, CANCELLING, COMPLETED, FAILED = "in_progress", "cancelling", "completed", "failed"
 UNFINISHED = (RUNNING, CANCELLING)
 OPENAI, MESSAGES = "openai", "messages"
 UPLOADED, MADE = "batch", "batch_output"

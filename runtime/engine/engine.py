@@ -73,6 +73,10 @@ class StepInFlight:
     asked: bool
     alone: bool = False
 
+    @property
+    def rows(self) -> int:
+        return sum(span.count for span in self.batch.spans)
+
     def waited(self) -> StepInFlight:
         """Wait until it is over. Its results stay to be accepted."""
         samples = self.launched.collect()
@@ -216,6 +220,8 @@ class Engine:
         end = self.scheduler.clock()
         if step.asked:
             self.scheduler.drafts.drafter.computed(step.batch, end - step.began)
+        if self.scheduler.queues.seats.background:
+            self.scheduler.background.computed(step.rows, step.began, end)
         self.begun = step.note_chunks(end)
         if samples:
             # Sequences may have waited for these tokens.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pontil.runtime.cache.layout import KVLayout
 from pontil.runtime.cache.pool import BlockPool
 from pontil.runtime.engine.answer_recompute import AnswerRecompute
+from pontil.runtime.engine.background_room import BackgroundRoom
 from pontil.runtime.engine.drafts.step_drafts import StepDrafts
 from pontil.runtime.engine.prefixes.block_shortage import BlockShortage
 from pontil.runtime.engine.prefixes.cache import PrefixCache, PrefixHit
@@ -57,6 +58,7 @@ class Scheduler:
         self.shortage: BlockShortage | None = None
         self.waiting, self.running, self.parked = self.queues.waiting, self.queues.running, self.queues.parked
         self.tier = TierLoads(self.prefix, self.memory, self.queues, self.start, clock)
+        self.background = BackgroundRoom(clock)
         self.preemptions = self.recomputed = 0
         self.stalled = self.held_up = False
 
@@ -96,7 +98,7 @@ class Scheduler:
         if self.drafts.most:
             spans = self.drafts.add(spans, self.memory)
         if len(spans) < len(self.running):
-            spans += self.chunks(self.budget.of_step(decodes=bool(spans)))
+            spans += self.chunks(self.budget.of_step(decodes=bool(spans)), spans)
         else:
             # No prompt is left that has had a turn.
             self.turns.levels.clear()
@@ -124,19 +126,34 @@ class Scheduler:
         """Yield one position for each sequence that decodes, in turn, so that no sequence with a span is preempted
         afterwards. A sequence that finds no block and none behind it to preempt waits for blocks that are
         promised or handed over."""
-        in_turn, rests = self.queues.running_in_turn(), self.background_rests
+        in_turn, has_background = self.queues.running_in_turn(), self.queues.seats.background > 0
+        others, room = 0, 0 if self.background_rests else None
         for sequence in in_turn:
-            if rests and sequence.standing.share.is_background:
+            is_background = has_background and sequence.standing.share.is_background
+            if is_background and room is None:
+                room = self.background_room(others)
+            if is_background and not room:
                 continue
             ready = sequence.state is SequenceState.RUNNING and sequence.decodes and sequence.is_ready
             if ready and (self.memory.own_next(sequence) or self.make_room(sequence, in_turn)):
+                others, room = (others, room - 1) if is_background and room is not None else (others + 1, room)
                 yield Span(sequence, sequence.computed, 1)
 
-    def chunks(self, budget: int) -> Iterator[Span]:
-        """Yield chunks of prompts, which take turns. A step draws at most one first token for each seat."""
+    def background_room(self, others: int) -> int:
+        """Return how many rows the background may have in a step beside so many of others."""
+        rows = self.background.rows(others, self.queues.seats.taken > 0)
+        return self.budget.whole + self.queues.max_num_seqs if rows is None else rows
+
+    def chunks(self, budget: int, spans: list[Span]) -> Iterator[Span]:
+        """Yield chunks of prompts, which take turns, beside these spans. A step draws at most one first token for each
+        seat."""
         open_prompts = self.open_prompts
         if self.background_rests:
             open_prompts = [prompt for prompt in open_prompts if not prompt.standing.share.is_background]
+        elif self.queues.seats.background:
+            # Only the background has prompts now.
+            own = sum(span.sequence.standing.share.is_background for span in spans)
+            budget = min(budget, max(0, self.background_room(len(spans) - own) - own))
         counts, first_tokens = self.turns.divide(open_prompts, budget), self.queues.max_num_seqs
         for sequence in open_prompts:
             count = counts.get(sequence, 0)

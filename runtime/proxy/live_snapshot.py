@@ -14,6 +14,8 @@ from pontil.runtime.proxy.requests.request import Request
 
 # Rows of requests that a snapshot has, the newest.
 SHOWN_REQUESTS = 30
+# Keys that sent prompts last.
+SHOWN_KEYS = 16
 # Pairs of workers between which KV moves, the busiest.
 SHOWN_FLOWS = 64
 # Seconds over which a rate is measured: workers tell their counters twice a second, so that a shorter time would jump.
@@ -74,6 +76,7 @@ class LiveSnapshot:
             "processes": processes,
             "flows": flows,
             "requests": [row.to_json() for row in self.proxy.timelines.rows(SHOWN_REQUESTS)],
+            "prompts": self.proxy.books.reuse.rows()[:SHOWN_KEYS],
             "changes": self.proxy.changes.rows(),
         }
         self.rates.sweep()

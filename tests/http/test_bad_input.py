@@ -162,6 +162,7 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "wobble", "text": "a"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{"role": "user", "content": "hi", "audio": {"id": 1}}]}, "messages[0].audio"),
     ({"max_token": 3}, "max_token"),
     ({"modalities": ["audio"]}, "modalities"),
@@ -224,6 +225,39 @@ def test_completions(pair: ScriptedSite, fields: dict[str, Any], param: str) -> 
 @pytest.mark.parametrize(("fields", "param"), CHAT_FIELDS, ids=lambda value: str(value)[:40])
 def test_chat(pair: ScriptedSite, fields: dict[str, Any], param: str) -> None:
     is_refused(pair.ask("POST", CHAT, MESSAGES | fields), 400, param)
+
+
+SYSTEMS = [{"role": "system", "content": "One."}, {"role": "system", "content": "Two."}, *MESSAGES["messages"]]
+RESULTS = [{"role": "user", "content": "One."}, {"role": "tool", "tool_call_id": "nobody's", "content": "Two."}]
+OUTPUTS = [*RESULTS[:1], {"type": "function_call_output", "call_id": "nobody's", "output": "Two."}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": SYSTEMS}),
+        (CHAT, {"messages": RESULTS}),
+        ("/v1/responses", {"input": SYSTEMS}),
+        ("/v1/responses", {"instructions": "One.", "input": SYSTEMS[1:]}),
+        ("/v1/responses", {"input": OUTPUTS}),
+        ("/v1/messages", {"system": "One.", "messages": SYSTEMS[1:], "max_tokens": 9}),
+        ("/v1/messages", {"system": [{"type": "text", "text": said} for said in ("One.", "Two.")], "max_tokens": 9}),
+        ("/api/chat", {"messages": SYSTEMS}),
+        ("/api/chat", {"messages": RESULTS}),
+    ],
+    ids=str,
+)
+def test_of_two_system_prompts_or_a_result_without_its_call_nothing_is_lost(
+    pair: ScriptedSite, path: str, fields: dict[str, Any]
+) -> None:
+    """Only Messages refuse a result without its call, as Anthropic does (anthropic/test_route.py)."""
+    submits = pair.workers[0].submits
+    while not submits.empty():
+        submits.get()
+    answer = pair.ask("POST", path, MESSAGES | {"stream": False} | fields if path != "/v1/responses" else fields)
+    assert answer.status == 200, answer.body
+    prompt = pair.tokenizer.decode(submits.get(timeout=DEADLINE).prompt, skip_special_tokens=False)
+    assert "One." in prompt and "Two." in prompt
 
 
 @pytest.mark.parametrize(

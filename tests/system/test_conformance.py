@@ -51,6 +51,7 @@ def without_type(answer: ApiAnswer) -> ApiAnswer:
         (text('"message_start"', '"message_begin"'), "messages", "a stream begins with message_start"),
         (text("partial_json", "text"), "messages", "a call that has to be made"),
         (text('"invalid_request_error"', '"error"'), "messages", "errors have Anthropic's shape"),
+        (status(400, 200), "messages", "max_tokens has to be above"),
         (text(r'"done": ?true', '"done":false'), "Ollama", "an answer is streamed"),
         (text("\n", "\n: keep-alive\n\n"), "Ollama", "an answer is streamed"),
         (text("eval_count", "count"), "Ollama", "an answer has model"),

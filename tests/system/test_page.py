@@ -137,6 +137,9 @@ def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served
     row = {"id": "a", "received_at": 1.0, "model": "m", "route": "/", "caller": "c", "state": "open", "finish": "f"}
     counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens", "attempts", "seconds"), 2)
     snapshot["requests"] = [row | counts | {"first_token_seconds": None, "workers": ["w", "v"]}]
+    reuse = {"prompts": 2, "prompt_tokens": 900, "cached_tokens": 450}
+    differs = {"token": 41, "of": 1200, "part": "system", "message": 0}
+    snapshot["prompts"] = [{"key": key, "difference": found} | reuse for key, found in (("k", differs), ("l", None))]
     body = f"data: {json.dumps(hostile(snapshot))}\n\n"
     context = browser.new_context()
     page, complaints = context.new_page(), list[str]()
@@ -148,6 +151,9 @@ def test_no_text_of_a_snapshot_becomes_markup(browser: "Browser", served: Served
     page.locator(".card h3", has_text=f"{HOSTILE} decode:0").wait_for(timeout=SOON)
     page.locator("#changes .told", has_text=f"{HOSTILE} a line").wait_for(timeout=SOON)
     page.locator("#request-rows .route", has_text=HOSTILE).wait_for(timeout=SOON)
+    first, second = page.locator("#prompt-rows tr").all_inner_texts()
+    assert first.split("\t") == [f"{HOSTILE} k", "2", "900", "50 %", f"token 41 of 1,200, {HOSTILE} system, message 0"]
+    assert second.split("\t")[-1] == ""
     assert not page.locator("main img, main script").count() and not complaints
     context.close()
 

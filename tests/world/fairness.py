@@ -139,7 +139,8 @@ def is_served(one: ClientTry, at: float | None) -> bool:
 
 
 class StarvedPrompts:
-    """The steps in which new prompts of one turn wait for it, and within how many they should have it."""
+    """The steps in which new prompts of one turn wait for it, and within how many they should have it. Those of the
+    background have what its part of a step leaves them."""
 
     def __init__(self) -> None:
         self.steps: dict[Sequence, int] = {}
@@ -148,7 +149,7 @@ class StarvedPrompts:
     def divided(self, turns: PromptTurns, prompts: list[Sequence], counts: dict[Sequence, int]) -> None:
         """Look at the division of one step."""
         first = min((one.standing.priority for one in prompts), default=0)
-        level = [one for one in prompts if one.standing.priority == first]
+        level = [one for one in prompts if one.standing.priority == first and not one.standing.share.is_background]
         begun = turns.levels[first].taken if level else {}
         waiting = [one for one in level if one not in begun and one not in counts and one.remaining <= QUERY_TILE]
         self.steps = {one: self.steps.get(one, 0) + 1 for one in waiting}

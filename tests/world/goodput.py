@@ -5,7 +5,8 @@ whose steps take as long as they were measured to take. Routing, queues and hand
 import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -131,21 +132,35 @@ class Trial:
         self.site.begin()
         until = world.time + WHOLE_WITHIN
         world.run(lambda: self.site.is_whole or world.time > until)
-        at = world.now() + 1.0
+        at = world.now() + self.before()
         for call in self.calls:
             world.at(at, call.begin)
             at += self.chance.expovariate(rate)
         world.run(lambda: not self.waiting or world.time > at + ENDS_WITHIN)
+        return self.times()
+
+    def before(self) -> float:
+        """Begin what is to run beside the requests; return the seconds to the first of them."""
+        return 1.0
+
+    def times(self) -> TrialTimes:
         whole = [call for call in self.calls if call.outcome == "done" and len(call.came) == ANSWER]
         first = [call.came[0] - call.began for call in whole]
-        return TrialTimes(len(self.calls), [call.between for call in whole], first, list(world.violations))
+        return TrialTimes(len(self.calls), [call.between for call in whole], first, list(self.world.violations))
 
 
 def served(ratio: str, model: TinyModel, rate: float, requests: int, seed: int) -> TrialTimes:
     """Run one trial."""
+    with quiet_folder() as folder:
+        return Trial(site_of(ratio), model, folder, requests, seed).run(rate)
+
+
+@contextmanager
+def quiet_folder() -> Iterator[Path]:
+    """A folder for a trial, of which nothing is logged."""
     logging.disable(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="pontil-goodput-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
-        return Trial(site_of(ratio), model, folder, requests, seed).run(rate)
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

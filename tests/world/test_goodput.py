@@ -48,3 +48,16 @@ def test_a_comparison_is_the_same_each_time() -> None:
     pair, mixed = [json.loads(line) for line in told[0].splitlines()]
     assert pair["requests_per_second"] > 0 and pair["share"] >= 0.9 and pair["between_ms"] <= 30
     assert (pair["ratio"], mixed["ratio"], mixed["limit_ms"]) == ("1:2", "0:3", 30.0)
+
+
+@pytest.mark.long
+def test_a_batch_of_5000_lines_costs_those_who_wait_nothing_and_uses_what_is_idle() -> None:
+    """Where each row of a step costs, as on CPUs: the time to the first token at the 99th percentile, and the seats."""
+    steps = "1=14.4,8=14.8,32=53.3,256=284.2"
+    command = [sys.executable, "scripts/simulate_goodput.py", "--steps", steps, "--ratios", "0:2", "--seed", "3"]
+    command += ["--rate", "1.5", "--requests", "240", "--batch", "5000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    assert not done.returncode, done.stdout + done.stderr
+    alone, beside = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (alone["answered_once"], beside["answered_once"]) == (0, 5000)
+    assert beside["first_p99_ms"] <= 1.05 * alone["first_p99_ms"] and beside["idle_seats_used"] >= 0.95

@@ -140,7 +140,15 @@ def stopped(api: Api) -> None:
 
 @messages("errors have Anthropic's shape")
 def wrong(api: Api) -> None:
-    answer = ask(api, messages=[{"role": "user", "content": [{"type": "no-such-block"}]}])
+    check_refused(ask(api, messages=[{"role": "user", "content": [{"type": "no-such-block"}]}]))
+
+
+@messages("max_tokens has to be above the budget of thinking")
+def budget(api: Api) -> None:
+    check_refused(ask(api, max_tokens=1024, temperature=1, thinking={"type": "enabled", "budget_tokens": 1024}))
+
+
+def check_refused(answer: ApiAnswer) -> None:
     expect(answer.status in (400, 422), f"expected status 400, not {answer.shown}")
     error = answer.json()
     expect(error.get("type") == "error" and error["error"]["type"] == "invalid_request_error", f"error {answer.shown}")

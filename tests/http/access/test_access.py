@@ -340,6 +340,8 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
         ring.caller(key.encode())
         assert compared == [digest(ALICE), digest(BOB), digest(ADMIN)]
     assert ALICE not in str(ring) and digest(ALICE) not in str(ring)
+    assert [ring.knows(name) for name in ("a", "b", "admin", "c", "-")] == [True, True, True, False, False]
+    assert not Keyring(ring.callers).knows("admin") and Keyring().knows("c"), "without keys all are admitted"
 
 
 def test_the_row_and_the_line_say_whose_key_it_was(shut: ScriptedSite, caplog: pytest.LogCaptureFixture) -> None:

@@ -156,6 +156,8 @@ def test_a_budget_of_thinking_is_told_to_the_worker(sites: Sites, pair: Scripted
     answer = ask(pair, thinking=BUDGET)
     assert last_submit(pair).sampling["thinking_token_budget"] is None
     assert answer.status == 200 and "thinking" in answer.headers["x-pontil-ignored"]
+    huge = ask(sites.saying("qwen", "So."), thinking=THINKING | {"budget_tokens": 10**29}, max_tokens=10**30)
+    assert huge.status == 200 and huge.json["content"][0]["text"] == "So."
     answer = ask(pair, thinking=BUDGET, max_tokens=20)
     assert answer.status == 400 and answer.json["error"]["type"] == "invalid_request_error"
     assert "thinking.budget_tokens" in answer.json["error"]["message"]
@@ -217,6 +219,7 @@ def test_the_names_of_anthropics_models_mean_the_one_that_is_here(pair: Scripted
     ("fields", "says"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "wobble"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "developer", "content": "x"}], "system": "y"}, "messages[0].role"),
         ({"messages": [{"role": "system", "content": "x"}], "system": "y"}, "messages"),

@@ -50,10 +50,11 @@ def test_what_is_wrong_with_a_line_is_said_of_it_alone(kept: ScriptedSite) -> No
         line("bare") | {"body": 3},
         line("streams", stream=True),
         line("wrong", temperature=9),
+        line("block", [{"type": "wobble"}]),
         line("last"),
     ]
     over = ended(kept, begun(kept, lines))
-    assert over["status"] == "completed" and over["request_counts"] == {"total": 10, "completed": 2, "failed": 8}
+    assert over["status"] == "completed" and over["request_counts"] == {"total": 11, "completed": 2, "failed": 9}
     assert set(told(kept, over["output_file_id"])) == {"good", "last"}
     answer = kept.ask("GET", f"/v1/files/{over['error_file_id']}/content")
     errors = [json.loads(one) for one in answer.body.splitlines()]
@@ -68,9 +69,11 @@ def test_what_is_wrong_with_a_line_is_said_of_it_alone(kept: ScriptedSite) -> No
             "invalid_body",
             "invalid_body",
             "400",
+            "400",
         ]
     )
     assert "line 2 is no JSON object" in str(errors) and "temperature must be" in str(errors)
+    assert "messages[0].content[0].type must be" in str(errors)
 
 
 @pytest.mark.parametrize(
@@ -141,19 +144,32 @@ def test_messages_have_batches_of_their_own(kept: ScriptedSite) -> None:
             "params": {"model": MODEL, "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]} | fields,
         }
 
-    asked = {"requests": [message("a"), message("b", temperature=7)]}
+    result = {"type": "tool_result", "tool_use_id": "nobody's", "content": "7"}
+    unlike = [
+        message(name, messages=[{"role": "user", "content": [one]}])
+        for name, one in (("c", {"type": "wobble"}), ("d", result))
+    ]
+    asked = {"requests": [message("a"), message("b", temperature=7), *unlike]}
     batch = kept.ask("POST", "/v1/messages/batches", asked).json
     validate(batch, schema.MESSAGE_BATCH)
     path = f"/v1/messages/batches/{batch['id']}"
     eventually(lambda: kept.ask("GET", path).json["processing_status"] == "ended", "its end")
     over = kept.ask("GET", path).json
-    assert over["request_counts"] == {"processing": 0, "succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
+    assert over["request_counts"] == {"processing": 0, "succeeded": 1, "errored": 3, "canceled": 0, "expired": 0}
     assert over["results_url"].endswith(f"{path}/results")
     results = {
         one["custom_id"]: one["result"] for one in map(json.loads, kept.ask("GET", f"{path}/results").body.splitlines())
     }
     assert results["a"]["type"] == "succeeded" and results["a"]["message"]["content"][0]["text"] == "Hello 😀 world"
-    assert results["b"]["error"]["error"]["type"] == "invalid_request_error"
+    says = {"b": "temperature", "c": "'wobble'", "d": "tool_use_id"}
+    for name, told_of in says.items():
+        error = results[name]["error"]
+        assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+        assert told_of in error["error"]["message"]
+    for wrong in ("no object", {"custom_id": "a", "params": "no object"}, {"params": {}}):
+        answer = kept.ask("POST", "/v1/messages/batches", {"requests": [message("a"), wrong]})
+        assert answer.status == 400 and answer.json["type"] == "error"
+        assert answer.json["error"]["message"].startswith("requests[1]")
     listed = kept.ask("GET", "/v1/messages/batches").json
     validate(listed, schema.MESSAGE_BATCHES)
     assert [one["id"] for one in listed["data"]] == [batch["id"]]

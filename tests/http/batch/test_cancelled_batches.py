@@ -75,7 +75,7 @@ class QuietSite:
         self.registry = SimpleNamespace(groups=groups, generating=groups["tiny"])
         self.metrics = SimpleNamespace(threads=self)
         self.books, self.faults = self, list[BaseException]()
-        routes = LineRoutes({CHAT: partial(handler, self)})
+        routes = LineRoutes({CHAT: partial(handler, self)}, lambda caller: True)
         self.runner = BatchRunner(cast(Proxy, self), BookReader(book), routes, lambda: 1 << 16)
 
     # The parts of its threads' failures, and of its bookkeeper.

@@ -50,6 +50,7 @@ def test_every_option_arrives() -> None:
     read = read_chat({"messages": MESSAGES, "logprobs": True, "top_logprobs": 4} | BOTH, VOCABULARY).sampling
     assert read.fitted(read.max_tokens or 0) == EXPECTED
     assert chat(thinking_token_budget=0).thinking_token_budget == 0
+    assert chat(thinking_token_budget=10**30).thinking_token_budget == 20, "no worker reads such a number"
     EXPECTED.check(VOCABULARY)
 
 

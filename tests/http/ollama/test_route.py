@@ -237,6 +237,7 @@ def test_embeddings_are_refused_without_their_model(pair: ScriptedSite) -> None:
     [
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images are taken by"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "maximum context length"),
+        ({"messages": [{"role": "user", "content": [{"type": "wobble"}]}]}, "messages[0].content[0].type"),
         ({"options": {"temperature": 9}}, "options.temperature must be"),
         ({"options": {"mirostat": 2}}, "options.mirostat is not supported"),
         ({"format": {"type": "nothing"}}, "format"),

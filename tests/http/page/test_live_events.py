@@ -91,6 +91,9 @@ def test_a_snapshot_has_processes_requests_and_sums(pair: ScriptedSite, viewer: 
     assert figures["running"] == 0 and figures["kv_used"] == 0 and figures["seats"] > 0
     row = shown["requests"][0]
     assert row["route"] == "/v1/chat/completions" and row["state"] == "complete" and row["completion_tokens"] > 0
+    again = viewer.until(lambda told: told["prompts"] and told["prompts"][0]["prompt_tokens"] > 0)
+    (prompts,) = again["prompts"]
+    assert prompts["key"] == "-" and prompts["prompts"] >= 1 and prompts["cached_tokens"] <= prompts["prompt_tokens"]
     assert set(shown["totals"]) == {
         "running", "waiting", "queued", "delivered_per_second", "prompt_tokens_per_second", "kv_bytes_per_second",
     }  # fmt: skip

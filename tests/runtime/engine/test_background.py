@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The background has idle seats, gives them back between two steps, and rests while a prompt of others is computed."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 from effort import examples
 from seat_world import SeatWorld
 
+from pontil.runtime.engine.background_room import LATELY, BackgroundRoom
+from pontil.runtime.engine.sequences.batch import Batch
 from pontil.runtime.engine.sequences.sequence import Sequence
 from pontil.runtime.foundation.fair_share import BACKGROUND, BACKGROUND_PRIORITY
 
@@ -68,6 +71,57 @@ def test_a_step_with_a_prompt_of_others_has_nothing_of_it() -> None:
     assert {name: len(world.said[name]) for name in said} == said
     assert next(one for one in world.queues.running if one.id == "long").computed == computed
     world.drain(1000)
+
+
+def measured(seconds_of: Callable[[int], float]) -> tuple[BackgroundRoom, list[float]]:
+    """A room that has seen steps of several numbers of rows, and the time of its clock."""
+    now = [0.0]
+    room = BackgroundRoom(lambda: now[0])
+    for rows in (1, 4, 16, 64) * 20:
+        began, now[0] = now[0], now[0] + seconds_of(rows)
+        room.computed(rows, began, now[0])
+    return room, now
+
+
+def test_a_step_is_little_longer_for_it() -> None:
+    """Whoever comes waits for its rest: rows that cost are few, and rows that cost nothing are all there."""
+    room, now = measured(lambda rows: 0.010 + 0.002 * rows)
+    assert room.rows(0, are_there=False) is None, "nobody else has come yet"
+    assert room.rows(0, are_there=True) == 6, "0.012 s more than a step of one row"
+    assert room.rows(5, are_there=True) == 5, "half of 0.020 s"
+    now[0] += LATELY - 1.0
+    assert room.rows(0, are_there=False) == 6
+    now[0] += 2.0
+    assert room.rows(0, are_there=False) is None
+    flat, _ = measured(lambda rows: 0.020 + 1e-6 * rows)
+    assert (flat.rows(0, are_there=True) or 1 << 20) > 10_000
+    steep, _ = measured(lambda rows: 0.010 * rows)
+    assert steep.rows(0, are_there=True) == 1, "it goes on in any case"
+
+
+def test_a_step_that_was_launched_before_the_last_one_was_over_counts_from_then() -> None:
+    room = BackgroundRoom(lambda: 0.0)
+    room.computed(4, began=0.0, ended=0.1)
+    room.computed(4, began=0.01, ended=0.2)
+    assert room.cost.seconds(4) == pytest.approx(0.1)
+
+
+def test_lines_have_so_many_rows_of_a_step_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SeatWorld(seats=8, budget=16)
+    monkeypatch.setattr(world.scheduler.background, "rows", lambda others, are_there: 3)
+    for number in range(12):
+        add_line(world, f"line{number}", 9, prompt=[number] * (5 + 5 * number))
+    world.add("client", "a", tokens=30)
+    most, schedule = [0], world.scheduler.schedule
+
+    def watched() -> Batch:
+        batch: Batch = schedule()
+        most.append(sum(span.count for span in batch.spans if span.sequence.standing.share.is_background))
+        return batch
+
+    monkeypatch.setattr(world.scheduler, "schedule", watched)
+    world.drain(2000)
+    assert max(most) == 3
 
 
 def test_others_get_its_blocks_and_it_gets_none_of_theirs() -> None:

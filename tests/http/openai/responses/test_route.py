@@ -316,6 +316,13 @@ def test_mistakes_have_openais_shape(kept: ScriptedSite) -> None:  # F3
     with pytest.raises(openai.BadRequestError) as caught:
         ask(kept, tool_choice={"type": "web_search"})
     assert caught.value.param == "tool_choice.type" and caught.value.code == "unsupported_parameter"
+    for wrong, param in (
+        ({"type": "wobble"}, "input[0].type"),
+        ({"role": "user", "content": [{"type": "wobble"}]}, "input[0].content[0].type"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="wobble") as caught:
+            ask(kept, input=[wrong])
+        assert caught.value.param == param and caught.value.code == "unsupported_parameter"
     with pytest.raises(openai.BadRequestError) as caught:
         ask(kept, input="x" * 5000)
     assert caught.value.param == "input" and caught.value.code == "context_length_exceeded"
